@@ -1,0 +1,158 @@
+"""Generates the CustomResourceDefinition from the pydantic models.
+
+pydantic's JSON schema is not a structural schema: references, titles, null branches and
+`additionalProperties: false` must go, and the Kubernetes extensions must come in.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ddp_operator.api.base import API_GROUP, API_VERSION_NAME, KIND, PLURAL
+from ddp_operator.api.rules import NAME_RULE_CEL, NAME_RULE_MESSAGE, SPEC_RULES
+from ddp_operator.api.spec import DDPJobSpec
+from ddp_operator.api.status import DDPJobStatus
+
+Schema = dict[str, Any]
+
+_DROPPED = {"title", "$defs", "additionalProperties"}
+
+
+def structural(model: type[DDPJobSpec | DDPJobStatus]) -> Schema:
+    """The structural OpenAPI v3 schema of a model."""
+    schema = model.model_json_schema(by_alias=True, mode="validation")
+    return _convert(schema, schema.get("$defs", {}))
+
+
+def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
+    if "$ref" in node:
+        target = definitions[node["$ref"].rsplit("/", 1)[1]]
+        siblings = {k: v for k, v in node.items() if k != "$ref"}
+        node = {**target, **siblings}
+    if "anyOf" in node:
+        node = _without_alternatives(node, definitions)
+    out = {k: v for k, v in node.items() if k not in _DROPPED}
+    if out.get("default", ...) is None:
+        del out["default"]
+    if out.get("x-kubernetes-preserve-unknown-fields"):
+        return {k: v for k, v in out.items() if k != "default"} | {"type": "object"}
+    if "properties" in out:
+        out["properties"] = {k: _convert(v, definitions) for k, v in out["properties"].items()}
+    values = node.get("additionalProperties")
+    if isinstance(values, dict):
+        out["additionalProperties"] = _convert(values, definitions)
+    if "items" in out:
+        out["items"] = _convert(out["items"], definitions)
+    return out
+
+
+def _without_alternatives(node: Schema, definitions: dict[str, Schema]) -> Schema:
+    """Resolve `anyOf`: a null branch means optional, int or str means int-or-string."""
+    branches = [b for b in node["anyOf"] if b.get("type") != "null"]
+    rest = {k: v for k, v in node.items() if k != "anyOf"}
+    if rest.get("x-kubernetes-int-or-string"):
+        return {**rest, "anyOf": [{"type": "integer"}, {"type": "string"}]}
+    if len(branches) != 1:
+        raise ValueError(f"no structural schema for {node}")
+    return _convert({**branches[0], **rest}, definitions)
+
+
+def _column(name: str, path: str, kind: str, text: str, *, wide: bool = False) -> Schema:
+    column: Schema = {"name": name, "type": kind, "jsonPath": path, "description": text}
+    return {**column, "priority": 1} if wide else column
+
+
+def _summary(field: str) -> str:
+    return f'.status.conditions[?(@.type=="Succeeded")].{field}'
+
+
+COLUMNS: tuple[Schema, ...] = (
+    _column("Status", _summary("reason"), "string", "What the job is doing."),
+    _column("Ready", ".status.ready", "string", "Pods that train, of pods wanted."),
+    _column("Attempt", ".status.attempt", "integer", "Incarnation of the gang."),
+    _column("Progress", ".status.progress.summary", "string", "Updates done, of all."),
+    _column("Loss", ".status.progress.loss", "string", "Training loss."),
+    _column("Age", ".metadata.creationTimestamp", "date", "Time since creation."),
+    _column(
+        "Throughput",
+        ".status.progress.samplesPerSecond",
+        "integer",
+        "Samples per second of the whole job.",
+        wide=True,
+    ),
+    _column("ETA", ".status.progress.etaSeconds", "integer", "Seconds to the end.", wide=True),
+    _column(
+        "Checkpoint", ".status.lastCheckpoint.step", "integer", "Newest saved update.", wide=True
+    ),
+    _column("Message", _summary("message"), "string", "Why the status is what it is.", wide=True),
+)
+
+
+def build_crd() -> dict[str, Any]:
+    """The CustomResourceDefinition of DDPJob."""
+    spec = structural(DDPJobSpec)
+    spec["x-kubernetes-validations"] = [
+        {"rule": rule.cel, "message": rule.message} for rule in SPEC_RULES
+    ]
+    schema = {
+        "type": "object",
+        "description": "A multi-node PyTorch DDP training run.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": spec,
+            "status": structural(DDPJobStatus),
+        },
+        "x-kubernetes-validations": [{"rule": NAME_RULE_CEL, "message": NAME_RULE_MESSAGE}],
+    }
+    version = {
+        "name": API_VERSION_NAME,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": schema},
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.nodes",
+                "statusReplicasPath": ".status.replicas",
+                "labelSelectorPath": ".status.selector",
+            },
+        },
+        "additionalPrinterColumns": list(COLUMNS),
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{API_GROUP}"},
+        "spec": {
+            "group": API_GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": KIND.lower(),
+                "shortNames": ["ddpj"],
+                "categories": ["training"],
+            },
+            "versions": [version],
+        },
+    }
+
+
+def to_yaml(document: dict[str, Any]) -> str:
+    """The document as YAML in a stable order."""
+    return yaml.safe_dump(document, sort_keys=False, width=100, allow_unicode=True)
+
+
+def main() -> None:
+    """Write the CRD to the file named on the command line."""
+    Path(sys.argv[1]).write_text(to_yaml(build_crd()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""`DDPJob.status`: everything the operator knows about a run."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from ddp_operator.api.base import StatusModel
+
+Short = Annotated[str, StringConstraints(max_length=1024)]
+Long = Annotated[str, StringConstraints(max_length=32768)]
+
+
+class ConditionType(StrEnum):
+    """The conditions of a DDPJob."""
+
+    SUCCEEDED = "Succeeded"
+    """Summary: Unknown while active, True when completed, False when failed."""
+    PODS_READY = "PodsReady"
+    """Every pod's agent reports that its ranks train."""
+    RENDEZVOUSED = "Rendezvoused"
+    """In the current attempt all ranks have been in one process group."""
+    CHECKPOINTED = "Checkpointed"
+    """A whole checkpoint has been committed."""
+    SUSPENDED = "Suspended"
+    """The run is stopped by spec.suspend and its pods are gone."""
+
+
+class ConditionStatus(StrEnum):
+    """Value of a condition."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(StatusModel):
+    """One observation about the job, as metav1.Condition."""
+
+    type: ConditionType
+    """What is observed."""
+    status: ConditionStatus
+    """Whether it holds."""
+    reason: Annotated[
+        str, StringConstraints(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=256)
+    ]
+    """Why, in one CamelCase word."""
+    message: Long = ""
+    """Why, in a sentence."""
+    last_transition_time: datetime
+    """When the status last changed."""
+    observed_generation: int | None = None
+    """The generation of the spec that this speaks of."""
+
+
+class ProgressStatus(StatusModel):
+    """How far the run is."""
+
+    summary: Short = ""
+    """For people: 60/120 (50%)."""
+    step: int = 0
+    """Updates done."""
+    total_steps: int | None = None
+    """Updates in all."""
+    epoch: int | None = None
+    """Current pass over the data, from 0."""
+    loss: Short | None = None
+    """Training loss, as a decimal number."""
+    samples_per_second: int | None = None
+    """Throughput of the whole job."""
+    eta_seconds: int | None = None
+    """Estimated seconds until the end."""
+    metrics: Annotated[dict[str, Short], Field(max_length=32)] | None = None
+    """Newest evaluation by name, as decimal numbers."""
+    time: datetime | None = None
+    """When this was reported."""
+
+
+class CheckpointStatus(StatusModel):
+    """The newest committed checkpoint."""
+
+    step: int
+    """Updates done in it."""
+    path: Short
+    """Its directory, as the pods see it."""
+    time: datetime
+    """When it was committed."""
+
+
+class FailureStatus(StatusModel):
+    """Why an attempt ended."""
+
+    attempt: int
+    """The attempt that it ended."""
+    reason: Short
+    """Class of the cause: RankFailed, OOMKilled, PodLost, PodFailed, BadInput."""
+    pod: Short | None = None
+    """The pod."""
+    node: Short | None = None
+    """The Kubernetes node that it ran on."""
+    rank: int | None = None
+    """The global rank that fell first."""
+    exit_code: int | None = None
+    """Its exit code."""
+    signal: Short | None = None
+    """The signal that ended it."""
+    message: Long = ""
+    """The cause in a sentence."""
+    traceback: Long | None = None
+    """Tail of the traceback."""
+    time: datetime
+    """When it happened."""
+
+
+class DDPJobStatus(StatusModel):
+    """What has been observed of the job."""
+
+    observed_generation: int | None = None
+    """Generation of the spec that this status speaks of."""
+    attempt: int = 0
+    """Number of the current incarnation of the gang, from 1."""
+    attempt_start_time: datetime | None = None
+    """When the current attempt was decided."""
+    attempt_spec_hash: Short | None = None
+    """Hash of the part of the spec that the current attempt's pods are made of."""
+    restarts: int = 0
+    """Failed attempts that counted against spec.maxRestarts."""
+    start_time: datetime | None = None
+    """When the operator took the job up, or resumed it."""
+    completion_time: datetime | None = None
+    """When the job completed or failed."""
+    ready: Short | None = None
+    """Pods that train, of pods wanted: 2/2."""
+    replicas: int = 0
+    """Pods that exist, for the scale subresource."""
+    selector: Short | None = None
+    """Label selector of the pods, for the scale subresource."""
+    progress: ProgressStatus | None = None
+    """How far the run is."""
+    resumed_from_step: int | None = None
+    """Update of the checkpoint that the current attempt started from."""
+    last_checkpoint: CheckpointStatus | None = None
+    """The newest committed checkpoint."""
+    last_failure: FailureStatus | None = None
+    """Why the last failed attempt ended."""
+    conditions: Annotated[
+        list[Condition],
+        Field(
+            max_length=16,
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["type"],
+            },
+        ),
+    ] = Field(default_factory=list)
+    """Observations by type."""
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """The condition of a type, or None when it has not been set."""
+        return next((c for c in self.conditions if c.type == kind), None)
+
+    def is_true(self, kind: ConditionType) -> bool:
+        """Whether a condition is set and True."""
+        found = self.condition(kind)
+        return found is not None and found.status is ConditionStatus.TRUE

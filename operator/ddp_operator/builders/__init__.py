@@ -1,0 +1,1 @@
+"""Pure functions from a job to the manifests of its children."""

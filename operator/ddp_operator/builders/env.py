@@ -1,0 +1,64 @@
+"""Environment of the worker container."""
+
+import json
+from typing import Any
+
+from ddp_agent.contract import AGENT_PORT, CHECKPOINT_MOUNT, RENDEZVOUS_PORT_BASE, Env
+from ddp_operator.api.job import DDPJob
+from ddp_operator.builders import names
+
+
+def checkpoint_path(job: DDPJob) -> str:
+    """Directory of the run within its claim: stated, or one that no other job has."""
+    stated = job.spec.checkpoint.path if job.spec.checkpoint else None
+    return stated or f"{job.metadata.name}-{job.metadata.uid}"
+
+
+def build_env(job: DDPJob, index: int) -> list[dict[str, Any]]:
+    """Variables of the contract, then the network's, then the user's, which win by coming last."""
+    variables = _contract(job, index) | _workload(job) | _network(job)
+    stated = [e.model_dump(by_alias=True, exclude_none=True) for e in job.spec.env or []]
+    return [{"name": name, "value": value} for name, value in variables.items()] + stated
+
+
+def _contract(job: DDPJob, index: int) -> dict[str, str]:
+    return {
+        Env.JOB_NAME: job.metadata.name,
+        Env.JOB_NAMESPACE: job.metadata.namespace,
+        Env.JOB_UID: job.metadata.uid,
+        Env.NODE_INDEX: str(index),
+        Env.NODES: str(job.spec.nodes),
+        Env.PROCS_PER_NODE: str(job.spec.ranks_per_node),
+        Env.RENDEZVOUS_HOST: names.pod_address(job, 0),
+        Env.RENDEZVOUS_PORT_BASE: str(RENDEZVOUS_PORT_BASE),
+        Env.POD_ADDRESS: names.pod_address(job, index),
+        Env.AGENT_PORT: str(AGENT_PORT),
+    }
+
+
+def _workload(job: DDPJob) -> dict[str, str]:
+    spec = job.spec
+    out: dict[Env, str] = {}
+    if spec.command is not None:
+        out[Env.COMMAND] = json.dumps([*spec.command, *(spec.args or [])])
+    if spec.task is not None:
+        out[Env.TASK] = spec.task
+        out[Env.CONFIG] = json.dumps(spec.config or {}, separators=(",", ":"))
+    if spec.checkpoint is not None:
+        out[Env.CHECKPOINT_DIR] = f"{CHECKPOINT_MOUNT}/{checkpoint_path(job)}"
+        out[Env.CHECKPOINT_KEEP] = str(spec.checkpoint.keep)
+        if spec.checkpoint.every_steps is not None:
+            out[Env.CHECKPOINT_EVERY_STEPS] = str(spec.checkpoint.every_steps)
+        if spec.checkpoint.every_seconds is not None:
+            out[Env.CHECKPOINT_EVERY_SECONDS] = str(spec.checkpoint.every_seconds)
+    return {str(k): v for k, v in out.items()}
+
+
+def _network(job: DDPJob) -> dict[str, str]:
+    network = job.spec.network
+    out: dict[str, str] = {}
+    if network is not None and network.interface is not None:
+        out |= {"NCCL_SOCKET_IFNAME": network.interface, "GLOO_SOCKET_IFNAME": network.interface}
+    if network is not None and network.nccl_debug is not None:
+        out["NCCL_DEBUG"] = network.nccl_debug.value.upper()
+    return out

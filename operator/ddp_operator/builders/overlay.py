@@ -1,0 +1,29 @@
+"""Lays a part of a pod over a generated one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def lay_over(base: Any, overlay: Any) -> Any:
+    """Merge JSON documents: objects by key, named lists by name, other values replace."""
+    if isinstance(base, Mapping) and isinstance(overlay, Mapping):
+        merged = {k: lay_over(base[k], v) if k in base else v for k, v in overlay.items()}
+        return {**base, **merged}
+    if _named(base) and _named(overlay):
+        return _merge_named(base, overlay)
+    return overlay
+
+
+def _named(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(item, Mapping) and "name" in item for item in value)
+    )
+
+
+def _merge_named(base: list[dict[str, Any]], overlay: list[dict[str, Any]]) -> list[Any]:
+    by_name = {item["name"]: item for item in base}
+    for item in overlay:
+        by_name[item["name"]] = lay_over(by_name.get(item["name"], {}), item)
+    return list(by_name.values())

@@ -1,0 +1,155 @@
+"""The worker pod."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_agent import contract
+from ddp_operator.api.job import DDPJob
+from ddp_operator.builders import names
+from ddp_operator.builders.env import build_env
+from ddp_operator.builders.overlay import lay_over
+
+GPU_RESOURCE = "nvidia.com/gpu"
+_USER = 1000
+_GRACE_SECONDS = 60
+"""Between SIGTERM and SIGKILL: time to save."""
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What the installation decides for jobs that do not say."""
+
+    image: str
+    image_pull_policy: str = "IfNotPresent"
+
+
+def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict[str, Any]:
+    """The pod of node `index`, which begins with `attempt`. Fits Restricted Pod Security."""
+    pod: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": names.pod_name(job, index),
+            "namespace": job.metadata.namespace,
+            "labels": {**names.labels(job), contract.LABEL_NODE_INDEX: str(index)},
+            "annotations": {
+                contract.ANNOTATION_ATTEMPT: str(attempt),
+                contract.ANNOTATION_SPEC_HASH: job.spec_hash,
+            },
+            "ownerReferences": [names.owner_reference(job)],
+        },
+        "spec": _pod_spec(job, index, defaults),
+    }
+    template = job.spec.pod_template
+    if template is None:
+        return pod
+    overlay = template.model_dump(by_alias=True, exclude_none=True)
+    merged: dict[str, Any] = lay_over(pod, overlay)
+    # Ours win: without them the operator would not know its own pod again.
+    merged["metadata"]["labels"] |= pod["metadata"]["labels"]
+    merged["metadata"]["annotations"] |= pod["metadata"]["annotations"]
+    return merged
+
+
+def _pod_spec(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
+    spec = job.spec
+    out: dict[str, Any] = {
+        "hostname": names.pod_name(job, index),
+        "subdomain": names.service_name(job),
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": _GRACE_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": names.pod_selector(job)},
+            }
+        ],
+        "containers": [_container(job, index, defaults)],
+        "volumes": _volumes(job),
+        "nodeSelector": spec.node_selector,
+        "tolerations": spec.tolerations,
+        "priorityClassName": spec.priority_class_name,
+        "imagePullSecrets": [{"name": name} for name in spec.image_pull_secrets or []],
+    }
+    return {key: value for key, value in out.items() if value is not None and value != []}
+
+
+def _container(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
+    spec = job.spec
+    policy = spec.image_pull_policy
+    return {
+        "name": contract.WORKER_CONTAINER,
+        "image": spec.image or defaults.image,
+        "imagePullPolicy": policy.value if policy else defaults.image_pull_policy,
+        "command": ["python3", "-m", "ddp_agent"],
+        "env": build_env(job, index),
+        "ports": [{"name": "agent", "containerPort": contract.AGENT_PORT}],
+        "resources": _resources(job),
+        "volumeMounts": _mounts(job),
+        # The probe period bounds how late a lost rank is noticed through the API server.
+        "readinessProbe": {
+            "httpGet": {"path": "/readyz", "port": "agent"},
+            "periodSeconds": 1,
+            "timeoutSeconds": 2,
+            "failureThreshold": 1,
+        },
+        "livenessProbe": {
+            "httpGet": {"path": "/healthz", "port": "agent"},
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+            "failureThreshold": 6,
+        },
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+
+
+def _resources(job: DDPJob) -> dict[str, Any]:
+    stated = job.spec.resources
+    out = stated.model_dump(by_alias=True, exclude_none=True) if stated else {}
+    if job.spec.gpus_per_node:
+        out["limits"] = {**out.get("limits", {}), GPU_RESOURCE: job.spec.gpus_per_node}
+    return out
+
+
+def _volumes(job: DDPJob) -> list[dict[str, Any]]:
+    attempt = f"metadata.annotations['{contract.ANNOTATION_ATTEMPT}']"
+    follow = [{"path": contract.ATTEMPT_FILE, "fieldRef": {"fieldPath": attempt}}]
+    volumes: list[dict[str, Any]] = [
+        {"name": "ddp-pod-info", "downwardAPI": {"items": follow}},
+        {"name": "ddp-tmp", "emptyDir": {}},
+        # The default of 64 MiB starves data loaders and NCCL's shared memory transport.
+        {"name": "ddp-shm", "emptyDir": {"medium": "Memory"}},
+    ]
+    if job.spec.checkpoint is not None:
+        claim = {"claimName": job.spec.checkpoint.claim_name}
+        volumes.append({"name": "ddp-checkpoint", "persistentVolumeClaim": claim})
+    stated = job.spec.volumes or []
+    return volumes + [v.model_dump(by_alias=True, exclude_none=True) for v in stated]
+
+
+def _mounts(job: DDPJob) -> list[dict[str, Any]]:
+    mounts: list[dict[str, Any]] = [
+        {"name": "ddp-pod-info", "mountPath": contract.POD_INFO_DIR, "readOnly": True},
+        {"name": "ddp-tmp", "mountPath": "/tmp"},  # noqa: S108 (a path inside the container)
+        {"name": "ddp-shm", "mountPath": "/dev/shm"},  # noqa: S108 (likewise)
+    ]
+    if job.spec.checkpoint is not None:
+        mounts.append({"name": "ddp-checkpoint", "mountPath": contract.CHECKPOINT_MOUNT})
+    stated = job.spec.volume_mounts or []
+    return mounts + [m.model_dump(by_alias=True, exclude_none=True) for m in stated]

@@ -1,0 +1,30 @@
+"""The headless Service that gives every worker pod a DNS name."""
+
+from typing import Any
+
+from ddp_agent import contract
+from ddp_operator.api.job import DDPJob
+from ddp_operator.builders import names
+
+
+def build_service(job: DDPJob) -> dict[str, Any]:
+    """The Service of a job.
+
+    Addresses are published before pods are ready, because ranks must find each other to become so.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": names.service_name(job),
+            "namespace": job.metadata.namespace,
+            "labels": names.labels(job),
+            "ownerReferences": [names.owner_reference(job)],
+        },
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": names.pod_selector(job),
+            "ports": [{"name": "agent", "port": contract.AGENT_PORT}],
+        },
+    }

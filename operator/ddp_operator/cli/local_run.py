@@ -1,0 +1,142 @@
+"""`ddpjob run`: the operator's own controller over local processes, for one job."""
+
+import asyncio
+import signal
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from ddp_agent.contract import ExitCode
+from ddp_operator.api.job import parse_job
+from ddp_operator.api.status import ConditionType, DDPJobStatus
+from ddp_operator.builders.pod import Defaults
+from ddp_operator.cli.view import View, summary_lines
+from ddp_operator.cluster.base import Key, Manifest
+from ddp_operator.cluster.local import LocalCluster
+from ddp_operator.reconcile.life import is_finished
+from ddp_operator.reconcile.plan import Event
+from ddp_operator.runtime.cache import Cache
+from ddp_operator.runtime.controller import Controller
+from ddp_operator.runtime.queue import WorkQueue
+from ddp_operator.runtime.workers import Heart, work
+
+INTERRUPTED = 130
+"""Exit code of a run that Ctrl-C ended, by the shell's convention."""
+
+
+class LocalRun:
+    """One job on this machine, from start to end."""
+
+    def __init__(self, manifest: Manifest, home: Path, console: Console) -> None:
+        metadata = manifest["metadata"]
+        self._key: Key = (metadata["namespace"], metadata["name"])
+        # A stable uid: the same job run again finds its own checkpoints.
+        uid = str(uuid.uuid5(uuid.NAMESPACE_URL, "/".join(self._key)))
+        self._manifest = {**manifest, "metadata": {**metadata, "uid": uid}}
+        self._home, self._console = home, console
+        self._cache, self._queue = Cache(), WorkQueue[Key]()
+        self._view = View(metadata["name"], console)
+        self._finished = asyncio.Event()
+        self._interrupts = 0
+        self._status = DDPJobStatus()
+        self._cluster = LocalCluster(home, self._on_job, self._on_child, self._on_event)
+
+    async def run(self) -> int:
+        """Run the job. Returns the exit code of the command."""
+        self._handle_interrupts()
+        defaults = Defaults(image="local")
+        controller = Controller(self._cluster, self._cache, defaults, lambda: datetime.now(UTC))
+        worker = asyncio.ensure_future(work(self._queue, controller, Heart()))
+        finished = asyncio.ensure_future(self._finished.wait())
+        try:
+            self._cluster.put_job(self._manifest)
+            await asyncio.wait([worker, finished], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            worker.cancel()
+            finished.cancel()
+            await self._cluster.close()
+            self._view.close()
+        return self._conclude()
+
+    def _on_job(self, job: Manifest) -> None:
+        self._queue.add(self._cache.put_job(job))
+        self._status = parse_job(job).status
+        self._view.status(self._status)
+        self._check_end()
+
+    def _on_child(self, kind: str, child: Manifest, gone: bool) -> None:
+        if gone:
+            self._cache.drop_child(kind, child)
+        else:
+            self._cache.put_child(kind, child)
+        self._queue.add(self._key)
+        self._check_end()
+
+    def _on_event(self, event: Event) -> None:
+        if event.reason not in {"Completed", "Failed"}:  # The end has lines of its own.
+            self._view.event(event)
+
+    def _check_end(self) -> None:
+        """The run is over when the job is finished or suspended, and no pod lives."""
+        living = [
+            pod
+            for pod in self._cache.children("Pod", self._key)
+            if pod["status"]["phase"] not in {"Succeeded", "Failed"}
+        ]
+        over = is_finished(self._status) or self._status.is_true(ConditionType.SUSPENDED)
+        if over and not living:
+            self._finished.set()
+
+    def _handle_interrupts(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._interrupt)
+
+    def _interrupt(self) -> None:
+        """First: save and stop, as `spec.suspend` does. Second: stop at once."""
+        self._interrupts += 1
+        if self._interrupts == 1:
+            self._view.say("Interrupted: ranks save and stop (once more to stop at once)", "yellow")
+            spec = {**self._manifest["spec"], "suspend": True}
+            self._cluster.put_job({**self._manifest, "spec": spec})
+        else:
+            self._cluster.kill()
+            self._finished.set()
+
+    def _conclude(self) -> int:
+        logs = self._home / "logs"
+        if self._interrupts and not is_finished(self._status):
+            self._view.say(f"Stopped. Run the same command again to go on; logs: {logs}")
+            return INTERRUPTED
+        summary = self._status.condition(ConditionType.SUCCEEDED)
+        reason = summary.reason if summary else "Failed"
+        message = summary.message if summary else ""
+        if self._status.is_true(ConditionType.SUCCEEDED):
+            self._view.say(f"{reason}: {message}", "green")
+            self._print_summary(logs)
+            return ExitCode.OK
+        failure = self._status.last_failure
+        if failure is not None and failure.reason == "BadInput":
+            self._view.say(f"{reason}: {message}", "red")
+            return ExitCode.BAD_INPUT
+        if failure is not None and failure.traceback:
+            self._console.print(failure.traceback, markup=False, highlight=False, soft_wrap=True)
+        self._view.say(f"{reason}: {message}; logs: {logs}", "red")
+        return ExitCode.FAILED
+
+    def _print_summary(self, logs: Path) -> None:
+        checkpoint = self._status.last_checkpoint
+        path = checkpoint.path if checkpoint else None
+        for line in summary_lines(self._status, path, logs):
+            self._console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+async def run_locally(manifest: Manifest, home: Path, console: Console) -> int:
+    """Run one job here.
+
+    Raises:
+        ClusterError: The job asks for something that only a cluster has.
+    """
+    return await LocalRun(manifest, home, console).run()

@@ -1,0 +1,69 @@
+"""From a file and `--set` to a job."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ddp_operator.api.base import KIND
+from ddp_operator.api.job import InvalidJobError, parse_job
+from ddp_operator.cluster.base import Manifest
+
+
+def load_manifest(path: Path, settings: Sequence[str]) -> Manifest:
+    """The one DDPJob of a file, with settings laid over its spec.
+
+    Raises:
+        InvalidJobError: The file holds no valid DDPJob, or a setting does not fit.
+    """
+    manifest = _read(path)
+    for setting in settings:
+        _apply(manifest, setting)
+    metadata = manifest.get("metadata")
+    if isinstance(metadata, dict):
+        metadata.setdefault("namespace", "default")
+    try:
+        parse_job(manifest)
+    except InvalidJobError as error:
+        raise InvalidJobError(f"{path}: {error}") from error
+    return manifest
+
+
+def _read(path: Path) -> Manifest:
+    try:
+        documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise InvalidJobError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidJobError(f"{path}: must be text in UTF-8") from error
+    except yaml.YAMLError as error:
+        raise InvalidJobError(f"{path}: must be YAML: {_yaml_problem(error)}") from error
+    jobs = [d for d in documents if isinstance(d, dict) and d.get("kind") == KIND]
+    if len(jobs) != 1:
+        raise InvalidJobError(f"{path}: must hold exactly one {KIND}, got {len(jobs)}")
+    return jobs[0]
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}: {error.problem}"
+    return str(error).splitlines()[0]
+
+
+def _apply(manifest: Manifest, setting: str) -> None:
+    """Lay `a.b=value` over the spec; the value is read as YAML."""
+    path, separator, text = setting.partition("=")
+    if not separator or not path:
+        raise InvalidJobError(f"--set: must be KEY=VALUE, got {setting!r}")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InvalidJobError(f"--set {path}: must be a YAML value, got {text!r}") from error
+    target: Any = manifest.setdefault("spec", {})
+    *parents, last = path.split(".")
+    for parent in parents:
+        target = target.setdefault(parent, {}) if isinstance(target, dict) else None
+    if not isinstance(target, dict):
+        raise InvalidJobError(f"--set {path}: spec.{'.'.join(parents)} must be an object")
+    target[last] = value

@@ -1,0 +1,94 @@
+"""Shows a run: a live line on a terminal, plain lines elsewhere."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from ddp_operator.api.status import ConditionType, DDPJobStatus
+from ddp_operator.reconcile.plan import Event, EventType
+
+
+class View:
+    """Renders the status and the events of one job."""
+
+    def __init__(self, name: str, console: Console) -> None:
+        self._name, self._console = name, console
+        self._last = ""
+        self._live: Progress | None = None
+        self._task: TaskID | None = None
+        if console.is_terminal:
+            self._live = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[line]}"),
+                console=console,
+            )
+            self._task = self._live.add_task(name, total=None, line="")
+            self._live.start()
+
+    def close(self) -> None:
+        """Take the live line away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def say(self, text: str, style: str = "") -> None:
+        """Print a line with the time before it."""
+        clock = datetime.now(UTC).astimezone().strftime("%H:%M:%S")
+        self._console.print(f"{clock} {escape(text)}", style=style, highlight=False, soft_wrap=True)
+
+    def event(self, event: Event) -> None:
+        """Print an event."""
+        style = "yellow" if event.type is EventType.WARNING else ""
+        self.say(f"{event.reason}: {event.message}", style)
+
+    def status(self, status: DDPJobStatus) -> None:
+        """Show where the job stands, if that is news."""
+        line = status_line(status)
+        if line == self._last:
+            return
+        self._last = line
+        if self._live is None or self._task is None:
+            self.say(line)
+            return
+        progress = status.progress
+        done = progress.step if progress else 0
+        total = progress.total_steps if progress else None
+        self._live.update(self._task, completed=done, total=total, line=escape(line))
+
+
+def status_line(status: DDPJobStatus) -> str:
+    """The columns of `kubectl get ddpjobs` in a sentence."""
+    summary = status.condition(ConditionType.SUCCEEDED)
+    parts = [summary.reason if summary else "Pending"]
+    progress = status.progress
+    if progress is not None:
+        parts.append(f"step {progress.summary}")
+        if progress.loss is not None:
+            parts.append(f"loss {progress.loss}")
+        if progress.samples_per_second is not None:
+            parts.append(f"{progress.samples_per_second} samples/s")
+        parts += [f"{name} {value}" for name, value in (progress.metrics or {}).items()]
+    elif status.ready is not None and status.completion_time is None:
+        parts.append(f"{status.ready} nodes ready")
+    return "  ".join(parts)
+
+
+def summary_lines(status: DDPJobStatus, checkpoint: str | None, logs: Path) -> list[str]:
+    """What a finished run leaves, for people."""
+    progress, lines = status.progress, []
+    if progress is not None:
+        lines += [f"{name}: {value}" for name, value in (progress.metrics or {}).items()]
+        lines.append(f"steps: {progress.step}")
+        if progress.samples_per_second is not None:
+            lines.append(f"samples/s: {progress.samples_per_second}")
+    lines.append(f"attempts: {status.attempt}")
+    if status.resumed_from_step is not None:
+        lines.append(f"resumed from step: {status.resumed_from_step}")
+    if checkpoint is not None:
+        lines.append(f"checkpoint: {checkpoint}")
+    lines.append(f"logs: {logs}")
+    return lines

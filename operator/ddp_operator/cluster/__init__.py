@@ -1,0 +1,1 @@
+"""The door to the world: one protocol, a Kubernetes API server or local processes behind it."""

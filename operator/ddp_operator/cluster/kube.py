@@ -1,0 +1,255 @@
+"""The cluster behind a Kubernetes API server, through the low-level call of kubernetes.aio.
+
+Manifests stay dictionaries on the way in and out: the client's models would refuse pod fields that
+they do not know, and cost most of the time of a request (docs/decisions/0003-client.md).
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from http import HTTPStatus
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from ddp_agent import contract
+from ddp_agent.contract import AgentStatus
+from ddp_operator.api.base import API_VERSION, KIND, PLURAL
+from ddp_operator.cluster.agents import ask_agent
+from ddp_operator.cluster.base import (
+    ClusterError,
+    ConflictError,
+    Key,
+    Listing,
+    Manifest,
+    NameTakenError,
+    Snapshot,
+)
+from ddp_operator.reconcile.plan import Event
+from ddp_operator.reconcile.world import PodView
+
+_log = logging.getLogger(__name__)
+
+_PLURALS = {"Pod": "pods", "Service": "services"}
+_MERGE_PATCH = "application/merge-patch+json"
+_REQUEST_SECONDS = 30
+_GONE = {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}
+"""Answers to a change with a uid precondition that mean: that object is no more."""
+_COMPONENT = "ddp-operator"
+
+
+class KubeCluster:
+    """Talks to one API server. Make it with `connect`, end it with `close`."""
+
+    def __init__(self, api: client.ApiClient, agents: aiohttp.ClientSession) -> None:
+        self._api = api
+        self._agents = agents
+
+    @classmethod
+    async def connect(cls, *, in_flight: int = 32) -> "KubeCluster":
+        """Connect by the pod's service account where there is one, else by the kubeconfig."""
+        configuration = client.Configuration()
+        try:
+            config.load_incluster_config(client_configuration=configuration)
+        except config.ConfigException:
+            await config.load_kube_config(client_configuration=configuration)
+        configuration.connection_pool_maxsize = in_flight
+        return cls(client.ApiClient(configuration), aiohttp.ClientSession())
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._api.close()
+        await self._agents.close()
+
+    async def snapshot(self, namespace: str | None) -> Snapshot:
+        """All jobs and their children, of one namespace or of all."""
+        children = {"labelSelector": f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"}
+        jobs, pods, services = await asyncio.gather(
+            self._call("GET", _jobs_path(namespace)),
+            self._call("GET", _core_path("Pod", namespace), query=children),
+            self._call("GET", _core_path("Service", namespace), query=children),
+        )
+        return Snapshot(*(_listing(found) for found in (jobs, pods, services)))
+
+    async def get_job(self, key: Key) -> Manifest | None:
+        """See `Cluster`."""
+        try:
+            return await self._call("GET", _jobs_path(*key))
+        except ClusterError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+
+    async def list_pods(self, namespace: str, labels: Mapping[str, str]) -> Sequence[Manifest]:
+        """See `Cluster`."""
+        selector = ",".join(f"{k}={v}" for k, v in labels.items())
+        found = await self._call(
+            "GET", _core_path("Pod", namespace), query={"labelSelector": selector}
+        )
+        items: list[Manifest] = found["items"]
+        return items
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        """See `Cluster`."""
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        path = _core_path(kind, metadata["namespace"])
+        try:
+            return await self._call("POST", path, body=manifest)
+        except ConflictError:
+            existing = await self._call("GET", f"{path}/{quote(metadata['name'])}")
+            owners = {o["uid"] for o in existing["metadata"].get("ownerReferences") or []}
+            if metadata["ownerReferences"][0]["uid"] not in owners:
+                name = f"{kind} {metadata['name']}"
+                raise NameTakenError(f"{name} exists already and is not this job's") from None
+            return existing
+
+    async def delete_pod(
+        self, namespace: str, name: str, uid: str, grace_seconds: int | None
+    ) -> None:
+        """See `Cluster`."""
+        body: Manifest = {"preconditions": {"uid": uid}}
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
+        await self._delete(_core_path("Pod", namespace, name), body)
+
+    async def annotate_pod(
+        self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]
+    ) -> Manifest | None:
+        """See `Cluster`."""
+        body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
+        try:
+            return await self._call("PATCH", _core_path("Pod", namespace, name), body=body)
+        except ClusterError as error:
+            if error.status not in _GONE:
+                raise
+            return None
+
+    async def delete_job(self, key: Key, uid: str) -> None:
+        """See `Cluster`."""
+        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        await self._delete(_jobs_path(*key), body)
+
+    async def write_status(self, job: Manifest, status: Manifest) -> Manifest:
+        """See `Cluster`."""
+        metadata = job["metadata"]
+        names = {k: metadata[k] for k in ("name", "namespace", "uid", "resourceVersion")}
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": names,
+            "spec": job["spec"],
+            "status": status,
+        }
+        path = _jobs_path(metadata["namespace"], metadata["name"]) + "/status"
+        try:
+            return await self._call("PUT", path, body=body)
+        except ClusterError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                raise ConflictError(str(error), status=error.status) from error
+            raise
+
+    async def emit(self, job: Manifest, event: Event) -> None:
+        """See `Cluster`."""
+        metadata = job["metadata"]
+        now = datetime.now(UTC)
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {
+                "name": f"{metadata['name']}.{now.timestamp():.6f}".replace(".", "-"),
+                "namespace": metadata["namespace"],
+            },
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": metadata["name"],
+                "namespace": metadata["namespace"],
+                "uid": metadata["uid"],
+                "resourceVersion": metadata["resourceVersion"],
+            },
+            "type": event.type.value,
+            "reason": event.reason,
+            "message": event.message[:1024],
+            "source": {"component": _COMPONENT},
+            "reportingComponent": _COMPONENT,
+            "firstTimestamp": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "lastTimestamp": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "count": 1,
+        }
+        try:
+            await self._call("POST", _core_path("Event", metadata["namespace"]), body=body)
+        except ClusterError as error:
+            _log.warning("event %s was not published: %s", event.reason, error)
+
+    async def ask_agent(self, pod: PodView) -> AgentStatus | None:
+        """See `Cluster`."""
+        if pod.ip is None:
+            return None
+        return await ask_agent(self._agents, pod.ip, contract.AGENT_PORT)
+
+    async def _delete(self, path: str, body: Manifest) -> None:
+        try:
+            await self._call("DELETE", path, body=body)
+        except ClusterError as error:
+            if error.status not in _GONE:
+                raise
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Manifest | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> Manifest:
+        """One request; the answer as a dictionary.
+
+        Raises:
+            ConflictError: Status 409.
+            ClusterError: Any other refusal, or no answer.
+        """
+        url = self._api.configuration.host + path + (f"?{urlencode(query)}" if query else "")
+        headers = {"Accept": "application/json", "User-Agent": _COMPONENT}
+        headers["Content-Type"] = _MERGE_PATCH if method == "PATCH" else "application/json"
+        await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        try:
+            answer = await self._api.call_api(
+                method, url, header_params=headers, body=body, _request_timeout=_REQUEST_SECONDS
+            )
+            text = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ClusterError(f"the API server did not answer: {error!r}") from error
+        if answer.status >= HTTPStatus.BAD_REQUEST:
+            raise _refusal(answer.status, text, answer.headers.get("Retry-After"))
+        document: Manifest = json.loads(text)
+        return document
+
+
+def _refusal(status: int, text: bytes, retry_after: str | None) -> ClusterError:
+    try:
+        message = json.loads(text)["message"]
+    except (ValueError, KeyError, TypeError):
+        message = f"HTTP status {status}"
+    wait = float(retry_after) if retry_after and retry_after.isdigit() else None
+    kind = ConflictError if status == HTTPStatus.CONFLICT else ClusterError
+    return kind(str(message), status=status, retry_after=wait)
+
+
+def _listing(found: Manifest) -> Listing:
+    return Listing(found["items"], int(found["metadata"]["resourceVersion"]))
+
+
+def _jobs_path(namespace: str | None, name: str | None = None) -> str:
+    return _path(f"/apis/{API_VERSION}", namespace, PLURAL, name)
+
+
+def _core_path(kind: str, namespace: str | None, name: str | None = None) -> str:
+    return _path("/api/v1", namespace, _PLURALS.get(kind, "events"), name)
+
+
+def _path(root: str, namespace: str | None, plural: str, name: str | None) -> str:
+    middle = f"/namespaces/{quote(namespace)}" if namespace else ""
+    return f"{root}{middle}/{plural}" + (f"/{quote(name)}" if name else "")

@@ -1,0 +1,56 @@
+"""kopf's part: an event becomes a key in the queue, and nothing more.
+
+Event handlers only: no finalizers, daemons, timers or annotations on users' objects
+(docs/decisions/0002-kopf-event-only.md).
+"""
+
+from typing import Any
+
+import kopf
+
+from ddp_agent import contract
+from ddp_operator.api.base import API_GROUP, API_VERSION_NAME, PLURAL
+from ddp_operator.cluster.base import Key, Manifest
+from ddp_operator.runtime.cache import Cache
+from ddp_operator.runtime.queue import WorkQueue
+
+
+def build_registry(cache: Cache, queue: WorkQueue[Key]) -> kopf.OperatorRegistry:
+    """Handlers that keep the cache and feed the queue."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.event(API_GROUP, API_VERSION_NAME, PLURAL, registry=registry)
+    async def on_job(event: Any, **_: Any) -> None:
+        job = event["object"]
+        gone = event["type"] == "DELETED"
+        queue.add(cache.drop_job(job) if gone else cache.put_job(job))
+
+    def on_child(kind: str, event: Any) -> None:
+        child: Manifest = event["object"]
+        gone = event["type"] == "DELETED"
+        key = cache.drop_child(kind, child) if gone else cache.put_child(kind, child)
+        if key is not None:
+            queue.add(key)
+
+    @kopf.on.event("", "v1", "pods", registry=registry)
+    async def on_pod(event: Any, **_: Any) -> None:
+        on_child("Pod", event)
+
+    @kopf.on.event("", "v1", "services", registry=registry)
+    async def on_service(event: Any, **_: Any) -> None:
+        on_child("Service", event)
+
+    return registry
+
+
+def build_settings() -> kopf.OperatorSettings:
+    """Kopf's settings: watch only what is ours, write nothing."""
+    settings = kopf.OperatorSettings()
+    mine = f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"
+    settings.watching.label_selectors["pods"] = mine
+    settings.watching.label_selectors["services"] = mine
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    # Never used by event handlers; set so that nothing of kopf's could ever land on an object.
+    settings.persistence.finalizer = f"{API_GROUP}/unused"
+    return settings

@@ -1,0 +1,1 @@
+"""Pure decisions: what was observed and the time, to what shall be."""

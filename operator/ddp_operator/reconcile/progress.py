@@ -1,0 +1,76 @@
+"""What the status says about the training itself, from the words of the agents."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ddp_agent.contract import AgentPhase, AgentStatus, Progress
+from ddp_operator.api.status import CheckpointStatus, DDPJobStatus, ProgressStatus
+from ddp_operator.reconcile.world import World
+
+PROGRESS_INTERVAL = timedelta(seconds=5)
+"""The status follows the training no faster than this."""
+
+_ENDED = {AgentPhase.SUCCEEDED, AgentPhase.FAILED, AgentPhase.PREEMPTED}
+
+
+def with_progress(world: World, status: DDPJobStatus) -> DDPJobStatus:
+    """The status with the newest progress, checkpoint and point of resumption."""
+    report = _leading_report(world, status.attempt)
+    if report is None:
+        return status
+    resumed = next((b.resumed_from for b in report.ranks if b.rank == 0), None)
+    update: dict[str, Any] = {"resumed_from_step": resumed}
+    if report.checkpoint is not None:
+        update["last_checkpoint"] = CheckpointStatus(
+            step=report.checkpoint.step,
+            path=report.checkpoint.path,
+            time=datetime.fromtimestamp(int(report.checkpoint.at), UTC),
+        )
+    if report.progress is not None:
+        update["progress"] = render(report.progress, world.now)
+    changed = status.model_copy(update=update)
+    return changed if _worth_writing(status, changed, world.now, report) else status
+
+
+def render(progress: Progress, now: datetime) -> ProgressStatus:
+    """Progress as the status shows it: numbers that are no integers become decimal strings."""
+    rate = progress.samples_per_second
+    return ProgressStatus(
+        summary=_summary(progress),
+        step=progress.step,
+        total_steps=progress.total_steps,
+        epoch=progress.epoch,
+        loss=None if progress.loss is None else f"{progress.loss:.4g}",
+        samples_per_second=None if rate is None else round(rate),
+        eta_seconds=progress.eta_seconds,
+        metrics={name: f"{value:.4g}" for name, value in progress.metrics.items()} or None,
+        time=now.replace(microsecond=0),
+    )
+
+
+def _summary(progress: Progress) -> str:
+    if not progress.total_steps:
+        return str(progress.step)
+    percent = 100 * progress.step // progress.total_steps
+    return f"{progress.step}/{progress.total_steps} ({percent}%)"
+
+
+def _leading_report(world: World, attempt: int) -> AgentStatus | None:
+    """The word of the agent that holds global rank 0: that of node 0."""
+    pod = world.pod(0)
+    report = world.report(pod) if pod is not None else None
+    return report if report is not None and report.attempt == attempt else None
+
+
+def _worth_writing(
+    old: DDPJobStatus, new: DDPJobStatus, now: datetime, report: AgentStatus
+) -> bool:
+    """Whether the news justify a write: some are late by design, none is lost at the end."""
+    if report.phase in _ENDED or new.resumed_from_step != old.resumed_from_step:
+        return _content(old) != _content(new)
+    shown = old.progress.time if old.progress else None
+    return _content(old) != _content(new) and (shown is None or now - shown >= PROGRESS_INTERVAL)
+
+
+def _content(status: DDPJobStatus) -> dict[str, Any]:
+    return status.model_dump(exclude={"progress": {"time"}})

@@ -1,0 +1,139 @@
+"""What was observed of one job and its children."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from ddp_agent import contract
+from ddp_agent.contract import AgentStatus
+from ddp_operator.api.job import DDPJob
+
+
+@dataclass(frozen=True)
+class Termination:
+    """How a worker container ended."""
+
+    exit_code: int
+    reason: str
+    """The kubelet's word, as OOMKilled."""
+    at: datetime | None
+    final: AgentStatus | None
+    """The agent's last state, from the termination message."""
+
+
+@dataclass(frozen=True)
+class PodView:
+    """What matters of a worker pod."""
+
+    name: str
+    uid: str
+    index: int
+    phase: str
+    """Pending, Running, Succeeded, Failed or Unknown."""
+    ready: bool = False
+    attempt: str = ""
+    """Value of the attempt annotation."""
+    spec_hash: str = ""
+    deleting: bool = False
+    node: str | None = None
+    ip: str | None = None
+    waiting: str | None = None
+    """Why it does not run yet: the scheduler's or the kubelet's sentence."""
+    reason: str | None = None
+    """The pod's own reason when it failed as a whole, as Evicted."""
+    termination: Termination | None = None
+
+    @property
+    def terminal(self) -> bool:
+        """Whether its container will never run again."""
+        return self.phase in {"Succeeded", "Failed"}
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything a decision may depend on."""
+
+    job: DDPJob
+    now: datetime
+    pods: tuple[PodView, ...] = ()
+    service_exists: bool = False
+    reports: Mapping[str, AgentStatus] = field(default_factory=dict)
+    """Newest answers of agents, by pod uid."""
+    blocked: str | None = None
+    """What the API server refused when the last plan was carried out."""
+
+    def pod(self, index: int) -> PodView | None:
+        """The pod of a node."""
+        return next((p for p in self.pods if p.index == index), None)
+
+    def report(self, pod: PodView) -> AgentStatus | None:
+        """The pod's newest word: the answer of its agent, or what it left when it ended."""
+        if pod.termination is not None and pod.termination.final is not None:
+            return pod.termination.final
+        return self.reports.get(pod.uid)
+
+
+def parse_time(text: str | None) -> datetime | None:
+    """An API timestamp as an aware datetime."""
+    return datetime.fromisoformat(text) if text else None
+
+
+def view_pod(manifest: Mapping[str, Any]) -> PodView:
+    """Reduce a pod, as the API server gives it, to what matters."""
+    metadata, spec = manifest["metadata"], manifest.get("spec") or {}
+    status = manifest.get("status") or {}
+    annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
+    conditions = {c["type"]: c for c in status.get("conditions") or []}
+    container: Mapping[str, Any] = next(
+        (
+            c
+            for c in status.get("containerStatuses") or []
+            if c.get("name") == contract.WORKER_CONTAINER
+        ),
+        {},
+    )
+    return PodView(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        index=int(labels.get(contract.LABEL_NODE_INDEX, -1)),
+        phase=status.get("phase", "Pending"),
+        ready=conditions.get("Ready", {}).get("status") == "True",
+        attempt=annotations.get(contract.ANNOTATION_ATTEMPT, ""),
+        spec_hash=annotations.get(contract.ANNOTATION_SPEC_HASH, ""),
+        deleting="deletionTimestamp" in metadata,
+        node=spec.get("nodeName"),
+        ip=status.get("podIP"),
+        waiting=_waiting(conditions, container),
+        reason=status.get("reason"),
+        termination=_termination(container),
+    )
+
+
+def _waiting(conditions: Mapping[str, Any], container: Mapping[str, Any]) -> str | None:
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False":
+        return f"{scheduled.get('reason', 'Unscheduled')}: {scheduled.get('message', '')}"
+    waiting = (container.get("state") or {}).get("waiting")
+    if not waiting:
+        return None
+    reason, message = waiting.get("reason", "Waiting"), waiting.get("message")
+    return f"{reason}: {message}" if message else str(reason)
+
+
+def _termination(container: Mapping[str, Any]) -> Termination | None:
+    terminated = (container.get("state") or {}).get("terminated")
+    if not terminated:
+        return None
+    try:
+        final = AgentStatus.model_validate_json(terminated.get("message") or "")
+    except ValidationError:
+        final = None  # The container was killed before its agent could write.
+    return Termination(
+        exit_code=int(terminated.get("exitCode", 1)),
+        reason=terminated.get("reason", ""),
+        at=parse_time(terminated.get("finishedAt")),
+        final=final,
+    )

@@ -1,0 +1,1 @@
+"""The operator as a process: queue, cache, controller, health."""

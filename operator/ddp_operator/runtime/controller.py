@@ -1,0 +1,175 @@
+"""The heart: observe a job, decide, write the status, act, tell."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from ddp_agent import contract
+from ddp_agent.contract import AgentStatus
+from ddp_operator.api.job import DDPJob, InvalidJobError, parse_job
+from ddp_operator.api.status import ConditionType
+from ddp_operator.builders import names
+from ddp_operator.builders.pod import Defaults
+from ddp_operator.cluster.base import Cluster, ClusterError, ConflictError, Key, Manifest
+from ddp_operator.reconcile.decide import decide
+from ddp_operator.reconcile.life import is_finished
+from ddp_operator.reconcile.plan import (
+    Action,
+    CreatePod,
+    CreateService,
+    DeleteJob,
+    DeletePod,
+    Event,
+    EventType,
+    Plan,
+    SetAttempt,
+)
+from ddp_operator.reconcile.world import PodView, World, view_pod
+from ddp_operator.runtime.cache import Cache
+
+_log = logging.getLogger(__name__)
+
+
+class Controller:
+    """Reconciles jobs. One instance serves all workers; nothing it remembers decides anything."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        cache: Cache,
+        defaults: Defaults,
+        clock: Callable[[], datetime],
+        *,
+        in_flight: int = 32,
+    ) -> None:
+        self._cluster, self._cache = cluster, cache
+        self._defaults, self._clock = defaults, clock
+        self._in_flight = asyncio.Semaphore(in_flight)
+        self._blocked: dict[Key, str] = {}
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Bring one job a step nearer to what its spec asks for.
+
+        Returns:
+            Seconds after which to look again, or None to wait for an event.
+
+        Raises:
+            ClusterError: A request failed; the caller tries again later.
+        """
+        raw = self._cache.job(key)
+        if raw is None:
+            self._blocked.pop(key, None)
+            return None
+        try:
+            job = parse_job(raw)
+        except InvalidJobError as error:
+            _log.error("job %s/%s is left alone: %s", *key, error)
+            return None
+        world = await self._observe(job, self._cache.children("Pod", key))
+        plan = decide(world, self._defaults)
+        if plan.actions:
+            # What changes the world is decided on a fresh look: the cache may lag behind.
+            pods = await self._cluster.list_pods(key[0], names.pod_selector(job))
+            world = await self._observe(job, pods)
+            plan = decide(world, self._defaults)
+        return await self._carry_out(key, raw, job, plan)
+
+    async def refresh(self, key: Key) -> None:
+        """Read a job anew, after a write showed that the cache lags behind."""
+        raw = await self._cluster.get_job(key)
+        if raw is not None:
+            self._cache.put_job(raw)
+        else:
+            self._cache.forget_job(key)
+
+    async def _observe(self, job: DDPJob, pods: Sequence[Manifest]) -> World:
+        mine = [p for p in pods if _belongs(p, job)]
+        views = tuple(view_pod(p) for p in mine)
+        services = self._cache.children("Service", job.key)
+        return World(
+            job=job,
+            now=self._clock(),
+            pods=views,
+            service_exists=any(_belongs(s, job) for s in services),
+            reports=await self._ask_agents(job, views),
+            blocked=self._blocked.get(job.key),
+        )
+
+    async def _ask_agents(self, job: DDPJob, pods: Sequence[PodView]) -> dict[str, AgentStatus]:
+        """Words of the agents that matter: of all until all ranks train, then of node 0."""
+        if is_finished(job.status) or job.spec.suspend:
+            return {}
+        formed = job.status.is_true(ConditionType.RENDEZVOUSED)
+        whole = formed and all(pod.ready for pod in pods)
+        asked = [p for p in pods if not p.terminal and p.ip and (not whole or p.index == 0)]
+        answers = await asyncio.gather(*(self._ask(pod) for pod in asked))
+        return {p.uid: a for p, a in zip(asked, answers, strict=True) if a is not None}
+
+    async def _ask(self, pod: PodView) -> AgentStatus | None:
+        async with self._in_flight:
+            return await self._cluster.ask_agent(pod)
+
+    async def _carry_out(self, key: Key, raw: Manifest, job: DDPJob, plan: Plan) -> float | None:
+        if plan.status != job.status:
+            status = plan.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+            raw = await self._cluster.write_status(raw, status)
+            self._cache.put_job(raw)
+        for event in plan.events:
+            _log.info("job %s/%s: %s: %s", *key, event.reason, event.message)
+        try:
+            await self._act(key, plan.actions)
+        except ClusterError as error:
+            await self._report_blocked(key, raw, error)
+            raise
+        self._blocked.pop(key, None)
+        for event in plan.events:
+            await self._cluster.emit(raw, event)
+        return plan.requeue_seconds
+
+    async def _act(self, key: Key, actions: Sequence[Action]) -> None:
+        """Deletions first, since they free names; then the Service; then pods, all at once."""
+        stages: tuple[tuple[type[Action], ...], ...] = (
+            (DeletePod, DeleteJob),
+            (CreateService,),
+            (CreatePod, SetAttempt),
+        )
+        for stage in stages:
+            todo = [self._do(key, action) for action in actions if isinstance(action, stage)]
+            outcomes = await asyncio.gather(*todo, return_exceptions=True)
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+
+    async def _do(self, key: Key, action: Action) -> None:
+        namespace, cluster = key[0], self._cluster
+        async with self._in_flight:
+            match action:
+                case CreateService() | CreatePod():
+                    made = await cluster.create(action.manifest)
+                    self._cache.put_child(action.manifest["kind"], made)
+                case DeletePod():
+                    await cluster.delete_pod(
+                        namespace, action.name, action.uid, action.grace_seconds
+                    )
+                case SetAttempt():
+                    annotations = {contract.ANNOTATION_ATTEMPT: action.value}
+                    told = await cluster.annotate_pod(
+                        namespace, action.name, action.uid, annotations
+                    )
+                    if told is not None:
+                        self._cache.put_child("Pod", told)
+                case DeleteJob():
+                    await cluster.delete_job(key, action.uid)
+
+    async def _report_blocked(self, key: Key, raw: Manifest, error: ClusterError) -> None:
+        """Remember what was refused: the next look puts it into the status."""
+        if isinstance(error, ConflictError) or self._blocked.get(key) == str(error):
+            return
+        self._blocked[key] = str(error)
+        await self._cluster.emit(raw, Event(EventType.WARNING, "Blocked", str(error)))
+
+
+def _belongs(child: Manifest, job: DDPJob) -> bool:
+    labels = child["metadata"].get("labels") or {}
+    return bool(labels.get(contract.LABEL_JOB_UID) == job.metadata.uid)

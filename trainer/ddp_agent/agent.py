@@ -1,0 +1,249 @@
+"""The agent's loop: one attempt after the other, until one succeeds or the order is to stop."""
+
+import logging
+import shlex
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ddp_agent.attempt import AttemptFile, Stop
+from ddp_agent.beats import all_spawned, all_train, read_beats
+from ddp_agent.config import AgentConfig
+from ddp_agent.contract import (
+    AgentPhase,
+    AgentStatus,
+    Beat,
+    ExitCode,
+    Failure,
+    rendezvous_port,
+)
+from ddp_agent.failures import exit_code
+from ddp_agent.launcher import Launch, prepare
+from ddp_agent.supervise import ProcessTree
+
+_log = logging.getLogger("ddp_agent")
+
+TICK_SECONDS = 0.1
+RESTART_GRACE_SECONDS = 3.0
+"""Between SIGTERM and SIGKILL when a new attempt is ordered: its ranks resume from a checkpoint."""
+STOP_GRACE_SECONDS = 45.0
+"""The same when the run is to stop: time to save, within the pod's own grace period."""
+NEXT_ORDER_SECONDS = 300.0
+"""How long a failed attempt waits for the next one before the container ends."""
+
+
+class Order(Enum):
+    """Why an attempt is broken off."""
+
+    NEXT = "next"
+    """A newer attempt is ordered."""
+    STOP = "stop"
+    """The run is to stop."""
+
+
+@dataclass
+class Clock:
+    """Time, so that tests can make it pass."""
+
+    wall: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+class Agent:
+    """Runs the attempts of one node."""
+
+    def __init__(self, config: AgentConfig, scratch: Path, clock: Clock | None = None) -> None:
+        self._config, self._scratch = config, scratch
+        self._clock = clock or Clock()
+        self._orders = AttemptFile(config.pod_info_dir)
+        self._terminated = False
+        self._last_tick = self._clock.monotonic()
+        self._status = AgentStatus(
+            node_index=config.node_index,
+            attempt=0,
+            phase=AgentPhase.WAITING,
+            since=self._clock.wall(),
+        )
+
+    def status(self) -> AgentStatus:
+        """What the agent says of itself now. Safe to call from any thread."""
+        return self._status
+
+    def alive(self) -> bool:
+        """Whether the loop has moved lately."""
+        return self._clock.monotonic() - self._last_tick < STOP_GRACE_SECONDS + 15.0
+
+    def terminate(self) -> None:
+        """Ask for a graceful end; a signal handler may call it."""
+        self._terminated = True
+
+    def run(self) -> int:
+        """Run attempts until the end. Returns the container's exit code."""
+        done = 0
+        while True:
+            attempt = self._next_attempt(done)
+            if attempt is None:
+                return self._last_code()
+            done = attempt
+            self._run_attempt(attempt)
+            if self._status.phase in {AgentPhase.SUCCEEDED, AgentPhase.PREEMPTED}:
+                return self._last_code()
+
+    def _last_code(self) -> int:
+        match self._status.phase:
+            case AgentPhase.SUCCEEDED:
+                return ExitCode.OK
+            case AgentPhase.FAILED:
+                return exit_code(self._status.failure)
+            case _:
+                return ExitCode.PREEMPTED
+
+    def _next_attempt(self, done: int) -> int | None:
+        """Wait for an order to run an attempt after `done`; None when there will be none."""
+        deadline = self._clock.monotonic() + NEXT_ORDER_SECONDS
+        while True:
+            order = self._orders.read()
+            if self._terminated or isinstance(order, Stop):
+                return None
+            if order is not None and order > done:
+                return order
+            if self._status.phase is AgentPhase.FAILED and self._clock.monotonic() > deadline:
+                _log.warning("no new attempt was ordered in %.0f s", NEXT_ORDER_SECONDS)
+                return None
+            self._tick()
+
+    def _tick(self) -> None:
+        self._last_tick = self._clock.monotonic()
+        self._clock.sleep(TICK_SECONDS)
+
+    def _order(self, attempt: int) -> Order | None:
+        """The order, if any, that breaks this attempt off."""
+        order = self._orders.read()
+        if self._terminated or isinstance(order, Stop):
+            return Order.STOP
+        return Order.NEXT if order is not None and order > attempt else None
+
+    def _run_attempt(self, attempt: int) -> None:
+        launch = prepare(self._config, attempt, self._scratch)
+        self._enter(AgentPhase.WAITING, attempt=attempt, command=launch.line)
+        if self._config.node_index != 0 and not self._wait_for_store(attempt):
+            if self._order(attempt) is Order.STOP:
+                self._enter(AgentPhase.PREEMPTED)
+            return
+        print(f"ddp-agent: attempt {attempt}: {shlex.join(launch.line)}", flush=True)
+        self._enter(AgentPhase.STARTING)
+        tree = ProcessTree(launch.command, launch.environment)
+        order = self._supervise(tree, launch)
+        if order is not None:
+            self._break_off(tree, order)
+        # Ranks that outlive torchrun would write into the next attempt's files and ports.
+        if not tree.kill():
+            _log.error("ranks of attempt %d cannot be killed", attempt)
+        self._report(launch)
+        self._conclude(tree, launch, order)
+
+    def _wait_for_store(self, attempt: int) -> bool:
+        """Wait until node 0's store of this attempt accepts connections; False when broken off."""
+        host = self._config.rendezvous_host
+        port = rendezvous_port(self._config.rendezvous_port_base, attempt)
+        while self._order(attempt) is None:
+            try:
+                with socket.create_connection((host, port), timeout=2.0):
+                    return True
+            except OSError:
+                self._tick()
+        return False
+
+    def _supervise(self, tree: ProcessTree, launch: Launch) -> Order | None:
+        """Watch until the tree ends or is to be ended. Returns the order in the latter case."""
+        while tree.poll() is None:
+            order = self._order(launch.attempt)
+            if order is not None:
+                return order
+            self._report(launch)
+            self._tick()
+        return None
+
+    def _report(self, launch: Launch) -> None:
+        """Take over what the ranks say."""
+        beats = read_beats(launch.beats_dir, launch.attempt)
+        ranks = self._config.procs_per_node
+        if self._config.task is not None or beats:
+            ready = all_train(beats, ranks)
+        else:
+            ready = all_spawned(launch.log_dir, ranks)
+        if ready and self._status.phase is AgentPhase.STARTING:
+            self._enter(AgentPhase.TRAINING)
+        leader: Beat | None = next((beat for beat in beats if beat.rank == 0), None)
+        self._status = self._status.model_copy(
+            update={
+                "ranks": beats,
+                "progress": leader.progress if leader else self._status.progress,
+                "checkpoint": leader.checkpoint if leader else self._status.checkpoint,
+            }
+        )
+
+    def _break_off(self, tree: ProcessTree, order: Order) -> None:
+        """SIGTERM, a grace in which ranks may save, and no more."""
+        grace = STOP_GRACE_SECONDS if order is Order.STOP else RESTART_GRACE_SECONDS
+        self._enter(self._status.phase)
+        tree.signal(signal.SIGTERM)
+        deadline = self._clock.monotonic() + grace
+        while tree.poll() is None and self._clock.monotonic() < deadline:
+            self._tick()
+
+    def _conclude(self, tree: ProcessTree, launch: Launch, order: Order | None) -> None:
+        if order is Order.NEXT:
+            return
+        if order is Order.STOP:
+            self._enter(AgentPhase.PREEMPTED)
+        elif tree.returncode == 0:
+            self._enter(AgentPhase.SUCCEEDED)
+        else:
+            failure = self._read_failure(launch, tree.returncode)
+            preempted = failure.exit_code == ExitCode.PREEMPTED
+            phase = AgentPhase.PREEMPTED if preempted else AgentPhase.FAILED
+            self._enter(phase, failure=failure)
+            print(f"ddp-agent: attempt {launch.attempt}: {_sentence(failure)}", flush=True)
+
+    def _read_failure(self, launch: Launch, returncode: int | None) -> Failure:
+        try:
+            return Failure.model_validate_json(launch.failure_file.read_bytes())
+        except (OSError, ValidationError):
+            how = f"torchrun ended with exit code {returncode} and left no word"
+            return Failure(attempt=launch.attempt, at=self._clock.wall(), message=how)
+
+    def _enter(
+        self,
+        phase: AgentPhase,
+        *,
+        attempt: int | None = None,
+        command: list[str] | None = None,
+        failure: Failure | None = None,
+    ) -> None:
+        """Change what the agent says of itself; a new attempt starts with a clean slate."""
+        now = self._clock.wall()
+        if attempt is not None:
+            self._status = AgentStatus(
+                node_index=self._config.node_index,
+                attempt=attempt,
+                phase=phase,
+                since=now,
+                command=command or [],
+            )
+        elif phase is not self._status.phase:
+            update = {"phase": phase, "since": now, "failure": failure}
+            self._status = self._status.model_copy(update=update)
+
+
+def _sentence(failure: Failure) -> str:
+    who = f"rank {failure.rank}" if failure.rank is not None else "this node"
+    how = f"was ended by {failure.signal}" if failure.signal else "failed"
+    return f"{who} {how}" + (f": {failure.message}" if failure.message else "")

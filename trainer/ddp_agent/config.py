@@ -1,0 +1,60 @@
+"""The agent's configuration, from the environment that the operator sets."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ddp_agent import contract
+from ddp_agent.contract import Env
+
+
+class BadEnvironmentError(ValueError):
+    """The environment is not the operator's. The text is one sentence."""
+
+
+class AgentConfig(BaseModel):
+    """One worker container, as the operator describes it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    job_uid: str = Field(alias=Env.JOB_UID, min_length=1)
+    node_index: int = Field(alias=Env.NODE_INDEX, ge=0)
+    nodes: int = Field(alias=Env.NODES, ge=1)
+    procs_per_node: int = Field(alias=Env.PROCS_PER_NODE, ge=1)
+    rendezvous_host: str = Field(alias=Env.RENDEZVOUS_HOST)
+    rendezvous_port_base: int = Field(
+        alias=Env.RENDEZVOUS_PORT_BASE, default=contract.RENDEZVOUS_PORT_BASE
+    )
+    pod_address: str = Field(alias=Env.POD_ADDRESS)
+    bind: str = Field(alias=Env.AGENT_BIND, default="")
+    port: int = Field(alias=Env.AGENT_PORT, default=contract.AGENT_PORT)
+    pod_info_dir: Path = Field(alias=Env.POD_INFO_DIR, default=Path(contract.POD_INFO_DIR))
+    termination_log: Path = Field(alias=Env.TERMINATION_LOG, default=Path(contract.TERMINATION_LOG))
+    command: str | None = Field(alias=Env.COMMAND, default=None)
+    task: str | None = Field(alias=Env.TASK, default=None)
+    checkpoint_dir: Path | None = Field(alias=Env.CHECKPOINT_DIR, default=None)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> "AgentConfig":
+        """Read the configuration.
+
+        Raises:
+            BadEnvironmentError: A variable is missing or wrong.
+        """
+        try:
+            config = cls.model_validate(dict(os.environ if environment is None else environment))
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise BadEnvironmentError(f"{first['loc'][0]}: {first['msg']}") from error
+        if (config.command is None) == (config.task is None):
+            raise BadEnvironmentError(f"exactly one of {Env.COMMAND} and {Env.TASK} must be set")
+        return config
+
+    def rank_command(self) -> list[str]:
+        """What each rank runs, without an interpreter in front when it is a module."""
+        if self.command is not None:
+            return list(json.loads(self.command))
+        return ["-m", "ddp_trainer", "train"]

@@ -1,0 +1,224 @@
+"""The wire contract between operator, agent and trainer: every name that two of them know.
+
+Standard library and pydantic only, so that the operator can import it without torch and the trainer
+without kopf. A name that stands here stands nowhere else.
+"""
+
+from enum import IntEnum, StrEnum
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+GROUP = "ddp-trainer.dev"
+
+# --- Labels and annotations -----------------------------------------------------------------------
+
+LABEL_JOB_NAME = f"{GROUP}/job-name"
+LABEL_JOB_UID = f"{GROUP}/job-uid"
+LABEL_NODE_INDEX = f"{GROUP}/node-index"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGED_BY = "ddp-trainer"
+
+ANNOTATION_ATTEMPT = f"{GROUP}/attempt"
+"""On a pod: the number of the attempt that it shall run, or `ATTEMPT_STOP`."""
+ATTEMPT_STOP = "stop"
+"""The attempt annotation's value that tells an agent to end its ranks and exit."""
+ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
+"""On a pod: hash of the part of the spec that it was made of."""
+
+# --- Inside a worker container --------------------------------------------------------------------
+
+WORKER_CONTAINER = "worker"
+POD_INFO_DIR = "/etc/ddp-trainer"
+"""Where the downward-API volume is mounted."""
+ATTEMPT_FILE = "attempt"
+"""The file in `POD_INFO_DIR` that follows the attempt annotation."""
+CHECKPOINT_MOUNT = "/checkpoints"
+TERMINATION_LOG = "/dev/termination-log"
+TERMINATION_MESSAGE_BYTES = 4096
+"""The kubelet's own limit for a termination message."""
+
+AGENT_PORT = 8470
+"""HTTP: /healthz, /readyz and /status of the agent."""
+RENDEZVOUS_PORT_BASE = 29400
+RENDEZVOUS_PORT_COUNT = 64
+
+
+def rendezvous_port(base: int, attempt: int) -> int:
+    """Port of the c10d store of one attempt.
+
+    Consecutive attempts use different ports, so that a node that starts attempt k+1 can never
+    reach the dying store of attempt k.
+    """
+    return base + attempt % RENDEZVOUS_PORT_COUNT
+
+
+class Env(StrEnum):
+    """Environment variables of a worker container. The operator sets them, agent and ranks read."""
+
+    JOB_NAME = "DDP_JOB_NAME"
+    JOB_NAMESPACE = "DDP_JOB_NAMESPACE"
+    JOB_UID = "DDP_JOB_UID"
+    NODE_INDEX = "DDP_NODE_INDEX"
+    NODES = "DDP_NODES"
+    PROCS_PER_NODE = "DDP_PROCS_PER_NODE"
+    RENDEZVOUS_HOST = "DDP_RENDEZVOUS_HOST"
+    """DNS name of node 0, which hosts the c10d store."""
+    RENDEZVOUS_PORT_BASE = "DDP_RENDEZVOUS_PORT_BASE"
+    POD_ADDRESS = "DDP_POD_ADDRESS"
+    """DNS name of this pod; torchrun announces it, and sorts by it."""
+    AGENT_BIND = "DDP_AGENT_BIND"
+    """Address that the agent's HTTP server binds to; all addresses when unset."""
+    AGENT_PORT = "DDP_AGENT_PORT"
+    POD_INFO_DIR = "DDP_POD_INFO_DIR"
+    TERMINATION_LOG = "DDP_TERMINATION_LOG"
+    COMMAND = "DDP_COMMAND"
+    """JSON list: what each rank runs, when the job states `command`; absent for a task."""
+    TASK = "DDP_TASK"
+    """Import path `package.module:function` of the task, when the job states `task`."""
+    CONFIG = "DDP_CONFIG"
+    """JSON object: the job's `config`."""
+    CHECKPOINT_DIR = "DDP_CHECKPOINT_DIR"
+    """The run's own directory on the shared volume; absent when the job states no checkpoint."""
+    CHECKPOINT_EVERY_STEPS = "DDP_CHECKPOINT_EVERY_STEPS"
+    CHECKPOINT_EVERY_SECONDS = "DDP_CHECKPOINT_EVERY_SECONDS"
+    CHECKPOINT_KEEP = "DDP_CHECKPOINT_KEEP"
+    # Set by the agent for its ranks:
+    ATTEMPT = "DDP_ATTEMPT"
+    BEATS_DIR = "DDP_BEATS_DIR"
+    """Directory on the node where each rank leaves its newest beat."""
+
+
+class ExitCode(IntEnum):
+    """Exit codes of ranks and agents that mean something to the operator."""
+
+    OK = 0
+    FAILED = 1
+    BAD_INPUT = 2
+    """The run can never succeed as it was asked for: never retried."""
+    PREEMPTED = 85
+    """Stopped on request, after saving: costs no budget."""
+
+
+# --- What is reported -----------------------------------------------------------------------------
+
+
+class WireModel(BaseModel):
+    """Base of everything that crosses a process boundary: camelCase outside.
+
+    Unknown fields are ignored rather than refused, so that an operator and an agent of
+    neighbouring versions understand each other.
+    """
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="ignore", ser_json_inf_nan="null"
+    )
+
+    def to_json(self) -> str:
+        """This document as one line of JSON, without empty fields."""
+        return self.model_dump_json(by_alias=True, exclude_none=True)
+
+
+class RankPhase(StrEnum):
+    """What a rank is doing."""
+
+    STARTING = "Starting"
+    """The process runs; its process group is not up yet."""
+    TRAINING = "Training"
+    """In the process group of the attempt, stepping, evaluating or saving."""
+    DONE = "Done"
+
+
+class Progress(WireModel):
+    """How far a run is, as global rank 0 sees it."""
+
+    step: int = 0
+    """Optimizer updates done since the run began, over all attempts."""
+    total_steps: int | None = None
+    epoch: int | None = None
+    loss: float | None = None
+    """Mean training loss per counted unit (sample, token) since the last report."""
+    samples_per_second: float | None = None
+    """Global samples per second since the last report."""
+    eta_seconds: int | None = None
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """Newest evaluation, by name."""
+
+
+class CheckpointInfo(WireModel):
+    """The newest committed checkpoint."""
+
+    step: int
+    path: str
+    at: float
+    """Unix seconds."""
+
+
+class Beat(WireModel):
+    """A rank's newest sign of life: one small JSON file per local rank, replaced by rename."""
+
+    attempt: int
+    rank: int
+    local_rank: int
+    phase: RankPhase
+    step: int = 0
+    at: float
+    """Unix seconds."""
+    resumed_from: int | None = None
+    """Step of the checkpoint that this attempt started from."""
+    progress: Progress | None = None
+    """From global rank 0 only."""
+    checkpoint: CheckpointInfo | None = None
+    """From global rank 0 only."""
+
+
+class Failure(WireModel):
+    """Why an attempt ended on one node."""
+
+    attempt: int
+    at: float
+    """Unix seconds."""
+    rank: int | None = None
+    exit_code: int | None = None
+    """Exit code of the rank; absent when a signal ended it."""
+    signal: str | None = None
+    """Name of the signal that ended the rank, as SIGKILL."""
+    message: Annotated[str, Field(max_length=1024)] = ""
+    """One sentence; for an exception the last line of its traceback."""
+    traceback: Annotated[str, Field(max_length=4096)] = ""
+    """Tail of the traceback."""
+    secondary: bool = False
+    """The rank fell because a peer had gone: the cause is elsewhere."""
+
+
+class AgentPhase(StrEnum):
+    """What an agent is doing about the attempt that it reports."""
+
+    WAITING = "Waiting"
+    """Waits until node 0's store accepts connections."""
+    STARTING = "Starting"
+    """torchrun runs; not all local ranks train yet."""
+    TRAINING = "Training"
+    """Every local rank is in the process group: the agent is ready."""
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    """The attempt ended here; the agent awaits the next one."""
+    PREEMPTED = "Preempted"
+    """Ranks saved and stopped on request."""
+
+
+class AgentStatus(WireModel):
+    """The document behind an agent's `/status`; its last state is the termination message."""
+
+    node_index: int
+    attempt: int
+    phase: AgentPhase
+    since: float
+    """Unix seconds at which this phase began."""
+    command: list[str] = Field(default_factory=list)
+    """The torchrun line of this attempt."""
+    ranks: list[Beat] = Field(default_factory=list)
+    progress: Progress | None = None
+    checkpoint: CheckpointInfo | None = None
+    failure: Failure | None = None

@@ -1,0 +1,116 @@
+"""The torchrun line of an attempt, and the environment of its ranks."""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddp_agent.config import AgentConfig
+from ddp_agent.contract import Env, rendezvous_port
+from ddp_agent.failures import FAILURE_FILE_ENV
+from ddp_agent.machine import cpu_count, threads_per_rank
+
+JOIN_SECONDS = 600
+"""How long torchrun waits for all nodes: pods may come minutes apart."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One attempt on this node, ready to start."""
+
+    attempt: int
+    arguments: list[str]
+    """Arguments of torchrun."""
+    environment: dict[str, str]
+    beats_dir: Path
+    log_dir: Path
+    failure_file: Path
+
+    @property
+    def line(self) -> list[str]:
+        """What a person would type for the same."""
+        return ["torchrun", *self.arguments]
+
+    @property
+    def command(self) -> list[str]:
+        """What is run: torchrun, wrapped so that it writes down which rank failed and why."""
+        return [sys.executable, "-u", "-m", "ddp_agent.torchrun", *self.arguments]
+
+
+def prepare(
+    config: AgentConfig, attempt: int, scratch: Path, environment: Mapping[str, str] | None = None
+) -> Launch:
+    """Make the directories of an attempt and put its torchrun line together.
+
+    Each attempt has directories of its own, so that nothing of the one before is mistaken for news.
+    """
+    home = scratch / f"attempt-{attempt}"
+    beats_dir, failure_file = home / "beats", home / "failure.json"
+    beats_dir.mkdir(parents=True, exist_ok=True)
+    log_dir = _log_dir(config, attempt, home)
+    log_dir.mkdir(parents=True, exist_ok=True)
+    given = dict(os.environ if environment is None else environment)
+    return Launch(
+        attempt=attempt,
+        arguments=_arguments(config, attempt, log_dir),
+        environment=given | _rank_environment(config, attempt, beats_dir, failure_file, given),
+        beats_dir=beats_dir,
+        log_dir=log_dir,
+        failure_file=failure_file,
+    )
+
+
+def _log_dir(config: AgentConfig, attempt: int, home: Path) -> Path:
+    """On the shared volume where there is one, since logs of a lost pod are the ones one needs."""
+    if config.checkpoint_dir is None:
+        return home / "logs"
+    return config.checkpoint_dir / "logs" / f"attempt-{attempt}" / f"node-{config.node_index}"
+
+
+def _arguments(config: AgentConfig, attempt: int, log_dir: Path) -> list[str]:
+    host = "true" if config.node_index == 0 else "false"
+    port = rendezvous_port(config.rendezvous_port_base, attempt)
+    arguments = [
+        f"--nnodes={config.nodes}",
+        f"--nproc-per-node={config.procs_per_node}",
+        "--max-restarts=0",  # Recovery is a new attempt, never torchrun's own.
+        "--rdzv-backend=c10d",
+        f"--rdzv-id={config.job_uid}-{attempt}",  # Never reused: a closed id stays closed.
+        f"--rdzv-endpoint={config.rendezvous_host}:{port}",
+        # Stated, because torchrun's guess by comparing names can find that nobody hosts the store.
+        f"--rdzv-conf=is_host={host},join_timeout={JOIN_SECONDS},last_call_timeout=1",
+        f"--local-addr={config.pod_address}",
+        f"--log-dir={log_dir}",
+        "--tee=3",
+        "--role=rank",
+    ]
+    command = config.rank_command()
+    if command[0] == "-m":
+        return [*arguments, *command]
+    if command[0] in {"python", "python3", sys.executable} and len(command) > 1:
+        return [*arguments, *command[1:]]
+    return [*arguments, "--no-python", *command]
+
+
+def _rank_environment(
+    config: AgentConfig,
+    attempt: int,
+    beats_dir: Path,
+    failure_file: Path,
+    given: Mapping[str, str],
+) -> dict[str, str]:
+    threads = threads_per_rank(cpu_count(), config.procs_per_node)
+    return {
+        "OMP_NUM_THREADS": given.get("OMP_NUM_THREADS", str(threads)),
+        "PYTHONUNBUFFERED": "1",
+        # The agent's store must not serve the ranks: a restart with it hangs one time in three
+        # (docs/decisions/0004-rendezvous.md).
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        # Mode 1, torchrun's own choice, can lose NCCL's flight-recorder dump (pytorch#121055).
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": given.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"),
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${role_name} ${rank}] ",
+        Env.ATTEMPT: str(attempt),
+        Env.BEATS_DIR: str(beats_dir),
+        FAILURE_FILE_ENV: str(failure_file),
+    }

@@ -1,0 +1,39 @@
+"""What the machine grants this container."""
+
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def cpu_count(cgroup: Path = _CGROUP) -> int:
+    """CPUs that this container may use: its quota where one is set, else what it may run on.
+
+    Affinity and `os.cpu_count` show the host's cores; only the cgroup knows the quota.
+    """
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    available = affinity or 1
+    quota = _quota_v2(cgroup) or _quota_v1(cgroup)
+    return max(1, min(available, int(quota))) if quota else available
+
+
+def threads_per_rank(cpus: int, local_ranks: int) -> int:
+    """Compute threads for each rank so that all together fit the quota."""
+    return max(1, cpus // local_ranks)
+
+
+def _quota_v2(cgroup: Path) -> float | None:
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def _quota_v1(cgroup: Path) -> float | None:
+    try:
+        quota = int((cgroup / "cpu" / "cpu.cfs_quota_us").read_text())
+        period = int((cgroup / "cpu" / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
+    return quota / period if quota > 0 else None

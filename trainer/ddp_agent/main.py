@@ -1,0 +1,58 @@
+"""Entry point of the agent: wires configuration, loop, server and signals."""
+
+import logging
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from ddp_agent.agent import Agent
+from ddp_agent.config import AgentConfig, BadEnvironmentError
+from ddp_agent.contract import TERMINATION_MESSAGE_BYTES, AgentStatus, ExitCode
+from ddp_agent.processes import adopt_orphans
+from ddp_agent.server import AgentServer
+
+_log = logging.getLogger("ddp_agent")
+
+
+def main() -> None:
+    """Run the attempts of this node and exit as the last one did."""
+    logging.basicConfig(level=logging.INFO, format="ddp-agent: %(message)s", stream=sys.stderr)
+    try:
+        config = AgentConfig.from_environment()
+    except BadEnvironmentError as error:
+        sys.exit(f"ddp-agent: {error}")
+    adopt_orphans()
+    with tempfile.TemporaryDirectory(prefix="ddp-agent-") as scratch:
+        agent = Agent(config, Path(scratch))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: agent.terminate())
+        server = AgentServer(config.bind, config.port, agent.status, agent.alive)
+        server.start()
+        code: int = ExitCode.FAILED
+        try:
+            code = agent.run()
+        finally:
+            leave_word(config.termination_log, agent.status())
+            server.close()
+    sys.exit(code)
+
+
+def leave_word(path: Path, status: AgentStatus) -> None:
+    """Write the last state where the kubelet picks it up, cut to what the kubelet keeps."""
+    slim = status.model_copy(update={"command": [], "ranks": status.ranks[:1]})
+    failure = slim.failure
+    while failure is not None and len(slim.to_json().encode()) > TERMINATION_MESSAGE_BYTES:
+        over = len(slim.to_json().encode()) - TERMINATION_MESSAGE_BYTES
+        shorter = failure.traceback[over + 16 :]
+        message = failure.message if failure.traceback else failure.message[: -over - 16]
+        failure = failure.model_copy(update={"traceback": shorter, "message": message})
+        slim = slim.model_copy(update={"failure": failure})
+    try:
+        path.write_text(slim.to_json(), encoding="utf-8")
+    except OSError as error:
+        _log.warning("the termination message could not be written to %s: %s", path, error)
+
+
+if __name__ == "__main__":
+    main()

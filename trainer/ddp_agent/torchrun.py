@@ -1,0 +1,69 @@
+"""torchrun, which writes down which rank fell first and why, in place of a table for the eye.
+
+The only module of the agent that imports torch; it runs in a process of its own.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.run import parse_args, run
+
+from ddp_agent.contract import Env, Failure
+from ddp_agent.failures import FAILURE_FILE_ENV, describe, from_exception, traceback_in_logs
+
+
+def first_failure(error: ChildFailedError, attempt: int, log_dir: Path) -> Failure:
+    """What the first of this node's fallen ranks died of.
+
+    The first by time, but a rank that fell because its peer had gone speaks for nobody.
+    """
+    found = [_of_rank(rank, process, attempt, log_dir) for rank, process in error.failures.items()]
+    return min(found, key=lambda failure: (failure.secondary, not failure.message, failure.at))
+
+
+def _of_rank(rank: int, process: ProcessFailure, attempt: int, log_dir: Path) -> Failure:
+    text = _recorded(process.message) or traceback_in_logs(log_dir, process.local_rank)
+    return describe(
+        attempt=attempt,
+        rank=rank,
+        returncode=process.exitcode,
+        text=text,
+        at=float(process.timestamp or time.time()),
+    )
+
+
+def _recorded(message: Any) -> str:
+    """The traceback from the error file of a rank whose entry point is wrapped by `record`."""
+    if not isinstance(message, dict):
+        return ""
+    inner = message.get("message", message)
+    extra = inner.get("extraInfo", {}) if isinstance(inner, dict) else message.get("extraInfo", {})
+    return str(extra.get("py_callstack", ""))
+
+
+def main() -> int:
+    """Run torchrun with this process's arguments. Exit code 0, 1, or 128 + signal."""
+    args = parse_args(sys.argv[1:])
+    attempt = int(os.environ[Env.ATTEMPT])
+    try:
+        run(args)
+    except ChildFailedError as error:
+        failure = first_failure(error, attempt, Path(args.log_dir))
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    except Exception as error:  # noqa: BLE001 (whatever torchrun dies of is to be told)
+        failure = from_exception(error, attempt, time.time())
+        print(f"ddp-agent: torchrun failed: {failure.message}", file=sys.stderr)
+    else:
+        return 0
+    Path(os.environ[FAILURE_FILE_ENV]).write_text(failure.to_json(), encoding="utf-8")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
