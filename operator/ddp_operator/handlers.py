@@ -50,6 +50,8 @@ def build_settings() -> kopf.OperatorSettings:
     settings.watching.label_selectors["pods"] = mine
     settings.watching.label_selectors["services"] = mine
     settings.posting.enabled = False
+    # Else kopf would ask for the right to watch namespaces and CRDs of the whole cluster.
+    settings.scanning.disabled = True
     settings.peering.standalone = True
     # Never used by event handlers; set so that nothing of kopf's could ever land on an object.
     settings.persistence.finalizer = f"{API_GROUP}/unused"

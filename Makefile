@@ -1,0 +1,80 @@
+# The project's front door. `make help` lists what there is.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# A folder with a build of torch for machines without a GPU. Without one the registry's is taken,
+# which brings its CUDA libraries along.
+WHEELS ?= ../shared/wheels
+SEED ?= 0
+export DDP_SEED = $(SEED)
+
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := $(if $(wildcard $(WHEELS)/torch-2.13.0+cpu-*),cpu,cuda)
+READY := $(VENV)/.ready-$(TORCH)
+HARNESS := $(BIN)/python -m tests.harness
+
+$(READY): requirements/dev.lock requirements/build.lock requirements/torch-$(TORCH).lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, got " + sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check --require-hashes -r requirements/build.lock -r requirements/dev.lock
+	$(BIN)/pip install -q --disable-pip-version-check --require-hashes --no-deps --find-links "$(WHEELS)" -r requirements/torch-$(TORCH).lock
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+.PHONY: help
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+.PHONY: setup
+setup: $(READY) ## Make the virtual environment
+
+.PHONY: run
+run: $(READY) ## Train the sample here: 2 nodes x 2 processes on handwritten digits
+	$(BIN)/ddpjob run manifests/samples/digits.yaml
+
+.PHONY: test
+test: check ## Everything that CI runs: checks, unit tests, a real API server, a real two-node cluster
+	@if [ "$$(uname -s)" = Linux ] && [ "$$(id -u)" = 0 ]; then \
+	  $(BIN)/pytest; \
+	else \
+	  $(BIN)/pytest -m 'not api and not cluster'; \
+	  echo "make test: the API and cluster tests did not run: they need Linux and root" >&2; exit 1; \
+	fi
+
+.PHONY: test-fast
+test-fast: $(READY) ## What needs neither root nor a cluster
+	$(BIN)/pytest -q -m 'not api and not cluster'
+
+.PHONY: check
+check: $(READY) ## Lint, types, layers, drift of generated files
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/mypy tests
+	$(BIN)/lint-imports
+	$(BIN)/python -m tests.tools.generate --check
+
+.PHONY: format
+format: $(READY) ## Format the code and mend what the linter can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+.PHONY: generate
+generate: $(READY) ## Write the generated files: CRD, chart CRD, API reference
+	$(BIN)/python -m tests.tools.generate
+
+.PHONY: lock
+lock: $(READY) ## Write the lock files
+	$(BIN)/python requirements/lock.py --wheels "$(WHEELS)"
+
+.PHONY: cluster
+cluster: $(READY) ## Bring up a real two-node Kubernetes with the chart installed, and leave it running
+	@$(BIN)/python -m tests.tools.demo --wheels "$(WHEELS)"
+
+.PHONY: cluster-down
+cluster-down: $(READY) ## End it
+	$(HARNESS) down

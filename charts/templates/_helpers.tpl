@@ -1,0 +1,53 @@
+{{- define "ddp-trainer.name" -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "ddp-trainer.labels" -}}
+{{ include "ddp-trainer.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "ddp-trainer.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end -}}
+
+{{- define "ddp-trainer.serviceAccount" -}}
+{{- .Values.serviceAccount.name | default (include "ddp-trainer.name" .) -}}
+{{- end -}}
+
+{{/* An image reference: takes (list image context). */}}
+{{- define "ddp-trainer.image" -}}
+{{- $image := index . 0 -}}
+{{- $context := index . 1 -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else -}}
+{{ $image.repository }}:{{ $image.tag | default $context.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
+{{/* What the operator may do in the namespaces that it serves. */}}
+{{- define "ddp-trainer.rules" -}}
+- apiGroups: [ddp-trainer.dev]
+  resources: [ddpjobs]
+  verbs: [get, list, watch, delete]
+- apiGroups: [ddp-trainer.dev]
+  resources: [ddpjobs/status]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, list, watch, create]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- end -}}

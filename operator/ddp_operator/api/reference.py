@@ -1,0 +1,65 @@
+"""Writes the API reference from the CRD: what `kubectl explain` says, on one page."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from ddp_operator.api.crd import COLUMNS, build_crd
+from ddp_operator.api.rules import NAME_RULE_MESSAGE, SPEC_RULES
+
+Schema = dict[str, Any]
+
+
+def build_reference() -> str:
+    """The reference page, as Markdown."""
+    version = build_crd()["spec"]["versions"][0]
+    properties = version["schema"]["openAPIV3Schema"]["properties"]
+    shown = ("always", "wide")
+    columns = [
+        f"| {c['name'].upper()} | {shown[c.get('priority', 0)]} | {c['description']} |"
+        for c in COLUMNS
+    ]
+    parts = [
+        "# API reference: DDPJob (`ddp-trainer.dev/v1alpha1`)",
+        "Generated from the models; `kubectl explain ddpjob.spec` says the same.",
+        "## spec",
+        _table(properties["spec"]),
+        "## Rules between fields",
+        "\n".join(f"- {text}" for text in [NAME_RULE_MESSAGE, *(r.message for r in SPEC_RULES)]),
+        "## status",
+        _table(properties["status"]),
+        "## Columns of `kubectl get ddpjobs`",
+        "\n".join(["| Column | Shown | Meaning |", "| --- | --- | --- |", *columns]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(schema: Schema) -> str:
+    rows = [
+        f"| `{path}` | {_kind(node)} | {_default(node)} | {node.get('description', '')} |"
+        for path, node in _walk(schema, "")
+    ]
+    return "\n".join(["| Field | Type | Default | Meaning |", "| --- | --- | --- | --- |", *rows])
+
+
+def _walk(schema: Schema, prefix: str) -> Iterator[tuple[str, Schema]]:
+    for name, node in schema.get("properties", {}).items():
+        path = f"{prefix}{name}"
+        yield path, node
+        yield from _walk(node, f"{path}.")
+        if isinstance(node.get("items"), dict):
+            yield from _walk(node["items"], f"{path}[].")
+
+
+def _kind(node: Schema) -> str:
+    kind = str(node.get("type", "integer or string"))
+    if "enum" in node:
+        return " \\| ".join(str(value) for value in node["enum"])
+    limits = [f"{word} {node[key]}" for key, word in _LIMITS.items() if key in node]
+    return ", ".join([kind, *limits])
+
+
+_LIMITS = {"minimum": "≥", "maximum": "≤", "maxLength": "at most characters:"}
+
+
+def _default(node: Schema) -> str:
+    return f"`{node['default']}`" if "default" in node else ""

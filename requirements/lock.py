@@ -1,0 +1,73 @@
+"""Writes the lock files: every package with its version and hashes, torch apart from the rest.
+
+torch and what comes only with it are kept apart because there are two builds of it: the registry's
+with its CUDA libraries, and one for machines without a GPU, which needs none of them.
+"""
+
+import argparse
+import hashlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+TORCH = "2.13.0"
+_TORCH_ONLY = re.compile(r"^(torch|triton|nvidia-|cuda-)")
+_HEAD = "# Written by `make lock`.\n"
+_TARGETS = {
+    "operator": ["--extra", "operator"],
+    "trainer": ["--extra", "trainer"],
+    "dev": ["--extra", "operator", "--extra", "trainer", "--extra", "dev"],
+}
+
+
+def main() -> None:
+    """Lock all targets; `--wheels` names the folder with the CPU build of torch."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--wheels", type=Path, required=True)
+    wheels: Path = parser.parse_args().wheels
+    for name, extras in _TARGETS.items():
+        rest, torch = _split(_compile(["pyproject.toml", *extras], f"torch=={TORCH}\n"))
+        _write(f"{name}.lock", rest)
+        if name == "trainer":
+            _write("torch-cuda.lock", torch)
+    _write("build.lock", [_compile(["-"], "", "hatchling<2\neditables\n")])
+    wheel = next(wheels.glob(f"torch-{TORCH}+cpu-*.whl"))
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    _write("torch-cpu.lock", [f"torch=={TORCH}+cpu \\\n    --hash=sha256:{digest}\n"])
+
+
+def _compile(sources: list[str], constraints: str, stdin: str = "") -> str:
+    pins = HERE / ".constraints.txt"
+    pins.write_text(constraints)
+    options = ["--generate-hashes", "--universal", "--python-version", "3.11", "--no-header"]
+    quiet = ["--no-annotate", "--no-emit-index-url", "--quiet", "--constraint", str(pins)]
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", "uv", "pip", "compile", *options, *quiet, *sources],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=HERE.parent,
+        ).stdout
+    finally:
+        pins.unlink()
+
+
+def _split(text: str) -> tuple[list[str], list[str]]:
+    """Entries without torch's own, and torch's own."""
+    entries = re.split(r"^(?=\S)", text, flags=re.MULTILINE)
+    found: tuple[list[str], list[str]] = ([], [])
+    for entry in entries:
+        found[bool(_TORCH_ONLY.match(entry))].append(entry)
+    return found
+
+
+def _write(name: str, entries: list[str]) -> None:
+    (HERE / name).write_text(_HEAD + "".join(entries))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""A job from apply to its end on two real nodes, as a person sees it."""
+
+import collections
+
+import pytest
+
+from tests.cluster.support import (
+    STEADY,
+    Job,
+    kill_rank,
+    operator_requests,
+    sample,
+    script_job,
+)
+from tests.harness.cluster import Cluster
+from tests.tools.install import eventually
+
+pytestmark = pytest.mark.cluster
+
+
+def test_sample_job_completes_and_leaves_nothing(cluster: Cluster, namespace: str) -> None:
+    job = Job.apply(cluster, namespace, sample())
+    seen: dict[str, dict[str, str]] = {}
+
+    def completed() -> bool:
+        row = job.row("-o", "wide")
+        seen.setdefault(row["STATUS"], row)
+        if row["STATUS"] == "Running" and "/120" in row["PROGRESS"]:
+            seen["Progress"] = row
+        return row["STATUS"] in {"Completed", "Failed"}
+
+    eventually(completed, "the job's end", 240)
+    last = job.row("-o", "wide")
+    assert last["STATUS"] == "Completed", job.kubectl("describe", "ddpjob", job.name)
+    assert last["PROGRESS"] == "120/120 (100%)"
+    assert last["CHECKPOINT"] == "120"
+    assert last["MESSAGE"] == "all 4 ranks of attempt 1 exited 0"
+    assert seen["Running"]["READY"] == "2/2"
+    assert seen["Progress"]["ATTEMPT"] == "1"
+    assert seen["Progress"]["AGE"]
+    assert float(job.status["progress"]["metrics"]["accuracy"]) >= 0.97
+    pods = job.pods()
+    assert {pod["spec"]["nodeName"] for pod in pods} == set(cluster.node_names)
+    assert "torchrun --nnodes=2" in job.kubectl("logs", pods[0]["metadata"]["name"])
+
+    made = collections.Counter(
+        (entry["verb"], entry["objectRef"]["resource"])
+        for entry in operator_requests(cluster, namespace)
+    )
+    assert made["create", "pods"] == 2
+    assert made["create", "services"] == 1
+
+    job.kubectl("delete", "ddpjob", job.name)
+    kinds = "ddpjobs,pods,services,endpointslices"
+    eventually(lambda: not job.kubectl("get", kinds, "-o", "name"), "nothing left", 60)
+
+
+def test_a_killed_rank_costs_one_attempt_and_status_says_why(
+    cluster: Cluster, namespace: str
+) -> None:
+    manifest = sample()
+    manifest["spec"]["config"] |= {"epochs": 60}
+    job = Job.apply(cluster, namespace, manifest)
+    eventually(lambda: job.status.get("lastCheckpoint", {}).get("step", 0) > 0, "a checkpoint", 120)
+    before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in job.pods()}
+    kill_rank(job, 2)
+    eventually(lambda: job.status["attempt"] == 2, "attempt 2", 30)
+    status = job.wait_for("Completed", 180)
+    assert status["attempt"] == 2
+    assert status["restarts"] == 1
+    assert status["resumedFromStep"] > 0
+    failure = status["lastFailure"]
+    assert failure["attempt"] == 1
+    assert failure["rank"] == 2
+    assert failure["signal"] == "SIGKILL"
+    assert failure["node"] in cluster.node_names
+    assert failure["message"] == "rank 2 on digits-1 was ended by SIGKILL"
+    after = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in job.pods()}
+    assert after == before  # In place: no pod was replaced.
+
+
+def test_a_failing_script_fails_the_job_with_its_last_line(
+    cluster: Cluster, namespace: str
+) -> None:
+    script = "raise ValueError('no data under /data')"
+    job = Job.apply(cluster, namespace, script_job("failing", script, maxRestarts=0))
+    status = job.wait_for("Failed", 120)
+    assert "ValueError: no data under /data" in job.row("-o", "wide")["MESSAGE"]
+    assert status["lastFailure"]["exitCode"] == 1
+    assert "Traceback" in status["lastFailure"]["traceback"]
+    # Its pods end, so that the nodes are free, and stay, so that their logs can be read.
+    ended = {"Succeeded", "Failed"}
+    eventually(lambda: {p["status"]["phase"] for p in job.pods()} <= ended, "pods end", 60)
+    assert len(job.pods()) == 2
+
+
+def test_a_bad_setting_is_not_retried(cluster: Cluster, namespace: str) -> None:
+    manifest = sample()
+    manifest["spec"]["config"] = {"epoch": 20, "global_batch": 256}
+    job = Job.apply(cluster, namespace, manifest)
+    status = job.wait_for("Failed", 120)
+    assert status["attempt"] == 1
+    message = job.row("-o", "wide")["MESSAGE"]
+    assert '"epoch"' in message
+    assert '"epochs"' in message
+
+
+def test_an_unchanged_job_causes_no_requests(cluster: Cluster, namespace: str) -> None:
+    job = Job.apply(cluster, namespace, script_job("steady", STEADY))
+    job.wait_for("Running")
+    window = 60.0
+    quiet_from = len(operator_requests(cluster, namespace))
+    with pytest.raises(TimeoutError):
+        eventually(
+            lambda: len(operator_requests(cluster, namespace)) > quiet_from, "a request", window
+        )
+    row = job.row()
+    assert (row["STATUS"], row["READY"], row["ATTEMPT"]) == ("Running", "2/2", "1")
+    job.kubectl("delete", "ddpjob", job.name)
+
+
+def test_suspend_frees_the_pods_and_resume_goes_on_from_the_checkpoint(
+    cluster: Cluster, namespace: str
+) -> None:
+    manifest = sample()
+    manifest["spec"]["config"] |= {"epochs": 60}
+    job = Job.apply(cluster, namespace, manifest)
+    eventually(lambda: job.status.get("lastCheckpoint", {}).get("step", 0) > 0, "a checkpoint", 120)
+    job.kubectl("patch", "ddpjob", job.name, "--type=merge", "-p", '{"spec":{"suspend":true}}')
+    eventually(lambda: not job.pods(), "pods gone", 90)
+    job.wait_for("Suspended", 30)
+    saved = job.status["lastCheckpoint"]["step"]
+    job.kubectl("patch", "ddpjob", job.name, "--type=merge", "-p", '{"spec":{"suspend":false}}')
+    status = job.wait_for("Completed", 180)
+    assert status["restarts"] == 0
+    assert status["resumedFromStep"] >= saved

@@ -1,0 +1,33 @@
+"""The real cluster that the API and cluster tests share: one for the whole run."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.tools import install
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator["install.Cluster"]:
+    """Two real nodes with the chart installed; torn down at the end."""
+    wheels = Path(os.environ.get("DDP_WHEELS", "../shared/wheels"))
+    built = install.build_images(wheels)
+    running = install.Cluster.up(2)
+    try:
+        install.load_images(running, built)
+        # No relist within the run: what the tests count are the requests of a quiet operator.
+        install.install_chart(running, {"operator.resyncSeconds": "86400"})
+        yield running
+    finally:
+        running.down()
+
+
+@pytest.fixture
+def namespace(request: pytest.FixtureRequest, cluster: "install.Cluster") -> str:
+    """A namespace of the test's own, with a shared claim."""
+    name = request.node.name.lower().replace("_", "-").replace("[", "-").replace("]", "")
+    name = name.removeprefix("test-")[:40].strip("-")
+    install.make_namespace(cluster, name)
+    return name

@@ -1,0 +1,123 @@
+"""Installs the product into a cluster of the harness, as an administrator would."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.harness import images
+from tests.harness.cluster import Cluster
+
+ROOT = Path(__file__).parents[2]
+SYSTEM_NAMESPACE = "ddp-system"
+RELEASE = "ddp-trainer"
+OPERATOR_USER = f"system:serviceaccount:{SYSTEM_NAMESPACE}:{RELEASE}"
+"""The operator's name in the audit log."""
+VERSION = "0.1.0"
+REPOSITORY = "localhost/ddp-trainer"
+CLAIM = "training-shared"
+_USER = 1000
+"""Uid and gid of worker pods."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """Archives of both images."""
+
+    operator: Path
+    trainer: Path
+
+
+def build_images(wheels: Path) -> Images:
+    """Build both images, with the CPU build of torch where the folder of wheels has one."""
+    cpu = any(wheels.glob("torch-*+cpu-*")) if wheels.is_dir() else False
+    operator = images.build("operator", f"{REPOSITORY}/operator:{VERSION}", {}, None)
+    trainer = images.build(
+        "trainer",
+        f"{REPOSITORY}/trainer:{VERSION}",
+        {"TORCH": "cpu" if cpu else "cuda"},
+        wheels if cpu else None,
+    )
+    return Images(operator, trainer)
+
+
+def load_images(cluster: Cluster, built: Images) -> None:
+    """Load both images into all nodes."""
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(cluster.load_image, (built.operator, built.trainer)))
+
+
+def install_chart(cluster: Cluster, values: Mapping[str, str] | None = None) -> None:
+    """`helm install` with the images of this tree, and wait until the operator is ready."""
+    settings = {
+        "image.repository": f"{REPOSITORY}/operator",
+        "trainerImage.repository": f"{REPOSITORY}/trainer",
+        **(values or {}),
+    }
+    flags = [flag for key, value in settings.items() for flag in ("--set", f"{key}={value}")]
+    chart = str(ROOT / "charts")
+    cluster.helm(
+        "install", RELEASE, chart, "--namespace", SYSTEM_NAMESPACE, "--create-namespace",
+        "--wait", "--timeout", "120s", *flags,
+    )  # fmt: skip
+
+
+def make_namespace(cluster: Cluster, name: str) -> None:
+    """A namespace under Restricted Pod Security with a claim that all nodes share."""
+    directory = cluster.shared_dir / name
+    directory.mkdir(parents=True)
+    os.chown(directory, _USER, _USER)
+    capacity, modes = {"storage": "10Gi"}, ["ReadWriteMany"]
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    documents = [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}},
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": f"{name}-{CLAIM}"},
+            "spec": {
+                "capacity": capacity,
+                "accessModes": modes,
+                "hostPath": {"path": str(directory)},
+                "persistentVolumeReclaimPolicy": "Retain",
+                "claimRef": {"namespace": name, "name": CLAIM},
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": CLAIM, "namespace": name},
+            "spec": {
+                "accessModes": modes,
+                "resources": {"requests": capacity},
+                "volumeName": f"{name}-{CLAIM}",
+                "storageClassName": "",
+            },
+        },
+    ]
+    for document in documents:
+        cluster.kubectl("apply", "-f", "-", input=json.dumps(document))
+    # Right after a namespace is created its pods are refused for want of the service account.
+    eventually(
+        lambda: (
+            cluster.kubectl("-n", name, "get", "serviceaccount", "default", check=False).returncode
+            == 0
+        ),
+        f"service account of namespace {name}",
+    )
+
+
+def eventually(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    """Wait until a condition holds.
+
+    Raises:
+        TimeoutError: It does not within the time.
+    """
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {seconds:.0f} s: {what}")
+        time.sleep(0.2)
