@@ -19,6 +19,10 @@ def build_registry(cache: Cache, queue: WorkQueue[Key]) -> kopf.OperatorRegistry
     """Handlers that keep the cache and feed the queue."""
     registry = kopf.OperatorRegistry()
 
+    @kopf.on.login(registry=registry)
+    def log_in(**kwargs: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+
     @kopf.on.event(API_GROUP, API_VERSION_NAME, PLURAL, registry=registry)
     async def on_job(event: Any, **_: Any) -> None:
         job = event["object"]

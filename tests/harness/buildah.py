@@ -1,0 +1,90 @@
+"""buildah, with a storage of its own so that nothing else on the machine is touched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.harness.run import command
+
+_BUILD_LIMIT_S: Final = 3600
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A folder with the images and layers of some builds.
+
+    Attributes:
+        folder: The folder; made when first used.
+    """
+
+    folder: Path
+
+    def commit_root(self, root: Path, image: str) -> None:
+        """Make an image of one layer from a root file system.
+
+        Raises:
+            HarnessError: buildah failed.
+        """
+        container = self._run(["from", "scratch"], "Making an image").strip()
+        self._run(["add", "--quiet", container, root, "/"], "Adding the root file system")
+        settings = ["--env", "LANG=C.UTF-8", "--cmd", "python3"]
+        self._run(["config", *settings, container], "Configuring the image")
+        self._run(["commit", "--quiet", "--rm", container, image], "Committing the image")
+
+    def load(self, archive: Path) -> None:
+        """Take the image of an archive into the storage.
+
+        Raises:
+            HarnessError: buildah failed.
+        """
+        self._run(["pull", "--quiet", f"docker-archive:{archive}"], f"Reading {archive.name}")
+
+    def build(
+        self,
+        *,
+        context: Path,
+        target: str,
+        image: str,
+        build_args: Mapping[str, str],
+        mounts: Sequence[str],
+    ) -> None:
+        """Build one target of the Dockerfile in `context`, reusing layers of earlier builds.
+
+        Raises:
+            HarnessError: The build failed; its last lines are in the text.
+        """
+        options = ["--isolation=chroot", "--network=host", "--layers", "--pull-never"]
+        pairs = [f"--build-arg={key}={value}" for key, value in build_args.items()]
+        volumes = [f"--volume={mount}" for mount in mounts]
+        names = [f"--target={target}", f"--tag={image}", f"--file={context / 'Dockerfile'}"]
+        self._run(["bud", *options, *pairs, *volumes, *names, context], f"Building {image}")
+
+    def export(self, image: str, archive: Path) -> None:
+        """Write an image as an archive, uncompressed: it is read as often as it is written.
+
+        Raises:
+            HarnessError: buildah failed.
+        """
+        archive.unlink(missing_ok=True)
+        self._run(["push", "--quiet", image, f"docker-archive:{archive}:{image}"], "Exporting")
+
+    def _run(self, arguments: Sequence[str | Path], what: str) -> str:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        policy = self.folder / "policy.json"
+        policy.write_text(json.dumps({"default": [{"type": "insecureAcceptAnything"}]}))
+        options: list[str | Path] = [
+            f"--root={self.folder / 'root'}",
+            f"--runroot={self.folder / 'run'}",
+            "--storage-driver=overlay",
+        ]
+        verb, *rest = arguments
+        signature = [] if verb in _WITHOUT_POLICY else [f"--signature-policy={policy}"]
+        argv = ["buildah", *options, verb, *signature, *rest]
+        return command(argv, what, timeout_s=_BUILD_LIMIT_S)
+
+
+_WITHOUT_POLICY: Final = {"add", "config"}

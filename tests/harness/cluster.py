@@ -1,0 +1,292 @@
+"""The cluster as tests see it: brought up, attached to, used, ended."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from tests.harness import binaries, clients, kubeconfig, machine, network, paths, processes
+from tests.harness import node as node_module
+from tests.harness.api import Api
+from tests.harness.binaries import Tools
+from tests.harness.controlplane import APISERVER, ControlPlane, wait_for_apiserver
+from tests.harness.errors import HarnessError
+from tests.harness.locks import FileLock
+from tests.harness.node import Node
+from tests.harness.pki import Authority
+from tests.harness.run import Figures
+
+_STATE_FILE: Final = paths.STATE / "cluster.json"
+_NODE_LIMIT_S: Final = 60.0
+_LOCK_WAIT_S: Final = 5.0
+_lock: Final = FileLock(paths.LOCK)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster of this machine; there is never more than one.
+
+    The process that holds this object keeps others from ending the cluster.
+
+    Attributes:
+        nodes: Its nodes; none for a control plane alone.
+        figures: Seconds of each phase of bringing it up.
+    """
+
+    nodes: tuple[Node, ...]
+    figures: Mapping[str, float] = field(default_factory=dict)
+    state_dir: Path = paths.STATE
+    kubeconfig: Path = paths.STATE / "kubeconfig.yaml"
+    audit_log: Path = paths.STATE / "logs" / "audit.log"
+    shared_dir: Path = paths.STATE / "shared"
+    ca_file: Path = paths.STATE / "pki" / "ca.crt"
+    api_url: str = paths.API_URL
+
+    @classmethod
+    def up(
+        cls,
+        nodes: int = 2,
+        *,
+        extra_args: Mapping[str, Sequence[str]] | None = None,
+        quiet: bool = False,
+    ) -> Cluster:
+        """End what an earlier run left, then bring up a new cluster.
+
+        Args:
+            nodes: How many real nodes; 0 gives a control plane alone, without a scheduler, whose
+                controllers do not judge nodes, so that a test can play the kubelet.
+            extra_args: Further arguments by process name, for example
+                `{"kube-apiserver": ["--event-ttl=1m"]}`; they win over the harness's own.
+            quiet: Whether to keep the figures from stdout.
+
+        Raises:
+            HarnessError: This machine cannot run it, another process uses the cluster that runs
+                here, or a part does not come up (its log's last lines are in the text).
+        """
+        machine.check()
+        if not 0 <= nodes <= paths.MAX_NODES:
+            raise HarnessError(f"A cluster has 0 to {paths.MAX_NODES} nodes.")
+        figures = Figures(quiet=quiet)
+        tools = binaries.for_nodes(figures) if nodes else binaries.for_control_plane(figures)
+        _lock_alone()
+        try:
+            cluster = _bring_up(nodes, tools, extra_args or {}, figures)
+        except BaseException:
+            machine.clean()
+            _lock.release()
+            raise
+        _lock.shared()
+        return cluster
+
+    @classmethod
+    def attach(cls) -> Cluster | None:
+        """Return the cluster that runs on this machine, or None when there is none.
+
+        One that another process is bringing up or ending counts as none.
+        """
+        try:
+            document: dict[str, Any] = json.loads(_STATE_FILE.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return None
+        if not processes.alive("etcd") or not _lock.shared():
+            return None
+        ctr = document["ctr"]
+        nodes = tuple(Node(number + 1, ctr) for number in range(document["nodes"]))
+        return cls(nodes=nodes, figures=document["figures"])
+
+    @staticmethod
+    def clean() -> None:
+        """End and remove whatever cluster is on this machine, whole or crashed.
+
+        Raises:
+            HarnessError: Another process uses it, or something does not end.
+        """
+        machine.check()
+        _lock_alone()
+        try:
+            machine.clean()
+        finally:
+            _lock.release()
+
+    def down(self) -> None:
+        """End and remove the cluster; its logs stay until the next one.
+
+        Raises:
+            HarnessError: Another process uses it, or something does not end.
+        """
+        self.clean()
+
+    @property
+    def node_names(self) -> list[str]:
+        """The names of the nodes."""
+        return [node.name for node in self.nodes]
+
+    @property
+    def pod_cidrs(self) -> dict[str, str]:
+        """The range of each node's pods, by the node's name."""
+        return {node.name: paths.pod_cidr(node.number) for node in self.nodes}
+
+    def node(self, name: str) -> Node:
+        """Return the node of this name.
+
+        Raises:
+            HarnessError: There is none.
+        """
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise HarnessError(f"The cluster has no node {name}.")
+
+    def kubectl(
+        self,
+        *args: str,
+        input: str | None = None,  # noqa: A002  # as subprocess.run calls it
+        check: bool = True,
+        timeout: float = 60,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run kubectl as the administrator.
+
+        Args:
+            args: Its arguments.
+            input: Text for its standard input.
+            check: Whether a failure raises.
+            timeout: Seconds after which it is killed.
+
+        Raises:
+            HarnessError: It failed (with `check`), or ran too long.
+        """
+        return clients.run(binaries.kubectl(), args, stdin=input, check=check, timeout_s=timeout)
+
+    def helm(
+        self,
+        *args: str,
+        input: str | None = None,  # noqa: A002  # as subprocess.run calls it
+        check: bool = True,
+        timeout: float = 120,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run helm as the administrator; arguments and errors as for `kubectl`."""
+        return clients.run(binaries.helm(), args, stdin=input, check=check, timeout_s=timeout)
+
+    def kubeconfig_for(self, user: str, groups: Sequence[str] = ()) -> Path:
+        """Return a kubeconfig with a certificate for this user, who then shows in the audit log.
+
+        Args:
+            user: The user's name.
+            groups: The groups it belongs to.
+        """
+        name = "user-" + quote(user, safe="")
+        authority = _authority()
+        pair = authority.issue(name, user, groups)
+        return kubeconfig.write(paths.STATE / "kubeconfigs" / f"{name}.yaml", authority, pair)
+
+    def load_image(self, archive: Path) -> None:
+        """Import an image archive into all nodes.
+
+        Raises:
+            HarnessError: There is no such archive or node, or an import failed.
+        """
+        node_module.load_image(list(self.nodes), archive)
+
+    def apiserver_stop(self) -> None:
+        """End the API server in an orderly way; everything else runs on."""
+        processes.stop(APISERVER, signal.SIGTERM)
+
+    def apiserver_start(self) -> None:
+        """Start the API server again, and wait until it is ready.
+
+        Raises:
+            HarnessError: It ended or took too long.
+        """
+        processes.recorded(APISERVER).start()
+        authority = _authority()
+        wait_for_apiserver(Api(authority, authority.files("admin")))
+
+
+def _bring_up(
+    count: int, tools: Tools, extra: Mapping[str, Sequence[str]], figures: Figures
+) -> Cluster:
+    with figures.phase("clean up"):
+        machine.clean()
+        machine.remove_logs()
+    start = time.monotonic()
+    _make_state()
+    machine.prepare()
+    network.create(max(count, 1))
+    authority = Authority.create(paths.STATE / "pki")
+    plane = ControlPlane(tools, authority, count, extra)
+    plane.start_store_and_server()
+    nodes = _make_nodes(count, tools, authority, figures)
+    plane.start_controllers(figures)
+    for node in nodes:
+        node.start_kubelet_with(tools, extra.get("kubelet", ()))
+    with figures.phase("nodes and services ready"):
+        for node in nodes:
+            _wait_for_node(plane.api, node)
+        plane.wait()
+    figures.note("up", time.monotonic() - start)
+    cluster = Cluster(nodes=nodes, figures=figures.seconds)
+    _remember(cluster, tools.binary("ctr"))
+    return cluster
+
+
+def _make_state() -> None:
+    paths.STATE.mkdir(mode=0o700, exist_ok=True)
+    (paths.STATE / "logs").mkdir(exist_ok=True)
+    shared = paths.STATE / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+
+
+def _make_nodes(
+    count: int, tools: Tools, authority: Authority, figures: Figures
+) -> tuple[Node, ...]:
+    nodes = tuple(Node(number + 1, tools.binary("ctr")) for number in range(count))
+    if nodes:
+        with figures.phase("container runtimes ready"):
+            sandbox = binaries.sandbox_image(figures)
+            for node in nodes:
+                node.prepare(tools, authority)
+            for node in nodes:
+                node.wait_for_runtime()
+            node_module.load_image(list(nodes), sandbox)
+    return nodes
+
+
+def _wait_for_node(api: Api, node: Node) -> None:
+    def ready() -> bool:
+        document = api.get(f"/api/v1/nodes/{node.name}") or {}
+        conditions = document.get("status", {}).get("conditions", [])
+        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+    processes.wait_for(
+        f"the node {node.name}",
+        ready,
+        deadline_s=_NODE_LIMIT_S,
+        needs=(node.kubelet_process, node.containerd_process),
+    )
+
+
+def _remember(cluster: Cluster, ctr: str) -> None:
+    document = {"nodes": len(cluster.nodes), "ctr": ctr, "figures": dict(cluster.figures)}
+    fresh = _STATE_FILE.with_suffix(".part")
+    fresh.write_text(json.dumps(document), encoding="utf-8")
+    fresh.rename(_STATE_FILE)
+
+
+def _authority() -> Authority:
+    return Authority(paths.STATE / "pki")
+
+
+def _lock_alone() -> None:
+    if not _lock.exclusive(_LOCK_WAIT_S):
+        raise HarnessError(
+            f"Another cluster lives on this machine and is in use ({_lock.holder()}); "
+            "there can be only one at a time."
+        )

@@ -1,0 +1,156 @@
+"""Configuration and arguments of the control plane's processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from tests.harness import paths
+
+# A node counts as lost this long after its last heartbeat, and its pods are evicted after so much
+# more. The kubelet sends a heartbeat every 2 s (see node_config).
+NODE_GRACE_S: Final = 12
+EVICTION_DELAY_S: Final = 5
+# Without nodes the tests play the kubelet: no controller may judge nodes that do not exist.
+_NODE_CONTROLLERS: Final = (
+    "node-lifecycle-controller",
+    "node-ipam-controller",
+    "taint-eviction-controller",
+    "pod-garbage-collector-controller",
+)
+
+
+def state(*parts: str) -> Path:
+    """Return a path below the cluster's state."""
+    return paths.STATE.joinpath(*parts)
+
+
+def audit_policy() -> str:
+    """Return the audit policy: every request at Metadata level, once answered."""
+    policy = {
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [{"level": "Metadata"}],
+    }
+    return yaml.safe_dump(policy)
+
+
+def scheduler_config(kubeconfig: str) -> str:
+    """Return the scheduler's configuration."""
+    config: dict[str, Any] = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "leaderElection": {"leaderElect": False},
+        "clientConnection": {"kubeconfig": str(kubeconfig), "qps": 200, "burst": 400},
+    }
+    return yaml.safe_dump(config)
+
+
+def etcd() -> list[str]:
+    """Return the arguments of etcd: loopback only, no fsync, nothing worth keeping."""
+    client = f"http://127.0.0.1:{paths.ETCD_CLIENT_PORT}"
+    peer = f"http://127.0.0.1:{paths.ETCD_PEER_PORT}"
+    return [
+        f"--data-dir={state('etcd')}",
+        f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
+        "--unsafe-no-fsync",
+        "--quota-backend-bytes=4294967296",
+        "--log-level=warn",
+    ]
+
+
+def apiserver() -> list[str]:
+    """Return the arguments of the API server."""
+    return [*_apiserver_serving(), *_apiserver_identity(), *_apiserver_behaviour()]
+
+
+def controller_manager(*, nodes: bool) -> list[str]:
+    """Return the arguments of the controller manager.
+
+    Args:
+        nodes: Whether the cluster has nodes of its own.
+    """
+    kubeconfig = state("kubeconfigs", "kube-controller-manager.yaml")
+    controllers = ["*", *([] if nodes else [f"-{name}" for name in _NODE_CONTROLLERS])]
+    return [
+        f"--kubeconfig={kubeconfig}",
+        f"--authentication-kubeconfig={kubeconfig}",
+        f"--authorization-kubeconfig={kubeconfig}",
+        "--authentication-skip-lookup=true",
+        "--bind-address=127.0.0.1",
+        f"--cert-dir={state('certificates', 'controller-manager')}",
+        f"--controllers={','.join(controllers)}",
+        f"--root-ca-file={state('pki', 'ca.crt')}",
+        f"--cluster-signing-cert-file={state('pki', 'ca.crt')}",
+        f"--cluster-signing-key-file={state('pki', 'ca.key')}",
+        f"--service-account-private-key-file={state('pki', 'service-account.key')}",
+        f"--service-cluster-ip-range={paths.SERVICE_NETWORK}",
+        "--use-service-account-credentials=true",
+        "--leader-elect=false",
+        "--node-monitor-period=1s",
+        f"--node-monitor-grace-period={NODE_GRACE_S}s",
+        "--pvclaimbinder-sync-period=1s",
+        "--kube-api-qps=200",
+        "--kube-api-burst=400",
+    ]
+
+
+def scheduler() -> list[str]:
+    """Return the arguments of the scheduler."""
+    kubeconfig = state("kubeconfigs", "kube-scheduler.yaml")
+    return [
+        f"--config={state('config', 'scheduler.yaml')}",
+        f"--authentication-kubeconfig={kubeconfig}",
+        f"--authorization-kubeconfig={kubeconfig}",
+        "--authentication-skip-lookup=true",
+        "--bind-address=127.0.0.1",
+        f"--cert-dir={state('certificates', 'scheduler')}",
+    ]
+
+
+def _apiserver_serving() -> list[str]:
+    return [
+        f"--etcd-servers=http://127.0.0.1:{paths.ETCD_CLIENT_PORT}",
+        f"--bind-address={paths.API_ADDRESS}",
+        f"--advertise-address={paths.API_ADDRESS}",
+        f"--secure-port={paths.API_PORT}",
+        f"--service-cluster-ip-range={paths.SERVICE_NETWORK}",
+        f"--tls-cert-file={state('pki', 'apiserver.crt')}",
+        f"--tls-private-key-file={state('pki', 'apiserver.key')}",
+        "--kubelet-preferred-address-types=InternalIP",
+        f"--kubelet-certificate-authority={state('pki', 'ca.crt')}",
+        f"--kubelet-client-certificate={state('pki', 'apiserver-to-kubelet.crt')}",
+        f"--kubelet-client-key={state('pki', 'apiserver-to-kubelet.key')}",
+    ]
+
+
+def _apiserver_identity() -> list[str]:
+    key = state("pki", "service-account.key")
+    return [
+        f"--client-ca-file={state('pki', 'ca.crt')}",
+        f"--service-account-issuer=https://kubernetes.default.svc.{paths.CLUSTER_DOMAIN}",
+        f"--service-account-key-file={key}",
+        f"--service-account-signing-key-file={key}",
+        "--authorization-mode=Node,RBAC",
+        "--enable-admission-plugins=NodeRestriction",
+        "--allow-privileged=true",
+    ]
+
+
+def _apiserver_behaviour() -> list[str]:
+    return [
+        f"--audit-policy-file={state('config', 'audit.yaml')}",
+        f"--audit-log-path={state('logs', 'audit.log')}",
+        "--audit-log-maxsize=100000",
+        f"--default-not-ready-toleration-seconds={EVICTION_DELAY_S}",
+        f"--default-unreachable-toleration-seconds={EVICTION_DELAY_S}",
+        "--shutdown-watch-termination-grace-period=1s",
+        "--profiling=false",
+    ]

@@ -1,0 +1,163 @@
+"""Debian packages: what the system lacks, and a few newer binaries kept out of the system."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.harness import paths
+from tests.harness.errors import HarnessError
+from tests.harness.locks import building
+from tests.harness.run import Figures, command, installed, say
+
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+CNI_PLUGINS = Path("/usr/lib/cni")
+# What the harness needs of the system: a command (or a file), and the package that brings it.
+RUNTIME_PACKAGES = {
+    "ip": "iproute2",
+    "nft": "nftables",
+    "iptables": "iptables",
+    "conntrack": "conntrack",
+    "runc": "runc",
+    str(CNI_PLUGINS / "bridge"): "containernetworking-plugins",
+}
+BUILD_PACKAGES = {"gcc": "gcc", "/usr/include/stdio.h": "libc6-dev"}
+IMAGE_PACKAGES = {"buildah": "buildah", "debootstrap": "debootstrap"}
+# Newer than bookworm has; their binaries need no newer libc. Unpacked into the cache only.
+NEWER_SUITE = "trixie"
+NEWER_PACKAGES = {"etcd-server": "3.5", "containerd": "1.7"}
+NEWER_BINARIES = ("etcd", "containerd", "containerd-shim-runc-v2", "ctr")
+
+
+def ensure(packages: dict[str, str]) -> None:
+    """Install the packages whose command or file is missing.
+
+    Raises:
+        HarnessError: apt-get is missing, or failed twice.
+    """
+    missing = sorted({package for probe, package in packages.items() if not _present(probe)})
+    if not missing:
+        return
+    start = time.monotonic()
+    install = ["install", "-y", "--no-install-recommends", *missing]
+    try:
+        _apt_get(["update"])
+        _apt_get(install)
+    except HarnessError:
+        _apt_get(["update"])
+        _apt_get(install)
+    say(f"installed {', '.join(missing)} in {time.monotonic() - start:.1f} s")
+
+
+def newer_binaries(figures: Figures) -> Path:
+    """Fetch etcd and containerd of a newer Debian into the cache; return their folder.
+
+    Raises:
+        HarnessError: The packages cannot be fetched, or hold no such binaries.
+    """
+    pins = "-".join(version for _, version in sorted(NEWER_PACKAGES.items()))
+    target = paths.cache() / "tools" / f"debian-{NEWER_SUITE}-{pins}"
+    if target.is_dir():
+        return target
+    with building(target.parent / "debian.lock", "Debian binaries"), figures.phase("fetch debian"):
+        if not target.is_dir():
+            _fetch_into(target)
+    return target
+
+
+def mirror() -> str:
+    """Return the address of the Debian archive that this machine's apt uses.
+
+    Raises:
+        HarnessError: apt knows no Debian archive.
+    """
+    listing = _apt_get(
+        ["indextargets", "--format", "$(ORIGIN) $(CODENAME) $(REPO_URI)", "Created-By: Packages"]
+    )
+    for line in listing.splitlines():
+        origin, codename, address = line.split(" ", 2)
+        if origin == "Debian" and re.fullmatch(r"[a-z]+", codename):
+            return address
+    raise HarnessError("apt on this machine knows no Debian archive; run apt-get update once.")
+
+
+def versions(folder: Path) -> dict[str, str]:
+    """Return the versions of the packages that `newer_binaries` unpacked into this folder."""
+    lines = (folder / "versions.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split(" ", 1) for line in lines)
+
+
+def _present(probe: str) -> bool:
+    return Path(probe).exists() if probe.startswith("/") else installed(probe)
+
+
+def _apt_get(arguments: Sequence[str], options: Sequence[str] = (), cwd: Path | None = None) -> str:
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    return command(
+        ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", *options, *arguments],
+        f"apt-get {arguments[0]}",
+        env=environment,
+        cwd=cwd,
+    )
+
+
+def _fetch_into(target: Path) -> None:
+    for left_over in target.parent.glob(".debian-*"):
+        shutil.rmtree(left_over)
+    work = Path(tempfile.mkdtemp(prefix=".debian-", dir=target.parent))
+    options = _private_options(work)
+    _apt_get(["update"], options)
+    wanted = [f"{name}={version}.*" for name, version in NEWER_PACKAGES.items()]
+    _apt_get(["download", *wanted], options, cwd=work)
+    fresh = work / "bin"
+    fresh.mkdir()
+    fetched: list[str] = []
+    for package in sorted(work.glob("*.deb")):
+        fetched.append(" ".join(package.name.split("_")[:2]))
+        command(["dpkg", "-x", package, work / "unpacked"], f"Unpacking {package.name}")
+    for name in NEWER_BINARIES:
+        _take_binary(work / "unpacked", name, fresh)
+    (fresh / "versions.txt").write_text("\n".join(fetched) + "\n", encoding="utf-8")
+    fresh.rename(target)
+    shutil.rmtree(work)
+
+
+def _private_options(work: Path) -> list[str]:
+    """Return apt options that keep its sources, lists and downloads below `work`."""
+    sources = work / "sources.list"
+    sources.write_text(
+        f"deb [signed-by={KEYRING}] {mirror()} {NEWER_SUITE} main\n", encoding="utf-8"
+    )
+    (work / "lists" / "partial").mkdir(parents=True)
+    (work / "archives" / "partial").mkdir(parents=True)
+    settings = {
+        "Dir::Etc::SourceList": sources,
+        "Dir::Etc::SourceParts": "/dev/null",
+        "Dir::State::Lists": work / "lists",
+        "Dir::Cache": work,
+        "APT::Sandbox::User": "root",
+        "Acquire::Languages": "none",
+        "APT::Architecture": _architecture(),
+    }
+    return [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
+
+
+def _architecture() -> str:
+    names = {"x86_64": "amd64", "aarch64": "arm64"}
+    machine = platform.machine()
+    if machine not in names:
+        raise HarnessError(f"This harness knows no Debian architecture for {machine}.")
+    return names[machine]
+
+
+def _take_binary(unpacked: Path, name: str, target: Path) -> None:
+    found = unpacked / "usr" / "bin" / name
+    if not found.is_file():
+        raise HarnessError(f"The Debian packages of {NEWER_SUITE} hold no {name}.")
+    shutil.copy2(found, target / name)

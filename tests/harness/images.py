@@ -1,0 +1,119 @@
+"""Building the project's images from its Dockerfile, once per content of their inputs."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.harness import base_image, debian, machine, paths, pip_settings
+from tests.harness.build_inputs import Inputs
+from tests.harness.buildah import Storage
+from tests.harness.errors import HarnessError
+from tests.harness.locks import building
+from tests.harness.run import Figures
+
+
+def build_base() -> Path:
+    """Make the base image unless the cache has it; return its archive.
+
+    Raises:
+        HarnessError: Not root, or debootstrap or buildah failed.
+    """
+    return base_image.build(Figures())
+
+
+def build(
+    target: str,
+    tag: str,
+    build_args: Mapping[str, str] | None = None,
+    wheels: Path | None = None,
+    *,
+    repository: Path = paths.REPOSITORY,
+) -> Path:
+    """Build one target of the Dockerfile unless the cache has it; return its archive.
+
+    The build sees only files that the target copies and git does not ignore, so an image is a
+    function of what its key is made of.
+
+    Args:
+        target: The stage.
+        tag: The image's name with a tag, which must not be `latest`.
+        build_args: The build's arguments; `BASE_IMAGE` is the local base image unless given.
+        wheels: A folder that the build sees as `/wheels`.
+        repository: The folder with the Dockerfile.
+
+    Raises:
+        HarnessError: The tag or the target is wrong, or a tool failed.
+    """
+    image = _full_name(tag)
+    if wheels is not None and not wheels.is_dir():
+        raise HarnessError(f"There is no folder of wheels {wheels}.")
+    machine.check()
+    debian.ensure(debian.IMAGE_PACKAGES)
+    base = build_base()
+    arguments = {"BASE_IMAGE": base_image.IMAGE} | dict(build_args or {})
+    inputs = Inputs.gather(repository, target, base, wheels)
+    key = inputs.key([image, target, *(f"{k}={v}" for k, v in sorted(arguments.items()))])
+    folder = paths.cache() / "images"
+    archive = folder / f"{_slug(image)}-{key}.tar"
+    if not archive.is_file():
+        with building(folder / f"{_slug(image)}.lock", image):
+            if not archive.is_file():
+                start = time.monotonic()
+                _build_into(archive, inputs, target, image, arguments)
+                Figures().note(f"build {target}", time.monotonic() - start, image)
+    return archive
+
+
+def _build_into(
+    archive: Path, inputs: Inputs, target: str, image: str, arguments: Mapping[str, str]
+) -> None:
+    storage = Storage(paths.cache() / "buildah" / inputs.outside)
+    with tempfile.TemporaryDirectory(prefix="ddp-trainer-image-") as work:
+        context = Path(work, "context")
+        inputs.copy_to(context)
+        storage.load(inputs.base)
+        storage.build(
+            context=context,
+            target=target,
+            image=image,
+            build_args=arguments,
+            mounts=_mounts(Path(work), inputs.wheels),
+        )
+    fresh = archive.with_suffix(".part")
+    storage.export(image, fresh)
+    for older in archive.parent.glob(f"{_slug(image)}-{'?' * 12}.tar"):
+        older.unlink()
+    fresh.rename(archive)
+
+
+def _mounts(work: Path, wheels: Path | None) -> list[str]:
+    """Return what the build sees of this machine, none of which stays in the image."""
+    mounts: list[str] = []
+    configuration = pip_settings.configuration()
+    if configuration:
+        (work / "pip.conf").write_text(configuration, encoding="utf-8")
+        mounts.append(f"{work / 'pip.conf'}:/etc/pip.conf:ro")
+    certificates = pip_settings.certificates()
+    if certificates is not None:
+        mounts.append(f"{certificates.resolve()}:{pip_settings.CERTIFICATES}:ro")
+    if wheels is not None:
+        mounts.append(f"{wheels.resolve()}:/wheels:ro")
+    return mounts
+
+
+def _full_name(tag: str) -> str:
+    """Return the name with a registry, as containerd will know it."""
+    name, _, version = tag.rpartition(":")
+    if not name or "/" in version or version == "latest":
+        raise HarnessError(f"An image needs a tag other than latest, for example {tag}:test.")
+    registry = name.split("/")[0] if "/" in name else ""
+    known = registry == "localhost" or re.search(r"[.:]", registry)
+    return tag if known else f"localhost/{tag}"
+
+
+def _slug(image: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", image.removeprefix("localhost/"))

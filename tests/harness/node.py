@@ -1,0 +1,175 @@
+"""One node: its container runtime, its kubelet, and the ways to lose it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.harness import cgroups, kubeconfig, node_config, paths, processes
+from tests.harness.binaries import Tools
+from tests.harness.errors import HarnessError
+from tests.harness.pki import Authority
+from tests.harness.processes import Service
+from tests.harness.run import command
+
+_START_LIMIT_S: Final = 60.0
+_MANAGED: Final = "io.cri-containerd.image=managed"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the cluster.
+
+    Attributes:
+        number: Counted from 1.
+        ctr: The path of containerd's command-line client.
+    """
+
+    number: int
+    ctr: str
+
+    @property
+    def name(self) -> str:
+        """The name under which it registers."""
+        return paths.node_name(self.number)
+
+    @property
+    def address(self) -> str:
+        """Its address on the bridge."""
+        return paths.node_address(self.number)
+
+    @property
+    def folder(self) -> Path:
+        """Its folder in the state."""
+        return paths.STATE / "nodes" / self.name
+
+    @property
+    def kubelet_process(self) -> str:
+        """The name of its kubelet among the recorded processes."""
+        return f"kubelet-{self.name}"
+
+    @property
+    def containerd_process(self) -> str:
+        """The name of its container runtime among the recorded processes."""
+        return f"containerd-{self.name}"
+
+    def prepare(self, tools: Tools, authority: Authority) -> None:
+        """Write the configuration, and start the container runtime."""
+        (self.folder / "cni").mkdir(parents=True)
+        self._write("containerd.toml", node_config.containerd(self.folder, tools.binary("runc")))
+        self._write("cni/10-pods.conflist", node_config.cni(self.number, self.folder))
+        group = cgroups.create(self.name)
+        self._write("kubelet.yaml", node_config.kubelet(self.number, self.folder, group))
+        names = [self.name, self.address]
+        pair = authority.issue(self.name, f"system:node:{self.name}", ["system:nodes"], names)
+        kubeconfig.write(self.folder / "kubeconfig.yaml", authority, pair)
+        Service(
+            name=self.containerd_process,
+            argv=(tools.binary("containerd"), f"--config={self.folder / 'containerd.toml'}"),
+            search_path=tools.search_path,
+            cgroup=f"runtime-{self.name}",
+        ).start()
+
+    def start_kubelet_with(self, tools: Tools, extra: Sequence[str]) -> None:
+        """Start the kubelet for the first time, with further arguments."""
+        Service(
+            name=self.kubelet_process,
+            argv=(
+                tools.binary("kubelet"),
+                f"--config={self.folder / 'kubelet.yaml'}",
+                f"--kubeconfig={self.folder / 'kubeconfig.yaml'}",
+                f"--hostname-override={self.name}",
+                f"--node-ip={self.address}",
+                f"--root-dir={self.folder / 'kubelet'}",
+                f"--cert-dir={self.folder / 'kubelet-pki'}",
+                *extra,
+            ),
+            search_path=tools.search_path,
+        ).start()
+
+    def wait_for_runtime(self) -> None:
+        """Wait until the container runtime takes connections.
+
+        Raises:
+            HarnessError: It ended or took too long.
+        """
+        processes.wait_for(
+            f"the container runtime of {self.name}",
+            lambda: _listens(self.folder / "containerd.sock"),
+            deadline_s=_START_LIMIT_S,
+            needs=(self.containerd_process,),
+        )
+
+    def kill_kubelet(self) -> None:
+        """End the kubelet without warning; its containers run on, the node turns NotReady."""
+        processes.stop(self.kubelet_process, signal.SIGKILL)
+
+    def start_kubelet(self) -> None:
+        """Start the kubelet again after `kill_kubelet`."""
+        processes.recorded(self.kubelet_process).start()
+
+    def kill_containers(self) -> None:
+        """End every process of every pod on the node without warning.
+
+        While the kubelet lives it starts them again: end it first to play the loss of a node.
+        """
+        cgroups.kill(self.name)
+
+    def load_image(self, archive: Path) -> None:
+        """Import an image archive, and wait until the kubelet can see its images.
+
+        Raises:
+            HarnessError: The import failed.
+        """
+        self._ctr("images", "import", archive)
+        processes.wait_for(
+            f"the images of {archive.name} on {self.name}",
+            self._all_managed,
+            deadline_s=_START_LIMIT_S,
+            needs=(self.containerd_process,),
+        )
+
+    def _all_managed(self) -> bool:
+        lines = self._ctr("images", "list").splitlines()[1:]
+        return all(_MANAGED in line for line in lines)
+
+    def _ctr(self, *arguments: str | Path) -> str:
+        argv: list[str | Path] = [
+            self.ctr,
+            "--address",
+            self.folder / "containerd.sock",
+            "--namespace",
+            "k8s.io",
+        ]
+        return command([*argv, *arguments], f"ctr {arguments[0]} on {self.name}")
+
+    def _write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text, encoding="utf-8")
+
+
+def load_image(nodes: list[Node], archive: Path) -> None:
+    """Import an image archive into all nodes, at the same time.
+
+    Raises:
+        HarnessError: There is no such archive, or an import failed.
+    """
+    if not archive.is_file():
+        raise HarnessError(f"There is no image archive {archive}.")
+    if not nodes:
+        raise HarnessError("This cluster has no nodes to load an image into.")
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        list(pool.map(lambda node: node.load_image(archive), nodes))
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(str(path))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,117 @@
+"""Running commands and waiting for conditions, both with deadlines."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.harness.errors import HarnessError
+
+_TAIL_LINES = 15
+
+
+def tail(text: str, lines: int = _TAIL_LINES) -> str:
+    """Return the last lines of a text."""
+    return "\n".join(text.rstrip().splitlines()[-lines:])
+
+
+def command(
+    argv: Sequence[str | Path],
+    what: str,
+    *,
+    stdin: str | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout_s: float | None = 600,
+) -> str:
+    """Run a command and return what it wrote to stdout.
+
+    Args:
+        argv: The command and its arguments; no shell reads them.
+        what: What the command is for, as the subject of the error sentence.
+        stdin: Text for its standard input.
+        env: Its whole environment; the caller's when absent.
+        cwd: Its working directory.
+        timeout_s: Seconds after which it is killed.
+
+    Raises:
+        HarnessError: It is missing, failed or ran too long; its last lines are in the text.
+    """
+    try:
+        done = subprocess.run(
+            [str(part) for part in argv],
+            check=False,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            input=stdin,
+            env=_with_system_folders(os.environ if env is None else env),
+            cwd=cwd,
+            timeout=timeout_s,
+        )
+    except FileNotFoundError as error:
+        raise HarnessError(f"{what} failed: {argv[0]} is not installed.") from error
+    except subprocess.TimeoutExpired as error:
+        raise HarnessError(f"{what} took longer than {timeout_s:.0f} s.") from error
+    if done.returncode != 0:
+        output = tail(done.stderr or done.stdout)
+        raise HarnessError(f"{what} failed with exit status {done.returncode}:\n{output}")
+    return done.stdout
+
+
+def installed(name: str) -> bool:
+    """Tell whether a command can be found, the system's folders included."""
+    return shutil.which(name, path=_with_system_folders(os.environ)["PATH"]) is not None
+
+
+def poll(ready: Callable[[], bool], *, deadline_s: float, interval_s: float = 0.05) -> bool:
+    """Ask until the answer is yes or the deadline has passed; return the last answer.
+
+    Args:
+        ready: The condition.
+        deadline_s: Seconds to keep asking.
+        interval_s: Seconds between two questions.
+    """
+    end = time.monotonic() + deadline_s
+    while not ready():
+        if time.monotonic() >= end:
+            return False
+        time.sleep(interval_s)
+    return True
+
+
+class Figures:
+    """Seconds of every phase, printed as they are known."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.seconds: dict[str, float] = {}
+        self._quiet = quiet
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time the block as the phase of this name and print its seconds."""
+        start = time.monotonic()
+        yield
+        self.note(name, time.monotonic() - start)
+
+    def note(self, name: str, seconds: float, comment: str = "") -> None:
+        """Record and print the seconds of a phase that was timed elsewhere."""
+        self.seconds[name] = seconds
+        if not self._quiet:
+            print(f"{name:<28} {seconds:7.2f} s  {comment}".rstrip(), flush=True)
+
+
+def _with_system_folders(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment whose PATH has the folders that some shells leave out."""
+    return {**env, "PATH": f"{env.get('PATH', '')}:/usr/sbin:/sbin"}
+
+
+def say(text: str) -> None:
+    """Print a line of progress at once."""
+    print(text, file=sys.stdout, flush=True)
