@@ -137,6 +137,7 @@ class Progress(WireModel):
     """Optimizer updates done since the run began, over all attempts."""
     total_steps: int | None = None
     epoch: int | None = None
+    """Current pass over the data, from 1; 0 before the first update."""
     loss: float | None = None
     """Mean training loss per counted unit (sample, token) since the last report."""
     samples_per_second: float | None = None

@@ -85,12 +85,16 @@ def _arguments(config: AgentConfig, attempt: int, log_dir: Path) -> list[str]:
         "--tee=3",
         "--role=rank",
     ]
-    command = config.rank_command()
-    if command[0] == "-m":
-        return [*arguments, *command]
-    if command[0] in {"python", "python3", sys.executable} and len(command) > 1:
-        return [*arguments, *command[1:]]
-    return [*arguments, "--no-python", *command]
+    return [*arguments, *_entrypoint(config.rank_command())]
+
+
+def _entrypoint(command: list[str]) -> list[str]:
+    """The command as torchrun takes it: a script, a module, or anything else by itself."""
+    if command[0] in {"python", "python3"} and len(command) > 1:
+        script_or_flag = command[1]
+        if script_or_flag == "-m" or not script_or_flag.startswith("-"):
+            return command[1:]
+    return command if command[0] == "-m" else ["--no-python", *command]
 
 
 def _rank_environment(

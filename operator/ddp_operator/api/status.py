@@ -64,7 +64,7 @@ class ProgressStatus(StatusModel):
     total_steps: int | None = None
     """Updates in all."""
     epoch: int | None = None
-    """Current pass over the data, from 0."""
+    """Current pass over the data, from 1."""
     loss: Short | None = None
     """Training loss, as a decimal number."""
     samples_per_second: int | None = None

@@ -1,0 +1,18 @@
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+# Before torch or NumPy are imported: two cores are shared by all ranks of a test.
+os.environ["OMP_NUM_THREADS"] = "1"
+sys.path.insert(0, str(Path(__file__).parent))
+
+import pytest
+from rank_processes import Launcher
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    launcher = Launcher(tmp_path)
+    yield launcher
+    launcher.close()

@@ -1,0 +1,124 @@
+"""Tasks for tests: small, deterministic, and able to die at a stated point."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+
+from ddp_trainer.task import RunEnv, Weighted
+
+
+class ProbeConfig(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    samples: int = 50
+    eval_samples: int = 11
+    dropout: float = 0.0
+    batch_norm: bool = False
+    tied: bool = False
+    own_optimizer: bool = False
+    uneven: bool = False
+    """Whether samples count differently, as tokens would."""
+    noise: float = 0.0
+    """Randomness in preparing samples."""
+    log_dir: str | None = None
+    """Where each rank notes the samples that it trains on."""
+    die_rank: int = -1
+    die_after: int = -1
+    """Forward passes in training after which that rank dies."""
+    die_how: str = "kill"
+    bad_loss: bool = False
+
+
+class Points(torch.utils.data.Dataset[tuple[Tensor, ...]]):
+    def __init__(self, count: int, seed: int, cfg: ProbeConfig) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.x = torch.randn(count, 6, generator=generator)
+        self.y = (self.x.sum(1) > 0).long() + (self.x[:, 0] > 1).long()
+        self.weight = 1.0 + (torch.arange(count) % 4 if cfg.uneven else torch.zeros(count))
+        self.noise = cfg.noise
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        x = self.x[index] + self.noise * torch.randn(6)
+        return x, self.y[index], self.weight[index], torch.tensor(index)
+
+
+class Probe(nn.Module):
+    def __init__(self, cfg: ProbeConfig) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 8)
+        self.norm: nn.Module = nn.BatchNorm1d(8) if cfg.batch_norm else nn.Identity()
+        self.drop = nn.Dropout(cfg.dropout)
+        self.middle = nn.Linear(8, 8, bias=False)
+        self.again = nn.Linear(8, 8, bias=False)
+        if cfg.tied:
+            self.again.weight = self.middle.weight
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(torch.tanh(self.norm(self.inner(x))))
+        return self.head(torch.tanh(self.again(torch.tanh(self.middle(x)))))
+
+
+class ProbeTask:
+    def __init__(self, cfg: ProbeConfig, env: RunEnv) -> None:
+        self.cfg, self.env = cfg, env
+        self.model: nn.Module = Probe(cfg)
+        self.train_data = Points(cfg.samples, 1, cfg)
+        self.eval_data = Points(cfg.eval_samples, 2, cfg) if cfg.eval_samples else None
+        self.passes = 0
+
+    def loss(self, model: nn.Module, batch: Any) -> Weighted:
+        x, y, weight, index = batch
+        if model.training:
+            self._note(index)
+        if self.cfg.bad_loss:
+            return x.mean()  # type: ignore[return-value]
+        each = nn.functional.cross_entropy(model(x), y, reduction="none")
+        return Weighted((each * weight).sum(), weight.sum() if self.cfg.uneven else len(x))
+
+    def _note(self, index: Tensor) -> None:
+        self.passes += 1
+        if self.cfg.log_dir:
+            with (Path(self.cfg.log_dir) / f"{self.env.rank}.txt").open("a") as file:
+                file.write(" ".join(map(str, index.tolist())) + "\n")
+        if self.env.rank == self.cfg.die_rank and self.passes > self.cfg.die_after >= 0:
+            if self.cfg.die_how == "raise":
+                raise RuntimeError("the probe shall die")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class OwnTask(ProbeTask):
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Weighted]:
+        x, y, _, _ = batch
+        hits = (model(x).argmax(1) == y).sum()
+        return {"accuracy": Weighted(hits, torch.tensor(len(x)))}
+
+    def optimizer(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params, lr=0.1, momentum=0.5)
+
+    def collate(self, samples: list[tuple[Tensor, ...]]) -> Any:
+        return tuple(torch.stack(parts) for parts in zip(*samples, strict=True))
+
+
+def build(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
+    return ProbeTask(cfg, env)
+
+
+def build_own(cfg: ProbeConfig, env: RunEnv) -> OwnTask:
+    return OwnTask(cfg, env)
+
+
+def untyped(cfg, env):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, ARG001
+    return None
+
+
+def not_a_task(cfg: ProbeConfig, env: RunEnv) -> object:  # noqa: ARG001
+    return object()

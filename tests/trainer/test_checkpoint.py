@@ -1,0 +1,189 @@
+"""A checkpoint is there as a whole or not at all."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ddp_trainer.checkpoint import load, retention, snapshot, writer
+from ddp_trainer.checkpoint.format import MANIFEST, Name, names_in
+from ddp_trainer.checkpoint.manager import CheckpointManager
+from ddp_trainer.config import CheckpointConfig
+from ddp_trainer.errors import InputError
+
+
+def state(step: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(step)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def saved(directory: Path, *steps: int, attempt: int = 1) -> None:
+    for step in steps:
+        taken = snapshot.take(*state(step))
+        taken.state = {"step": step}
+        writer.commit(directory, Name(step, attempt), taken)
+
+
+def chosen(directory: Path) -> tuple[int | None, list[str]]:
+    choice = load.choose(directory)
+    return choice.name.step if choice.name else None, choice.skipped
+
+
+def test_the_newest_whole_one_is_chosen(tmp_path: Path) -> None:
+    assert chosen(tmp_path) == (None, [])
+    saved(tmp_path, 9, 100, 20)
+    assert chosen(tmp_path) == (100, [])
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    saved(tmp_path, 3)
+    got = load.receive(tmp_path / "step-00000003.attempt-1", torch.device("cpu"))
+    model, optimizer = state(3)
+    other, fresh = nn.Linear(4, 3), None
+    fresh = torch.optim.AdamW(other.parameters(), lr=0.5)
+    snapshot.put_model(other, got.model)
+    snapshot.put_optimizer(other, fresh, got.optimizer, got.optimizer_rest, keep_groups=True)
+    assert all(a.equal(b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    old, new = optimizer.state_dict()["state"], fresh.state_dict()["state"]
+    assert all(old[i][key].equal(new[i][key]) for i in old for key in old[i])
+    assert fresh.param_groups[0]["lr"] == 0.5
+    snapshot.put_optimizer(other, fresh, got.optimizer, got.optimizer_rest, keep_groups=False)
+    assert fresh.param_groups[0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "reason"),
+    [
+        ("model.safetensors", "cut", "model.safetensors has"),
+        ("model.safetensors", "flip", "model.safetensors does not match its CRC32"),
+        ("optimizer.safetensors", "flip", "optimizer.safetensors does not match"),
+        ("state.json", "flip", "state.json does not match its CRC32"),
+        ("state.json", "remove", "state.json is missing"),
+        (MANIFEST, "remove", "MANIFEST.json is missing"),
+        (MANIFEST, "cut", "MANIFEST.json is damaged"),
+        (MANIFEST, "empty", "MANIFEST.json is damaged"),
+    ],
+)
+def test_a_damaged_one_is_passed_over(tmp_path: Path, file: str, damage: str, reason: str) -> None:
+    saved(tmp_path, 10, 20)
+    path = tmp_path / "step-00000020.attempt-1" / file
+    data = bytearray(path.read_bytes())
+    if damage == "remove":
+        path.unlink()
+    elif damage == "empty":
+        path.write_text("{}")
+    elif damage == "cut":
+        path.write_bytes(data[: len(data) // 2])
+    else:
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    step, skipped = chosen(tmp_path)
+    assert step == 10
+    assert len(skipped) == 1
+    assert skipped[0].startswith(f"step-00000020.attempt-1 is not whole: {reason}")
+    assert (tmp_path / "step-00000020.attempt-1.broken").is_dir()
+    saved(tmp_path, 20)
+    assert chosen(tmp_path) == (20, [])
+
+
+def test_every_single_bit_of_the_tensors_counts(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    path = tmp_path / "step-00000001.attempt-1" / "model.safetensors"
+    data = path.read_bytes()
+    for place in range(0, len(data), 7):
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        assert chosen(tmp_path)[0] is None
+        (tmp_path / "step-00000001.attempt-1.broken").rename(path.parent)
+    path.write_bytes(data)
+    assert chosen(tmp_path) == (1, [])
+
+
+def test_nothing_is_overwritten_and_a_failed_write_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, 5)
+    before = (tmp_path / "step-00000005.attempt-1" / MANIFEST).read_bytes()
+    with pytest.raises(FileExistsError):
+        saved(tmp_path, 5)
+    assert (tmp_path / "step-00000005.attempt-1" / MANIFEST).read_bytes() == before
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writer, "write_manifest", full)
+    with pytest.raises(OSError, match="No space"):
+        saved(tmp_path, 6)
+    assert [str(name) for name in names_in(tmp_path)] == ["step-00000005.attempt-1"]
+
+
+def test_a_pending_one_is_no_checkpoint_and_goes_with_the_next_start(tmp_path: Path) -> None:
+    saved(tmp_path, 5)
+    for name in ("step-00000006.attempt-1.tmp", "step-00000007.attempt-3.tmp"):
+        (tmp_path / name).mkdir()
+    assert chosen(tmp_path) == (5, [])
+    manager = CheckpointManager(CheckpointConfig(directory=str(tmp_path)))
+    opened = manager.open(2, {"seed": 0})
+    assert opened["attempt"] == 2
+    assert opened["resume"]["step"] == 5
+    names = [str(name) for name in names_in(tmp_path)]
+    assert names == ["step-00000005.attempt-1", "step-00000007.attempt-3.tmp"]
+    assert json.loads((tmp_path / "config.json").read_text()) == {"seed": 0}
+    assert (
+        CheckpointManager(CheckpointConfig(directory=str(tmp_path))).open(None, {})["attempt"] == 4
+    )
+
+
+def test_the_newest_are_kept_and_broken_ones_until_they_are_older(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2, 3, 4)
+    (tmp_path / "step-00000001.attempt-1").rename(tmp_path / "step-00000001.attempt-1.broken")
+    (tmp_path / "step-00000004.attempt-1").rename(tmp_path / "step-00000004.attempt-1.broken")
+    (tmp_path / "notes").mkdir()
+    retention.keep_newest(tmp_path, 1)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"step-00000003.attempt-1", "step-00000004.attempt-1.broken", "notes"}
+
+
+def test_a_directory_that_cannot_be_used_is_the_users_mistake(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    manager = CheckpointManager(CheckpointConfig(directory=str(tmp_path / "file" / "run")))
+    with pytest.raises(InputError, match="cannot use"):
+        manager.open(1, {})
+
+
+def test_the_intervals(tmp_path: Path) -> None:
+    def due(step: int, ended: bool, clock: bool = False, **settings: int) -> bool:
+        config = CheckpointConfig(directory=str(tmp_path), **settings)
+        return CheckpointManager(config).due(step, epoch_ended=ended, by_clock=clock)
+
+    assert due(7, ended=True)
+    assert due(7, ended=False, clock=True)
+    assert not due(7, ended=False)
+    assert due(8, ended=False, every_steps=4)
+    assert not due(7, ended=True, every_steps=4)
+    assert not due(7, ended=True, every_seconds=4)
+    assert not CheckpointManager(CheckpointConfig()).due(4, epoch_ended=True, by_clock=True)
+
+
+def test_state_that_is_no_tensor_and_no_json_is_refused() -> None:
+    model, optimizer = state(1)
+    optimizer.state[model.weight]["odd"] = {"a": object()}
+    with pytest.raises(InputError, match='state "odd" of the optimizer'):
+        snapshot.take(model, optimizer)
+
+
+def test_plain_state_of_an_optimizer_returns() -> None:
+    model, optimizer = state(1)
+    optimizer.state[model.weight]["count"] = 7
+    taken = snapshot.take(model, optimizer)
+    json.dumps(taken.optimizer_rest)
+    _, fresh = model, torch.optim.AdamW(model.parameters())
+    snapshot.put_optimizer(model, fresh, taken.optimizer, taken.optimizer_rest, keep_groups=True)
+    assert fresh.state[model.weight]["count"] == 7

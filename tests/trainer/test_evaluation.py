@@ -1,0 +1,55 @@
+from pathlib import Path
+
+import pytest
+from rank_processes import Launcher
+
+
+@pytest.mark.parametrize("samples", [11, 2])
+def test_metrics_do_not_depend_on_the_number_of_ranks(launcher: Launcher, samples: int) -> None:
+    arguments = ["--task=sample_tasks:build_own", "--global_batch=6", "--max_steps=4"]
+    arguments += [
+        f"--task.eval_samples={samples}",
+        "--task.batch_norm=false",
+        "--data.eval_batch=2",
+    ]
+    gangs = [launcher.train(*arguments, world=world) for world in (1, 2, 3)]
+    found = []
+    for world, gang in enumerate(gangs, start=1):
+        assert gang.wait() == [0] * world
+        found.append(gang.events("summary")[0]["metrics"])
+    assert found[0] == found[1] == found[2]
+    assert (found[0]["accuracy"] * samples) % 1 == pytest.approx(0, abs=1e-4)
+
+
+def test_a_task_without_metrics_or_evaluation_data(launcher: Launcher) -> None:
+    arguments = ["--task=sample_tasks:build", "--max_steps=2"]
+    with_data = launcher.train(*arguments, world=None)
+    without = launcher.train(*arguments, "--task.eval_samples=0", world=None)
+    assert with_data.wait() == without.wait() == [0]
+    assert set(with_data.events("summary")[0]["metrics"]) == {"loss"}
+    assert without.events("summary")[0]["metrics"] == {}
+    assert without.events("eval") == []
+
+
+def test_batch_norm_evaluates_with_statistics_of_all_ranks(launcher: Launcher) -> None:
+    arguments = ["--task=sample_tasks:build", "--task.batch_norm=true", "--max_steps=6"]
+    gang = launcher.train(*arguments, "--global_batch=8", world=2)
+    assert gang.wait() == [0, 0]
+    assert gang.events("summary")[0]["metrics"]["loss"] > 0
+
+
+def test_worker_processes_give_the_same_run(launcher: Launcher, tmp_path: Path) -> None:
+    arguments = ["--task=sample_tasks:build", "--max_steps=6", "--task.noise=0.1"]
+    gangs = [
+        launcher.train(
+            *arguments, f"--data.workers={n}", f"--checkpoint.directory={tmp_path / str(n)}"
+        )
+        for n in (0, 1)
+    ]
+    for gang in gangs:
+        assert gang.wait() == [0]
+    files = [
+        next((tmp_path / str(n)).glob("step-*")).joinpath("model.safetensors").read_bytes()
+        for n in (0, 1)
+    ]
+    assert files[0] == files[1]

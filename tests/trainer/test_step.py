@@ -1,0 +1,143 @@
+"""The arithmetic of one update, and what it costs."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from rank_processes import Launcher
+from safetensors.torch import load_file
+from torch import nn
+
+from ddp_trainer.config import RunConfig
+from ddp_trainer.data.loader import by_update, on_device
+from ddp_trainer.environment import Ranks
+from ddp_trainer.observe.beats import BeatWriter
+from ddp_trainer.opening import Order, open_run
+from ddp_trainer.run import Run
+from ddp_trainer.settings import resolve
+from ddp_trainer.step import train_step
+from ddp_trainer.stop import StopFlag
+from ddp_trainer.train import loop
+
+SGD = {"optimizer": {"name": "sgd", "lr": 0.1}, "schedule": {"name": "constant"}}
+
+
+def opened(path: str = "sample_tasks:build", /, **settings: Any) -> Run:
+    config: RunConfig = resolve(SGD | settings)
+    order = Order(path, config)
+    return open_run(order, Ranks(), StopFlag(), BeatWriter(None, Ranks(), 0))
+
+
+def trained(**settings: Any) -> Run:
+    run = opened(**settings)
+    loop(run)
+    return run
+
+
+def distance(one: nn.Module, other: nn.Module) -> float:
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return max(float((a - b).detach().abs().max()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_accumulation_equals_one_big_batch(uneven: bool) -> None:
+    # 50 samples in batches of 12: the last update of an epoch has two, in shares of 4.
+    settings: dict[str, Any] = {"global_batch": 12, "epochs": 3, "task": {"uneven": uneven}}
+    big = trained(**settings)
+    small = trained(micro_batch=4, **settings)
+    assert big.position.step == small.position.step == 15
+    assert distance(big.learner.model, small.learner.model) < 1e-6
+
+
+def test_an_update_is_that_of_plain_torch() -> None:
+    settings: dict[str, Any] = {"global_batch": 10, "task": {"uneven": True}}
+    run, twin = opened(clip_norm=0.5, **settings), opened(**settings).learner.model
+    weights = [param for param in twin.parameters() if param.dim() > 1]
+    biases = [param for param in twin.parameters() if param.dim() == 1]
+    groups = [{"params": weights, "weight_decay": 0.01}, {"params": biases, "weight_decay": 0.0}]
+    optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True)
+    order, data = run.sampler.order(0), run.task.train_data
+    updates = by_update(on_device(run.train_loader, run.learner.device))
+    for step in range(2):
+        samples = [data[index] for index in order[10 * step : 10 * step + 10]]
+        x, y, weight, _ = (torch.stack(parts) for parts in zip(*samples, strict=True))
+        each = nn.functional.cross_entropy(twin(x), y, reduction="none")
+        optimizer.zero_grad()
+        ((each * weight).sum() / weight.sum()).backward()
+        nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
+        optimizer.step()
+        train_step(run.learner, next(updates), step, 0.5)
+        assert distance(run.learner.model, twin) < 1e-6
+
+
+def test_ranks_end_with_the_weights_of_one_process(launcher: Launcher, tmp_path: Any) -> None:
+    # 50 samples in batches of 12 leave 2 for 3 ranks: one of them has none.
+    config = SGD | {"global_batch": 12, "epochs": 2, "task": {"uneven": True}, "clip_norm": 1.0}
+    gangs = {}
+    for world in (1, 2, 3):
+        extra = [f"--checkpoint.directory={tmp_path / str(world)}"]
+        if world == 2:
+            extra.append("--micro_batch=2")
+        arguments = ["--task=sample_tasks:build", f"--config={json.dumps(config)}", *extra]
+        gangs[world] = launcher.train(*arguments, world=world)
+    for world, gang in gangs.items():
+        assert gang.wait() == [0] * world
+    one, two, three = (
+        load_file(max((tmp_path / str(world)).glob("step-*")) / "model.safetensors")
+        for world in (1, 2, 3)
+    )
+    for key, value in one.items():
+        assert value.allclose(two[key], atol=1e-6, rtol=0)
+        assert value.allclose(three[key], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_steady_step_costs_its_buckets_and_no_host_sync(
+    launcher: Launcher, optimizer: str
+) -> None:
+    config: dict[str, Any] = {"global_batch": 8, "micro_batch": 2, "clip_norm": 1.0}
+    config["optimizer"] = {"name": optimizer}
+    gang = launcher.call("probes:steady_step", config, world=2)
+    assert gang.wait() == [0, 0]
+    (found,) = gang.events("probe")
+    assert found["reductions"] == found["buckets"] == 1
+    assert found["other"] == []
+    assert found["syncs"] == 0
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
+def test_other_precisions_learn_alike(precision: str) -> None:
+    settings: dict[str, Any] = {"global_batch": 10, "epochs": 2, "clip_norm": 1.0}
+    exact = trained(**settings)
+    rough = trained(precision=precision, **settings)
+    rough.evaluate()
+    exact.evaluate()
+    assert rough.metrics["loss"] == pytest.approx(exact.metrics["loss"], rel=0.05)
+    assert rough.learner.scaler.is_enabled() == (precision == "fp16")
+
+
+def test_an_overflow_in_fp16_skips_the_update_and_lowers_the_scale() -> None:
+    run = opened(global_batch=10, precision="fp16", max_steps=2)
+    before = [param.clone() for param in run.learner.model.parameters()]
+    run.learner.scaler = torch.amp.GradScaler("cpu", init_scale=1e38)
+    updates = by_update(on_device(run.train_loader, run.learner.device))
+    train_step(run.learner, next(updates), 0, 1.0)
+    after = list(run.learner.model.parameters())
+    assert all(a.equal(b) for a, b in zip(after, before, strict=True))
+    assert run.learner.scaler.get_scale() == pytest.approx(5e37)
+    assert all(param.grad is None for param in after)
+
+
+def test_tied_weights_and_batch_norm_survive_a_checkpoint(tmp_path: Any) -> None:
+    settings: dict[str, Any] = {
+        "task": {"tied": True, "batch_norm": True},
+        "checkpoint": {"directory": str(tmp_path)},
+    }
+    run = trained(**settings)
+    run.save()
+    again = opened(epochs=2, **settings)
+    assert again.position.step == run.position.step > 0
+    old, new = run.learner.model.state_dict(), again.learner.model.state_dict()
+    assert all(old[key].equal(new[key]) for key in old)
+    assert new["middle.weight"].data_ptr() == new["again.weight"].data_ptr()

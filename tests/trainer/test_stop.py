@@ -1,0 +1,93 @@
+"""Ends that are not the end of the run: signals, dead peers, exceptions."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from rank_processes import Launcher
+
+TASK = "--task=sample_tasks:build"
+LONG = [
+    TASK,
+    "--global_batch=6",
+    "--epochs=2000",
+    "--parallel.agree_seconds=0.2",
+    "--log.every_steps=100000",
+]
+
+
+def steps(launched_beats: Path) -> int:
+    try:
+        return int(json.loads((launched_beats / "0.json").read_text())["step"])
+    except FileNotFoundError:
+        return 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_one_rank_makes_all_save_and_stop(
+    launcher: Launcher, tmp_path: Path, number: signal.Signals
+) -> None:
+    environ = {"DDP_CHECKPOINT_DIR": str(tmp_path / "ck"), "DDP_BEATS_DIR": str(tmp_path / "beats")}
+    gang = launcher.train(*LONG, "--checkpoint.every_steps=1000000", world=2, **environ)
+    gang.until(lambda: steps(tmp_path / "beats") > 20)
+    sent = time.monotonic()
+    gang.signal(1, number)
+    assert gang.wait() == [85, 85]
+    assert time.monotonic() - sent < 10
+    (stopped,) = gang.events("stop")
+    (name,) = [path.name for path in (tmp_path / "ck").glob("step-*")]
+    assert stopped["checkpoint"].endswith(name)
+    assert name == f"step-{stopped['steps']:08d}.attempt-0"
+    assert gang.err(0) == gang.err(1) == ""
+    assert json.loads((tmp_path / "beats" / "1.json").read_text())["phase"] == "Done"
+
+
+def test_a_signal_before_the_first_update_stops_too(launcher: Launcher, tmp_path: Path) -> None:
+    environ = {"DDP_BEATS_DIR": str(tmp_path)}
+    gang = launcher.train(*LONG, world=2, **environ)
+    gang.until((tmp_path / "1.json").exists)
+    gang.signal(1, signal.SIGTERM)
+    assert gang.wait() == [85, 85]
+
+
+def test_the_death_of_a_peer_ends_the_others_within_seconds(launcher: Launcher) -> None:
+    die = ["--task.die_rank=1", "--task.die_after=5"]
+    gang = launcher.train(*LONG, *die, world=3)
+    gang.processes[1].join(60)
+    died = time.monotonic()
+    assert gang.wait() == [1, -9, 1]
+    assert time.monotonic() - died < 10
+    assert "Traceback" in gang.err(0)
+
+
+def test_an_exception_is_shown_once_and_written_down(launcher: Launcher) -> None:
+    die = ["--task.die_rank=0", "--task.die_after=5", "--task.die_how=raise"]
+    gang = launcher.train(*LONG, *die, world=2)
+    assert gang.wait() == [1, 1]
+    assert gang.err(0).count("RuntimeError: the probe shall die") == 1
+    assert gang.err(0).count("Traceback") == 1
+    error = json.loads((gang.folder / "0.error.json").read_text())
+    assert error["message"]["message"] == "RuntimeError: the probe shall die"
+    assert "in _note" in error["message"]["extraInfo"]["py_callstack"]
+
+
+def test_time_that_is_used_up_completes_the_run(launcher: Launcher, tmp_path: Path) -> None:
+    environ = {"DDP_CHECKPOINT_DIR": str(tmp_path)}
+    arguments = [*LONG, "--max_seconds=0.5", "--checkpoint.every_steps=1000000"]
+    gang = launcher.train(*arguments, world=2, **environ)
+    assert gang.wait() == [0, 0]
+    (summary,) = gang.events("summary")
+    assert 0.5 <= summary["seconds"] < 5
+    assert summary["steps"] < summary["total_steps"]
+    again = launcher.train(*arguments, world=2, **environ)
+    assert again.wait() == [0, 0]
+    assert "nothing left to train" in again.events("complete")[0]["message"]
+
+
+def test_checkpoints_follow_the_clock(launcher: Launcher, tmp_path: Path) -> None:
+    environ = {"DDP_CHECKPOINT_DIR": str(tmp_path), "DDP_CHECKPOINT_EVERY_SECONDS": "1"}
+    gang = launcher.train(*LONG, "--max_seconds=2.5", world=2, **environ)
+    assert gang.wait() == [0, 0]
+    assert 2 <= len(gang.events("checkpoint")) <= 3

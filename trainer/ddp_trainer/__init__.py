@@ -1,0 +1,1 @@
+"""Trains a task on any number of ranks, and resumes wherever it was ended."""

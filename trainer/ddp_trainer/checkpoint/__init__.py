@@ -1,0 +1,1 @@
+"""Checkpoints: their format, writing, choosing, keeping."""

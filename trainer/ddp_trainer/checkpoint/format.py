@@ -1,0 +1,142 @@
+"""The format of a checkpoint on disk: names, manifest, and the check that one is whole.
+
+    step-00000120.attempt-2/
+        model.safetensors       parameters and buffers by their names in the bare model
+        optimizer.safetensors   state tensors as <key>/<parameter name>
+        optimizer.json          the optimizer's other state and its groups
+        state.json              position, loss scaling, configuration, versions
+        MANIFEST.json           size and CRC32 of each of these; written last
+
+Tensors and JSON only: nothing that is read from the volume can run code.
+"""
+
+import json
+import os
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+MODEL = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+OPTIMIZER_REST = "optimizer.json"
+STATE = "state.json"
+MANIFEST = "MANIFEST.json"
+CONFIG = "config.json"
+"""In the run's directory: the resolved configuration of the newest attempt."""
+
+PENDING = ".tmp"
+"""Suffix of a directory that is being written or deleted: never a checkpoint."""
+BROKEN = ".broken"
+"""Suffix of a checkpoint that failed its check, kept for a look until newer ones replace it."""
+
+_NAME = re.compile(r"step-(\d{8,})\.attempt-(\d+)(\.tmp|\.broken)?")
+_CHUNK = 1 << 22
+
+
+class BrokenCheckpointError(Exception):
+    """A checkpoint that is not whole; its text is the reason."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Name:
+    """Name of a checkpoint's directory; ordered by step, then by attempt."""
+
+    step: int
+    attempt: int
+    suffix: str = ""
+
+    def __str__(self) -> str:
+        return f"step-{self.step:08d}.attempt-{self.attempt}{self.suffix}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Name | None":
+        """The name that `text` spells, if it is one."""
+        match = _NAME.fullmatch(text)
+        return cls(int(match[1]), int(match[2]), match[3] or "") if match else None
+
+
+def names_in(directory: Path) -> list[Name]:
+    """All names in a run's directory, pending and broken ones included, oldest first."""
+    if not directory.is_dir():
+        return []
+    found = (Name.parse(entry.name) for entry in directory.iterdir())
+    return sorted(name for name in found if name)
+
+
+def crc32_of(path: Path) -> str:
+    """CRC-32 of a file as eight hexadecimal digits."""
+    crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            crc = zlib.crc32(chunk, crc)
+    return f"{crc:08x}"
+
+
+def write_manifest(directory: Path, name: Name) -> None:
+    """Lists every file of a pending checkpoint, with size and CRC32, as its last file."""
+    files = {
+        path.name: {"bytes": path.stat().st_size, "crc32": crc32_of(path)}
+        for path in sorted(directory.iterdir())
+    }
+    document = {"format": FORMAT, "step": name.step, "attempt": name.attempt, "files": files}
+    write_json(directory / MANIFEST, document)
+
+
+def check_whole(directory: Path) -> None:
+    """Reads a checkpoint through once and compares it to its manifest.
+
+    Raises:
+        BrokenCheckpointError: If anything is missing or differs.
+    """
+    manifest = read_json(directory / MANIFEST)
+    try:
+        if manifest["format"] != FORMAT:
+            raise BrokenCheckpointError(f"format {manifest['format']} is not {FORMAT}")
+        for file, expected in manifest["files"].items():
+            path = directory / Path(file).name
+            size = path.stat().st_size
+            if size != expected["bytes"]:
+                raise BrokenCheckpointError(f"{file} has {size} bytes, not {expected['bytes']}")
+            if crc32_of(path) != expected["crc32"]:
+                raise BrokenCheckpointError(f"{file} does not match its CRC32")
+        missing = {MODEL, OPTIMIZER, OPTIMIZER_REST, STATE} - manifest["files"].keys()
+    except FileNotFoundError as error:
+        raise BrokenCheckpointError(f"{Path(error.filename).name} is missing") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BrokenCheckpointError(f"{MANIFEST} is damaged") from error
+    if missing:
+        raise BrokenCheckpointError(f"{MANIFEST} does not list {min(missing)}")
+
+
+def read_json(path: Path) -> Any:
+    """A JSON document.
+
+    Raises:
+        BrokenCheckpointError: If it is missing or damaged.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise BrokenCheckpointError(f"{path.name} is missing") from error
+    except ValueError as error:
+        raise BrokenCheckpointError(f"{path.name} is damaged") from error
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Writes a JSON document and flushes it to the volume."""
+    with path.open("w", encoding="utf-8") as file:
+        json.dump(document, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(path: Path) -> None:
+    """Flushes a file, or a directory's entries, to the volume."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,67 @@
+"""Writing a checkpoint so that it is there as a whole or not at all."""
+
+import shutil
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from ddp_trainer.checkpoint.format import (
+    MODEL,
+    OPTIMIZER,
+    OPTIMIZER_REST,
+    PENDING,
+    STATE,
+    Name,
+    sync,
+    write_json,
+    write_manifest,
+)
+from ddp_trainer.checkpoint.snapshot import Snapshot
+
+
+def commit(run_directory: Path, name: Name, snapshot: Snapshot) -> Path:
+    """Writes one checkpoint under its final name. One process of the run only.
+
+    Files are written and flushed in a pending directory, the manifest last; then the directory is
+    renamed, and the rename flushed. A crash at any point leaves all earlier checkpoints and, at
+    most, a pending directory.
+
+    Args:
+        run_directory: The run's own directory; must exist.
+        name: Step and attempt.
+        snapshot: In host memory.
+
+    Returns:
+        The committed directory.
+
+    Raises:
+        OSError: If the volume refuses, or the name is taken; nothing is left behind then.
+    """
+    final = run_directory / str(name)
+    pending = run_directory / (str(name) + PENDING)
+    if final.exists():
+        raise FileExistsError(f"{final} exists already")
+    pending.mkdir()
+    try:
+        save_file(snapshot.model, pending / MODEL)
+        save_file(snapshot.optimizer, pending / OPTIMIZER)
+        sync(pending / MODEL)
+        sync(pending / OPTIMIZER)
+        write_json(pending / OPTIMIZER_REST, snapshot.optimizer_rest)
+        write_json(pending / STATE, snapshot.state)
+        write_manifest(pending, name)
+        sync(pending)
+        pending.rename(final)
+        sync(run_directory)
+    except BaseException:
+        shutil.rmtree(pending, ignore_errors=True)
+        raise
+    return final
+
+
+def replace_json(path: Path, document: object) -> None:
+    """Writes a JSON document in place of an older one, at once."""
+    pending = path.with_name(path.name + PENDING)
+    write_json(pending, document)
+    pending.replace(path)
+    sync(path.parent)

@@ -1,0 +1,1 @@
+"""From samples to batches, in training and evaluation."""

@@ -1,0 +1,119 @@
+"""Which samples each rank takes at each update.
+
+The position of a run is one number: global samples consumed. The order of an epoch is a function of
+(seed, epoch) alone. So a run resumes exactly in the middle of an epoch, at any world size.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from ddp_trainer.numerics.seeds import derive
+
+
+class Portion(NamedTuple):
+    """One rank's part of one forward pass."""
+
+    indices: list[int]
+    weight: float
+    """1, or 0 for a stand-in: a rank without samples still has to take part in the reduction."""
+    update_samples: int
+    """Samples of the whole update, over all ranks."""
+    last: bool
+    """Whether this is the rank's last forward pass of the update."""
+    seed: int
+    """Seed of the randomness in preparing the samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalSampler:
+    """Walks the epochs in global batches and cuts each rank's share out of them.
+
+    Every sample comes once per epoch. The last batch of an epoch holds what is left: its samples
+    are dealt out one by one, so shares differ by at most one, and all ranks make the same number of
+    updates.
+    """
+
+    size: int
+    """Samples in the data set."""
+    global_batch: int
+    seed: int
+    shuffle: bool = True
+
+    def order(self, epoch: int) -> list[int]:
+        """All indices, in the order of one epoch."""
+        if not self.shuffle:
+            return list(range(self.size))
+        generator = torch.Generator().manual_seed(derive(self.seed, "order", epoch))
+        order: list[int] = torch.randperm(self.size, generator=generator).tolist()
+        return order
+
+    def updates_between(self, start: int, end: int) -> int:
+        """Updates from position `start` up to position `end`, both in global samples consumed."""
+        (first, offset), (last, rest) = divmod(start, self.size), divmod(end, self.size)
+        if first == last:
+            return self._batches(rest - offset)
+        whole = (last - first - 1) * self._batches(self.size)
+        return self._batches(self.size - offset) + whole + self._batches(rest)
+
+    def end_after(self, updates: int) -> int:
+        """Position after so many updates from the beginning."""
+        epochs, batches = divmod(updates, self._batches(self.size))
+        return epochs * self.size + batches * self.global_batch
+
+    def portions(self, start: int, updates: int, taker: "Taker") -> Iterator[Portion]:
+        """One rank's work from a position on.
+
+        Args:
+            start: Global samples consumed so far.
+            updates: Number of updates to make.
+            taker: The rank.
+        """
+        epoch, offset = divmod(start, self.size)
+        while updates > 0:
+            order = self.order(epoch)
+            begins = range(offset, self.size, self.global_batch)[:updates]
+            for begin in begins:
+                batch = order[begin : begin + self.global_batch]
+                yield from taker.cut(batch, (self.seed, "samples", epoch, begin, taker.rank))
+            epoch, offset, updates = epoch + 1, 0, updates - len(begins)
+
+    def _batches(self, samples: int) -> int:
+        return -(-samples // self.global_batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Taker:
+    """A rank that takes its share of each batch."""
+
+    rank: int
+    world_size: int
+    micro: int
+    """Most samples in one forward pass."""
+
+    def cut(self, batch: list[int], seed: tuple[int | str, ...]) -> Iterator[Portion]:
+        """This rank's share of a batch, in forward passes.
+
+        Args:
+            batch: Indices of all ranks' samples.
+            seed: What the samples' randomness is derived from.
+        """
+        share = batch[self.rank :: self.world_size]
+        weight = 1.0 if share else 0.0
+        share = share or batch[:1]
+        for begin in range(0, len(share), self.micro):
+            end = begin + self.micro
+            last = end >= len(share)
+            yield Portion(share[begin:end], weight, len(batch), last, derive(*seed, begin))
+
+
+def evaluation_portions(size: int, taker: Taker) -> list[Portion]:
+    """One rank's work for one pass over evaluation data: no sample twice, none left out.
+
+    Args:
+        size: Samples in the data set.
+        taker: The rank.
+    """
+    return list(taker.cut(list(range(size)), ("evaluation", taker.rank)))

@@ -1,0 +1,1 @@
+"""Arithmetic: precision, update rules, learning rate, seeds, normalisation."""

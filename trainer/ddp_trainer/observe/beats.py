@@ -1,0 +1,80 @@
+"""Signs of life: one small file per local rank, for the agent on the same node."""
+
+import time
+from pathlib import Path
+
+from ddp_agent.contract import Beat, CheckpointInfo, Progress, RankPhase
+from ddp_trainer.environment import Ranks
+
+MIN_SECONDS = 0.5
+"""Shortest time between two beats of the same phase."""
+
+
+class BeatWriter:
+    """Writes this rank's newest beat, at most about twice a second and at every change of phase.
+
+    Beats come from the thread that trains, so a rank that is stuck stops beating.
+    """
+
+    def __init__(self, directory: Path | None, ranks: Ranks, attempt: int) -> None:
+        """Nothing is written without a directory.
+
+        Args:
+            directory: On the node; made if missing.
+            ranks: This process's place.
+            attempt: Number of the attempt.
+        """
+        self._directory = directory
+        self._written = 0.0
+        self._beat = Beat(
+            attempt=attempt,
+            rank=ranks.rank,
+            local_rank=ranks.local_rank,
+            phase=RankPhase.STARTING,
+            at=0.0,
+        )
+
+    def phase(self, phase: RankPhase) -> None:
+        """Enters a phase, and says so at once."""
+        self._beat.phase = phase
+        self._write()
+
+    def resumed(self, step: int) -> None:
+        """Notes the step that this attempt starts from."""
+        self._beat.resumed_from = step
+        self._beat.step = step
+
+    def step(self, step: int) -> None:
+        """Notes updates done."""
+        self._beat.step = step
+        self.alive()
+
+    def progress(self, progress: Progress) -> None:
+        """Notes the run's progress; global rank 0 only."""
+        self._beat.progress = progress
+        self.alive()
+
+    def checkpoint(self, checkpoint: CheckpointInfo) -> None:
+        """Notes the newest committed checkpoint; global rank 0 only."""
+        self._beat.checkpoint = checkpoint
+        self.alive()
+
+    def alive(self) -> None:
+        """Writes the beat unless the last one is too young."""
+        if time.monotonic() - self._written >= MIN_SECONDS:
+            self._write()
+
+    def _write(self) -> None:
+        if self._directory is None:
+            return
+        self._written = time.monotonic()
+        self._beat.at = time.time()
+        name = f"{self._beat.local_rank}.json"
+        pending = self._directory / f".{name}.tmp"
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            pending.write_text(self._beat.to_json(), encoding="utf-8")
+            pending.replace(self._directory / name)
+        except OSError:
+            # A full disk must not end a training that is otherwise well: the next beat tries again.
+            return

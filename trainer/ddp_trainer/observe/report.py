@@ -1,0 +1,105 @@
+"""What a run tells: the same facts as lines for collectors and as beats for the agent."""
+
+from typing import Any
+
+from ddp_agent.contract import CheckpointInfo, Progress
+from ddp_trainer.observe.beats import BeatWriter
+from ddp_trainer.observe.events import EventLog
+from ddp_trainer.observe.rates import RateMeter
+
+
+class Reporter:
+    """Tells of one run. Every rank has one; lines and progress come from global rank 0 only."""
+
+    def __init__(
+        self,
+        *,
+        events: EventLog,
+        beats: BeatWriter,
+        is_first: bool,
+        total_steps: int,
+        global_batch: int,
+    ) -> None:
+        self.beats = beats
+        self.rates = RateMeter()
+        self._events = events
+        self._is_first = is_first
+        self._total_steps = total_steps
+        self._global_batch = global_batch
+        self._progress = Progress(total_steps=total_steps)
+
+    def opened(
+        self, *, resumed_from: CheckpointInfo | None, skipped: list[str], **facts: Any
+    ) -> None:
+        """Tells what begins, which checkpoints were passed over, and which one is resumed from.
+
+        Args:
+            resumed_from: The checkpoint, if there is one.
+            skipped: One sentence per checkpoint that is not whole.
+            facts: Fields of the start event.
+        """
+        self._events.emit("start", **facts, total_steps=self._total_steps)
+        for sentence in skipped:
+            self.warned(sentence)
+        if resumed_from is None:
+            return
+        step = resumed_from.step
+        self.beats.resumed(step)
+        if self._is_first:
+            self.beats.checkpoint(resumed_from)
+        message = f"resumed at step {step} of {self._total_steps}"
+        self._events.emit("resume", step=step, path=resumed_from.path, message=message)
+
+    def nothing_left(self, step: int) -> None:
+        """Tells that the run was complete before this attempt began."""
+        message = f"resumed at step {step} of {self._total_steps}: nothing left to train"
+        self._events.emit("complete", step=step, message=message)
+
+    def trained(
+        self, *, step: int, epoch: int, loss: float, lr: float, grad_norm: float | None
+    ) -> None:
+        """Tells how far the training is, with the rate since the last time it was told."""
+        rate = self.rates.read()
+        eta = round((self._total_steps - step) * self._global_batch / rate) if rate else None
+        self._progress = Progress(
+            step=step,
+            total_steps=self._total_steps,
+            epoch=epoch,
+            loss=loss,
+            samples_per_second=rate,
+            eta_seconds=eta,
+            metrics=self._progress.metrics,
+        )
+        self._beat_progress()
+        fields = self._progress.model_dump(exclude={"metrics"}) | {"lr": lr}
+        if grad_norm is not None:
+            fields["grad_norm"] = grad_norm
+        self._events.emit("progress", **fields)
+
+    def evaluated(
+        self, *, step: int, epoch: int, metrics: dict[str, float], seconds: float
+    ) -> None:
+        """Tells the result of an evaluation."""
+        self._progress = self._progress.model_copy(
+            update={"step": step, "epoch": epoch, "metrics": metrics}
+        )
+        self._beat_progress()
+        self._events.emit("eval", step=step, epoch=epoch, metrics=metrics, seconds=seconds)
+
+    def saved(self, checkpoint: CheckpointInfo, seconds: float) -> None:
+        """Tells of a committed checkpoint. Rank 0 only."""
+        self.beats.checkpoint(checkpoint)
+        fields = {"step": checkpoint.step, "path": checkpoint.path, "seconds": seconds}
+        self._events.emit("checkpoint", **fields)
+
+    def warned(self, message: str) -> None:
+        """Tells of something that a person should look at, while the run goes on."""
+        self._events.emit("warning", message=message)
+
+    def ended(self, event: str, **facts: Any) -> None:
+        """Tells the end: `stop` or `summary`."""
+        self._events.emit(event, **facts)
+
+    def _beat_progress(self) -> None:
+        if self._is_first:
+            self.beats.progress(self._progress)

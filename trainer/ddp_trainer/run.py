@@ -1,0 +1,201 @@
+"""A run that is open: what it holds, and what it does between updates."""
+
+import platform
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ddp_trainer.checkpoint.manager import CheckpointManager
+from ddp_trainer.config import RunConfig
+from ddp_trainer.data.evaluation import evaluate
+from ddp_trainer.data.loader import Micro
+from ddp_trainer.data.sampler import GlobalSampler
+from ddp_trainer.environment import Ranks
+from ddp_trainer.numerics.norm import average_norm_statistics
+from ddp_trainer.observe.report import Reporter
+from ddp_trainer.parallel.agreement import Agreement, Verdict, Wishes
+from ddp_trainer.step import Learner
+from ddp_trainer.stop import StopFlag
+from ddp_trainer.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a run is, over all attempts."""
+
+    step: int = 0
+    """Updates done."""
+    samples: int = 0
+    """Samples consumed, over all ranks."""
+    seconds: float = 0.0
+    """Time of training, evaluations and checkpoints on the way included."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One attempt at a run."""
+
+    config: RunConfig
+    task_path: str
+    ranks: Ranks
+    attempt: int
+    task: Task
+    learner: Learner
+    sampler: GlobalSampler
+    train_loader: Iterable[Micro]
+    eval_loader: Iterable[Micro] | None
+    checkpoints: CheckpointManager
+    agreement: Agreement
+    stop: StopFlag
+    report: Reporter
+    position: Position
+    total_steps: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Newest evaluation."""
+    clock: float | None = field(default_factory=time.monotonic)
+    """Monotonic time at which the position's seconds were right; nothing when no time passes."""
+    evaluated_step: int = -1
+    averaged_step: int = -1
+    """Update after which BatchNorm statistics were averaged last."""
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that the newest update belonged to, from 1; 0 before the first."""
+        return -(-self.position.samples // self.sampler.size)
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is nothing left to train, by the position."""
+        return self.position.step >= self.total_steps or self._used_up(self.position.seconds)
+
+    def seconds(self) -> float:
+        """Time of training until now, over all attempts."""
+        passed = 0.0 if self.clock is None else time.monotonic() - self.clock
+        return self.position.seconds + passed
+
+    def advance(self, samples: int) -> None:
+        """Notes one update.
+
+        Args:
+            samples: What it consumed, over all ranks.
+        """
+        old = self.position
+        self.position = Position(old.step + 1, old.samples + samples, old.seconds)
+        self.report.rates.add(samples)
+        self.report.beats.step(self.position.step)
+
+    def settle(self) -> None:
+        """Fixes the time of training in the position, once the last update is done."""
+        self.position = Position(self.position.step, self.position.samples, self.seconds())
+        self.clock = None
+
+    def meet(self) -> Verdict:
+        """Agrees with the other ranks, and reports if that is due. Every rank must call it."""
+        first = self.ranks.is_first
+        wishes = Wishes(
+            stop=self.stop.requested,
+            finish=first and self._used_up(self.seconds()),
+            save=first and self.checkpoints.time_is_up(),
+        )
+        step, learner = self.position.step, self.learner
+        verdict = self.agreement.meet(step, learner.totals, wishes)
+        if step and (step % self.config.log.every_steps == 0 or step == self.total_steps):
+            learner.totals.zero_()
+            self.report.trained(
+                step=step,
+                epoch=self.epoch,
+                loss=verdict.loss,
+                lr=learner.optimizer.param_groups[0]["lr"],
+                grad_norm=None if learner.grad_norm is None else learner.grad_norm.item(),
+            )
+        return verdict
+
+    def save(self, *, required: bool = False) -> None:
+        """Saves a checkpoint of this step, if it is not saved yet. Every rank must call it.
+
+        Args:
+            required: Whether the run fails when the volume refuses. A checkpoint on the way only
+                warns: training goes on, and the next one is due in its time.
+
+        Raises:
+            OSError: On rank 0, if it is required and the volume refuses.
+        """
+        if not self.checkpoints.enabled:
+            return
+        self._average_norms()
+        if not self.ranks.is_first:
+            return
+        with self.report.rates.pause():
+            begun = time.monotonic()
+            try:
+                model, optimizer = self.learner.model, self.learner.optimizer
+                saved = self.checkpoints.save(model, optimizer, self._state())
+            except OSError as error:
+                if required:
+                    raise
+                self.report.warned(f"checkpoint not saved: {error}")
+                return
+            if saved:
+                self.report.saved(saved, time.monotonic() - begun)
+
+    def evaluate(self) -> None:
+        """Evaluates this step, if it is not evaluated yet. Every rank must call it."""
+        step = self.position.step
+        if self.eval_loader is None or self.evaluated_step == step:
+            return
+        self._average_norms()
+        begun = time.monotonic()
+        with self.report.rates.pause():
+            self.metrics = evaluate(
+                self.task,
+                self.learner.model,
+                self.eval_loader,
+                device=self.learner.device,
+                autocast=self.learner.autocast,
+                alive=self.report.beats.alive,
+            )
+        self.evaluated_step = step
+        self.report.evaluated(
+            step=step, epoch=self.epoch, metrics=self.metrics, seconds=time.monotonic() - begun
+        )
+
+    def totals(self) -> dict[str, Any]:
+        """How far the run is, as fields of its last event."""
+        newest = self.checkpoints.newest if self.ranks.is_first else None
+        step, samples, seconds = self.position.step, self.position.samples, self.position.seconds
+        return {
+            "steps": step,
+            "total_steps": self.total_steps,
+            "epoch": self.epoch,
+            "samples": samples,
+            "seconds": seconds,
+            "samples_per_second": samples / seconds if seconds else None,
+            "checkpoint": newest.path if newest else None,
+        }
+
+    def _used_up(self, seconds: float) -> bool:
+        return self.config.max_seconds is not None and seconds >= self.config.max_seconds
+
+    def _average_norms(self) -> None:
+        if self.averaged_step != self.position.step:
+            average_norm_statistics(self.learner.model, self.ranks.world_size)
+            self.averaged_step = self.position.step
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "step": self.position.step,
+            "samples": self.position.samples,
+            "seconds": self.seconds(),
+            "epoch": self.epoch,
+            "data_size": self.sampler.size,
+            "total_steps": self.total_steps,
+            "world_size": self.ranks.world_size,
+            "attempt": self.attempt,
+            "scaler": self.learner.scaler.state_dict(),
+            "task": self.task_path,
+            "config": self.config.model_dump(mode="json"),
+            "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
+        }

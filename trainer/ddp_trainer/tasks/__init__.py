@@ -1,0 +1,1 @@
+"""The bundled tasks; they use nothing that a user's own could not."""

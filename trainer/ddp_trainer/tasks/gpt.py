@@ -1,0 +1,153 @@
+"""A small GPT over characters, on the text of Python's own language reference topics."""
+
+import math
+from pydoc_data.topics import topics
+from typing import cast
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ddp_trainer.errors import InputError
+from ddp_trainer.task import RunEnv, Weighted
+
+EVAL_PART = 10
+"""One in so many characters, at the end of the text, is for validation."""
+
+
+class GptConfig(BaseModel):
+    """Settings of the task."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    context: int = Field(default=64, ge=8)
+    """Characters that the model sees."""
+    layers: int = Field(default=2, ge=1)
+    """Transformer blocks."""
+    heads: int = Field(default=4, ge=1)
+    """Attention heads per block; divides width."""
+    width: int = Field(default=64, ge=8)
+    """Size of a character's vector."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Part of activations that training leaves out."""
+    max_chars: int | None = Field(default=None, ge=1000)
+    """Uses so many characters of the text only; all when not stated."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> "GptConfig":
+        if self.width % self.heads:
+            raise ValueError(f"heads {self.heads} must divide width {self.width}")
+        return self
+
+
+class Windows(torch.utils.data.Dataset[Tensor]):
+    """Windows of context + 1 characters that follow one another: each is predicted once."""
+
+    def __init__(self, codes: Tensor, context: int) -> None:
+        self.codes = codes
+        self.context = context
+
+    def __len__(self) -> int:
+        return (len(self.codes) - 1) // self.context
+
+    def __getitem__(self, index: int) -> Tensor:
+        begin = index * self.context
+        return self.codes[begin : begin + self.context + 1]
+
+
+class Block(nn.Module):
+    """Causal self-attention, then a feed-forward part, normalised first as in GPT-2."""
+
+    def __init__(self, cfg: GptConfig) -> None:
+        super().__init__()
+        self.heads = cfg.heads
+        self.dropout = cfg.dropout
+        self.norm1 = nn.LayerNorm(cfg.width)
+        self.qkv = nn.Linear(cfg.width, 3 * cfg.width)
+        self.project = nn.Linear(cfg.width, cfg.width)
+        self.norm2 = nn.LayerNorm(cfg.width)
+        self.expand = nn.Linear(cfg.width, 4 * cfg.width)
+        self.shrink = nn.Linear(4 * cfg.width, cfg.width)
+        self.drop = nn.Dropout(cfg.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (n, t, width) to the same shape."""
+        n, t, width = x.shape
+        parts = self.qkv(self.norm1(x)).view(n, t, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        dropped = self.dropout if self.training else 0.0
+        seen = functional.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropped, is_causal=True
+        )
+        x = x + self.drop(self.project(seen.transpose(1, 2).reshape(n, t, width)))
+        y = self.drop(self.shrink(functional.gelu(self.expand(self.norm2(x)))))
+        return x + cast("Tensor", y)
+
+
+class Gpt(nn.Module):
+    """Embeddings, blocks, and scores by the embedding itself (tied weights)."""
+
+    def __init__(self, cfg: GptConfig, symbols: int) -> None:
+        super().__init__()
+        self.symbol = nn.Embedding(symbols, cfg.width)
+        self.place = nn.Embedding(cfg.context, cfg.width)
+        self.drop = nn.Dropout(cfg.dropout)
+        self.blocks = nn.Sequential(*(Block(cfg) for _ in range(cfg.layers)))
+        self.norm = nn.LayerNorm(cfg.width)
+        self.head = nn.Linear(cfg.width, symbols, bias=False)
+        self.apply(_initialise)
+        for name, param in self.named_parameters():
+            if name.endswith(("project.weight", "shrink.weight")):
+                # What enters the residual stream grows with depth; so this starts smaller.
+                nn.init.normal_(param, std=0.02 / math.sqrt(2 * cfg.layers))
+        self.head.weight = self.symbol.weight
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Maps codes (n, t) to scores (n, t, symbols) of the next character."""
+        places = torch.arange(codes.shape[1], device=codes.device)
+        x = self.blocks(self.drop(self.symbol(codes) + self.place(places)))
+        scores: Tensor = self.head(self.norm(x))
+        return scores
+
+
+class GptTask:
+    """Next-character prediction; loss and metric are nats per character."""
+
+    def __init__(self, cfg: GptConfig) -> None:
+        text = _text()[: cfg.max_chars]
+        symbols = sorted(set(text))
+        number = {symbol: code for code, symbol in enumerate(symbols)}
+        codes = torch.tensor([number[symbol] for symbol in text])
+        border = len(codes) - len(codes) // EVAL_PART
+        if len(codes) // EVAL_PART <= cfg.context:
+            raise InputError(
+                f"config: task.context {cfg.context} must be shorter than the"
+                f" {len(codes) // EVAL_PART} characters for validation"
+            )
+        self.train_data = Windows(codes[:border], cfg.context)
+        self.eval_data = Windows(codes[border:], cfg.context)
+        self.model: nn.Module = Gpt(cfg, len(symbols))
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Weighted:
+        """Cross-entropy summed over characters; the batch has shape (n, context + 1)."""
+        codes, following = batch[:, :-1], batch[:, 1:]
+        scores = model(codes).flatten(0, 1)
+        total = functional.cross_entropy(scores, following.flatten(), reduction="sum")
+        return Weighted(total, following.numel())
+
+
+def build(cfg: GptConfig, env: RunEnv) -> GptTask:  # noqa: ARG001 - the door's signature
+    """Makes the task."""
+    return GptTask(cfg)
+
+
+def _text() -> str:
+    return "\n\n".join(topics[name] for name in sorted(topics))
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)

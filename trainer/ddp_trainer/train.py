@@ -1,0 +1,103 @@
+"""The run: open, loop, close. Every start is a resume."""
+
+import gc
+
+from ddp_agent.contract import ExitCode, RankPhase
+from ddp_trainer.data.loader import by_update, on_device
+from ddp_trainer.environment import Ranks
+from ddp_trainer.numerics.schedule import lr_factor
+from ddp_trainer.observe.beats import BeatWriter
+from ddp_trainer.opening import Order, open_run
+from ddp_trainer.parallel import process_group
+from ddp_trainer.parallel.agreement import Verdict
+from ddp_trainer.parallel.collectives import wait_for_all
+from ddp_trainer.run import Run
+from ddp_trainer.step import train_step
+from ddp_trainer.stop import StopFlag
+
+
+def train(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> ExitCode:
+    """Trains until the run is complete or asked to stop.
+
+    Args:
+        order: What to train.
+        ranks: This process's place.
+        stop: Raised by signals.
+        beats: Where this rank shows that it lives.
+
+    Returns:
+        OK when the run is complete, PREEMPTED when it stopped on request after saving.
+
+    Raises:
+        InputError: On every rank, if the run can never succeed as it was asked for.
+    """
+    run = open_run(order, ranks, stop, beats)
+    stopped = loop(run)
+    code = close(run, stopped=stopped)
+    beats.phase(RankPhase.DONE)
+    # DDP's reducer must go before the group. If it held the last reference to it, it would join the
+    # threads of gloo with the interpreter lock held, while they may wait for that lock: a deadlock.
+    del run
+    gc.collect()
+    process_group.leave()
+    return code
+
+
+def loop(run: Run) -> bool:
+    """Makes updates until the run is complete.
+
+    Returns:
+        Whether it ended before, because a rank was asked to stop.
+    """
+    if run.complete:
+        run.report.nothing_left(run.position.step)
+        return False
+    verdict = run.meet()
+    for micros in by_update(on_device(run.train_loader, run.learner.device)):
+        if verdict.stop or verdict.finish:
+            break
+        step = run.position.step
+        factor = lr_factor(step, run.total_steps, run.config.schedule)
+        run.advance(train_step(run.learner, micros, step, factor))
+        verdict = _between_updates(run, verdict)
+    run.settle()
+    return verdict.stop and not verdict.finish and run.position.step < run.total_steps
+
+
+def close(run: Run, *, stopped: bool) -> ExitCode:
+    """Saves, and evaluates a complete run. No rank returns before the checkpoint is committed.
+
+    Args:
+        run: After its loop.
+        stopped: Whether the run is not complete.
+    """
+    run.save(required=True)
+    if stopped:
+        run.report.ended("stop", **run.totals(), signal=run.stop.signal_name)
+    else:
+        run.evaluate()
+        run.report.ended("summary", **run.totals(), metrics=run.metrics)
+    wait_for_all(run.learner.device)
+    return ExitCode.PREEMPTED if stopped else ExitCode.OK
+
+
+def _between_updates(run: Run, verdict: Verdict) -> Verdict:
+    """Meets, saves and evaluates where that is due.
+
+    Returns:
+        The newest verdict.
+    """
+    step = run.position.step
+    if step == run.total_steps:
+        return run.meet()  # the last checkpoint and evaluation come when the run closes
+    by_clock = False
+    if run.agreement.due(step):
+        verdict = run.meet()
+        by_clock = verdict.save
+    epoch_ended = run.position.samples % run.sampler.size == 0
+    if run.checkpoints.due(step, epoch_ended=epoch_ended, by_clock=by_clock):
+        run.save()
+    every = run.config.eval_every_steps
+    if epoch_ended if every is None else step % every == 0:
+        run.evaluate()
+    return verdict
