@@ -59,7 +59,7 @@ def test_a_killed_rank_costs_one_attempt_and_status_says_why(
     cluster: Cluster, namespace: str
 ) -> None:
     manifest = sample()
-    manifest["spec"]["config"] |= {"epochs": 60}
+    manifest["spec"]["config"] |= {"epochs": 40}
     job = Job.apply(cluster, namespace, manifest)
     eventually(lambda: job.status.get("lastCheckpoint", {}).get("step", 0) > 0, "a checkpoint", 120)
     before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in job.pods()}
@@ -123,7 +123,7 @@ def test_suspend_frees_the_pods_and_resume_goes_on_from_the_checkpoint(
     cluster: Cluster, namespace: str
 ) -> None:
     manifest = sample()
-    manifest["spec"]["config"] |= {"epochs": 60}
+    manifest["spec"]["config"] |= {"epochs": 40}
     job = Job.apply(cluster, namespace, manifest)
     eventually(lambda: job.status.get("lastCheckpoint", {}).get("step", 0) > 0, "a checkpoint", 120)
     job.kubectl("patch", "ddpjob", job.name, "--type=merge", "-p", '{"spec":{"suspend":true}}')

@@ -23,7 +23,7 @@ from ddp_trainer.commands.main import main
 
 HERE = Path(__file__).parent
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["ddp_trainer.train", "torch._dynamo", "sklearn.datasets"])
+_CONTEXT.set_forkserver_preload(["ddp_trainer.train", "torch._dynamo"])
 
 
 @dataclass

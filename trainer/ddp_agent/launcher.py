@@ -94,6 +94,7 @@ def _entrypoint(command: list[str]) -> list[str]:
         script_or_flag = command[1]
         if script_or_flag == "-m" or not script_or_flag.startswith("-"):
             return command[1:]
+        command = [sys.executable, *command[1:]]  # The agent's own, whatever PATH says.
     return command if command[0] == "-m" else ["--no-python", *command]
 
 
