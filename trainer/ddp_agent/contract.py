@@ -112,7 +112,7 @@ class WireModel(BaseModel):
     """
 
     model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, extra="ignore", ser_json_inf_nan="null"
+        alias_generator=to_camel, populate_by_name=True, extra="ignore", ser_json_inf_nan="strings"
     )
 
     def to_json(self) -> str:

@@ -40,18 +40,39 @@ def main() -> None:
 
 def leave_word(path: Path, status: AgentStatus) -> None:
     """Write the last state where the kubelet picks it up, cut to what the kubelet keeps."""
-    slim = status.model_copy(update={"command": [], "ranks": status.ranks[:1]})
-    failure = slim.failure
-    while failure is not None and len(slim.to_json().encode()) > TERMINATION_MESSAGE_BYTES:
-        over = len(slim.to_json().encode()) - TERMINATION_MESSAGE_BYTES
-        shorter = failure.traceback[over + 16 :]
-        message = failure.message if failure.traceback else failure.message[: -over - 16]
-        failure = failure.model_copy(update={"traceback": shorter, "message": message})
-        slim = slim.model_copy(update={"failure": failure})
     try:
-        path.write_text(slim.to_json(), encoding="utf-8")
+        path.write_text(fitting(status).to_json(), encoding="utf-8")
     except OSError as error:
         _log.warning("the termination message could not be written to %s: %s", path, error)
+
+
+def fitting(status: AgentStatus) -> AgentStatus:
+    """The status with as much left out as it takes to fit a termination message.
+
+    First what the operator does not read there, then metrics, then the head of the traceback, then
+    the end of the message.
+    """
+    slim = status.model_copy(update={"command": [], "ranks": status.ranks[:1]})
+    if _over(slim) > 0:
+        ranks = [beat.model_copy(update={"progress": None}) for beat in slim.ranks]
+        progress = slim.progress and slim.progress.model_copy(update={"metrics": {}})
+        slim = slim.model_copy(update={"ranks": ranks, "progress": progress})
+    failure = slim.failure
+    while failure is not None and (failure.traceback or failure.message) and _over(slim) > 0:
+        # A character takes up to six bytes as JSON: cut by few enough to keep what fits.
+        cut = max(1, _over(slim) // 6)
+        if failure.traceback:
+            failure = failure.model_copy(update={"traceback": failure.traceback[cut:]})
+        else:
+            failure = failure.model_copy(update={"message": failure.message[:-cut]})
+        slim = slim.model_copy(update={"failure": failure})
+    if _over(slim) > 0:
+        slim = slim.model_copy(update={"ranks": [], "progress": None, "checkpoint": None})
+    return slim
+
+
+def _over(status: AgentStatus) -> int:
+    return len(status.to_json().encode()) - TERMINATION_MESSAGE_BYTES
 
 
 if __name__ == "__main__":

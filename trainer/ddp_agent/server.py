@@ -15,8 +15,7 @@ class AgentServer:
     def __init__(
         self, bind: str, port: int, status: Callable[[], AgentStatus], alive: Callable[[], bool]
     ) -> None:
-        self._server = ThreadingHTTPServer((bind, port), _handler(status, alive))
-        self._server.daemon_threads = True
+        self._server = _Server((bind, port), _handler(status, alive))
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     @property
@@ -32,6 +31,13 @@ class AgentServer:
         """Stop answering."""
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that breaks off is its own affair: the log belongs to the training."""
 
 
 def _handler(

@@ -15,7 +15,6 @@ class ApiModel(BaseModel):
 
     model_config = ConfigDict(
         alias_generator=to_camel,
-        populate_by_name=True,
         extra="forbid",
         frozen=True,
         use_attribute_docstrings=True,
@@ -25,4 +24,4 @@ class ApiModel(BaseModel):
 class StatusModel(ApiModel):
     """A part of the status. Fields that another version of the operator wrote are ignored."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", populate_by_name=True)

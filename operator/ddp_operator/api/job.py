@@ -83,5 +83,8 @@ def parse_job(manifest: Mapping[str, Any]) -> DDPJob:
     broken = check_rules(metadata.name, spec)
     if broken is not None:
         raise InvalidJobError(broken)
-    status = DDPJobStatus.model_validate(manifest.get("status") or {})
+    try:
+        status = DDPJobStatus.model_validate(manifest.get("status") or {})
+    except ValidationError as error:
+        raise InvalidJobError(sentence(error, "status")) from error
     return DDPJob(metadata=metadata, spec=spec, status=status)

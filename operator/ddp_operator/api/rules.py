@@ -77,6 +77,6 @@ SPEC_RULES: tuple[Rule, ...] = (
 
 def check_rules(name: str, spec: DDPJobSpec) -> str | None:
     """The sentence of the first broken rule, or None when all hold."""
-    if len(name) > NAME_LENGTH or not _NAME.match(name):
+    if len(name) > NAME_LENGTH or not _NAME.fullmatch(name):
         return f"{NAME_RULE_MESSAGE}, got {name!r}"
     return next((rule.message for rule in SPEC_RULES if not rule.holds(spec)), None)

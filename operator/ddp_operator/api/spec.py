@@ -3,26 +3,25 @@
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field, JsonValue, StringConstraints
+from pydantic import Field, JsonValue, StrictBool, StrictInt, StringConstraints
 
 from ddp_operator.api.base import ApiModel
 
-Count = Annotated[int, Field(ge=1, le=1_000_000)]
-Seconds = Annotated[int, Field(ge=1, le=31_536_000)]
+Count = Annotated[StrictInt, Field(ge=1, le=1_000_000)]
+Seconds = Annotated[StrictInt, Field(ge=1, le=31_536_000)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 Text = Annotated[str, StringConstraints(max_length=4096)]
 FreeObject = Annotated[
     dict[str, JsonValue], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
 ]
 """An object that is passed on as it is."""
+_QUANTITY = (
+    r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))"
+    r"(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
+)
 Quantity = Annotated[
-    int | str,
-    Field(
-        json_schema_extra={
-            "x-kubernetes-int-or-string": True,
-            "pattern": r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$",  # noqa: E501
-        }
-    ),
+    StrictInt | Annotated[str, StringConstraints(pattern=_QUANTITY)],
+    Field(json_schema_extra={"x-kubernetes-int-or-string": True, "pattern": _QUANTITY}),
 ]
 """A Kubernetes quantity, as 500m or 2Gi."""
 
@@ -97,7 +96,7 @@ class VolumeMount(ApiModel):
     """Absolute path in the container."""
     sub_path: Annotated[str, StringConstraints(max_length=1024)] | None = None
     """Path within the volume."""
-    read_only: bool = False
+    read_only: StrictBool = False
     """Mount without the right to write."""
 
 
@@ -121,7 +120,7 @@ class Checkpoint(ApiModel):
     """Save each time this many updates are done."""
     every_seconds: Seconds | None = None
     """Save when this many seconds have passed since the last save."""
-    keep: Annotated[int, Field(ge=1, le=1000)] = 3
+    keep: Annotated[StrictInt, Field(ge=1, le=1000)] = 3
     """How many of the newest checkpoints are kept."""
 
 
@@ -160,18 +159,19 @@ class PodTemplate(ApiModel):
 class DDPJobSpec(ApiModel):
     """What to run, how large, for how long, and where."""
 
-    nodes: Annotated[int, Field(ge=1, le=9999)] = 1
+    nodes: Annotated[StrictInt, Field(ge=1, le=9999)] = 1
     """Number of worker pods. Changing it starts a new attempt of that size from the newest checkpoint."""  # noqa: E501
-    procs_per_node: Annotated[int, Field(ge=1, le=1024)] | None = None
+    procs_per_node: Annotated[StrictInt, Field(ge=1, le=1024)] | None = None
     """Ranks per pod. Follows gpusPerNode when that is set, else 1."""
-    gpus_per_node: Annotated[int, Field(ge=0, le=1024)] = 0
+    gpus_per_node: Annotated[StrictInt, Field(ge=0, le=1024)] = 0
     """GPUs per pod (nvidia.com/gpu)."""
 
     task: (
         Annotated[
             str,
             StringConstraints(
-                pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$", max_length=512
+                pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$",
+                max_length=512,
             ),
         ]
         | None
@@ -239,15 +239,15 @@ class DDPJobSpec(ApiModel):
     checkpoint: Checkpoint | None = None
     """Where and how often the run is saved."""
 
-    suspend: bool = False
+    suspend: StrictBool = False
     """Stop the run and give its resources back; false continues it from the newest checkpoint."""
-    max_restarts: Annotated[int, Field(ge=0, le=10000)] = 3
+    max_restarts: Annotated[StrictInt, Field(ge=0, le=10000)] = 3
     """How many failed attempts may be followed by another one."""
     startup_deadline_seconds: Seconds | None = None
     """Fail the job when an attempt does not train within this time."""
     active_deadline_seconds: Seconds | None = None
     """Fail the job when it has been active for this long."""
-    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000)] | None = None
+    ttl_seconds_after_finished: Annotated[StrictInt, Field(ge=0, le=31_536_000)] | None = None
     """Delete the job this long after it finished."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.NONE
     """Pods of a finished job: None ends them and keeps them for their logs, All deletes them."""

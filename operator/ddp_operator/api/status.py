@@ -2,9 +2,9 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, field_validator
 
 from ddp_operator.api.base import StatusModel
 
@@ -155,6 +155,15 @@ class DDPJobStatus(StatusModel):
         ),
     ] = Field(default_factory=list)
     """Observations by type."""
+
+    @field_validator("conditions", mode="before")
+    @classmethod
+    def _known_conditions(cls, value: Any) -> Any:
+        """Leave out types that only another version of the operator knows."""
+        if not isinstance(value, list):
+            return value
+        known = {kind.value for kind in ConditionType}
+        return [c for c in value if not isinstance(c, dict) or c.get("type") in known]
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """The condition of a type, or None when it has not been set."""

@@ -14,6 +14,11 @@ def lay_over(base: Any, overlay: Any) -> Any:
     return overlay
 
 
+def _identity(item: Mapping[str, Any]) -> Any:
+    """What tells items of a list apart: a volume may be mounted at several paths."""
+    return item.get("mountPath", item.get("name"))
+
+
 def _named(value: Any) -> bool:
     return (
         isinstance(value, list)
@@ -23,7 +28,7 @@ def _named(value: Any) -> bool:
 
 
 def _merge_named(base: list[dict[str, Any]], overlay: list[dict[str, Any]]) -> list[Any]:
-    by_name = {item["name"]: item for item in base}
+    merged = {_identity(item): item for item in base}
     for item in overlay:
-        by_name[item["name"]] = lay_over(by_name.get(item["name"], {}), item)
-    return list(by_name.values())
+        merged[_identity(item)] = lay_over(merged.get(_identity(item), {}), item)
+    return list(merged.values())

@@ -11,10 +11,10 @@ from rich.console import Console
 from ddp_agent.contract import ExitCode
 from ddp_operator.api.job import parse_job
 from ddp_operator.api.status import ConditionType, DDPJobStatus
-from ddp_operator.builders.pod import Defaults
+from ddp_operator.builders.pod import Defaults, build_pod
 from ddp_operator.cli.view import View, summary_lines
 from ddp_operator.cluster.base import Key, Manifest
-from ddp_operator.cluster.local import LocalCluster
+from ddp_operator.cluster.local import LocalCluster, refuse_what_needs_a_cluster
 from ddp_operator.reconcile.life import is_finished
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.runtime.cache import Cache
@@ -22,6 +22,7 @@ from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.workers import Heart, work
 
+DEFAULTS = Defaults(image="none: the interpreter that runs this process")
 INTERRUPTED = 130
 """Exit code of a run that Ctrl-C ended, by the shell's convention."""
 
@@ -46,8 +47,7 @@ class LocalRun:
     async def run(self) -> int:
         """Run the job. Returns the exit code of the command."""
         self._handle_interrupts()
-        defaults = Defaults(image="local")
-        controller = Controller(self._cluster, self._cache, defaults, lambda: datetime.now(UTC))
+        controller = Controller(self._cluster, self._cache, DEFAULTS, lambda: datetime.now(UTC))
         worker = asyncio.ensure_future(work(self._queue, controller, Heart()))
         finished = asyncio.ensure_future(self._finished.wait())
         try:
@@ -139,4 +139,5 @@ async def run_locally(manifest: Manifest, home: Path, console: Console) -> int:
     Raises:
         ClusterError: The job asks for something that only a cluster has.
     """
+    refuse_what_needs_a_cluster(build_pod(parse_job(manifest), 0, 1, DEFAULTS))
     return await LocalRun(manifest, home, console).run()

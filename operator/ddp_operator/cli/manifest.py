@@ -37,7 +37,7 @@ def _read(path: Path) -> Manifest:
         raise InvalidJobError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InvalidJobError(f"{path}: must be text in UTF-8") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise InvalidJobError(f"{path}: must be YAML: {_yaml_problem(error)}") from error
     jobs = [d for d in documents if isinstance(d, dict) and d.get("kind") == KIND]
     if len(jobs) != 1:
@@ -45,7 +45,7 @@ def _read(path: Path) -> Manifest:
     return jobs[0]
 
 
-def _yaml_problem(error: yaml.YAMLError) -> str:
+def _yaml_problem(error: Exception) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}: {error.problem}"
     return str(error).splitlines()[0]
@@ -58,9 +58,11 @@ def _apply(manifest: Manifest, setting: str) -> None:
         raise InvalidJobError(f"--set: must be KEY=VALUE, got {setting!r}")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise InvalidJobError(f"--set {path}: must be a YAML value, got {text!r}") from error
-    target: Any = manifest.setdefault("spec", {})
+    if manifest.get("spec") is None:
+        manifest["spec"] = {}
+    target: Any = manifest["spec"]
     *parents, last = path.split(".")
     for parent in parents:
         target = target.setdefault(parent, {}) if isinstance(target, dict) else None

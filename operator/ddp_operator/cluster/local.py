@@ -184,8 +184,8 @@ class LocalCluster:
 
     def _make_pod(self, manifest: Manifest) -> LocalPod:
         home = self._home / "pods" / manifest["metadata"]["uid"]
+        refuse_what_needs_a_cluster(manifest)
         environment = self._resolve(container_environment(manifest))
-        _refuse_what_needs_a_cluster(manifest)
         index = int(manifest["metadata"]["labels"][contract.LABEL_NODE_INDEX])
         environment |= {
             Env.AGENT_BIND: self._address(index),
@@ -204,8 +204,6 @@ class LocalCluster:
 
     def _resolve(self, environment: dict[str, str]) -> dict[str, str]:
         """Put addresses for the DNS names of pods, which have no DNS here."""
-        if int(environment[Env.NODES]) > MAX_NODES:
-            raise ClusterError(f"spec.nodes: at most {MAX_NODES} without a cluster")
         found = dict(environment)
         found[Env.RENDEZVOUS_HOST] = self._address(0)
         found[Env.POD_ADDRESS] = self._address(int(environment[Env.NODE_INDEX]))
@@ -216,7 +214,14 @@ def _checkpoint_volumes(manifest: Manifest) -> list[dict[str, Any]]:
     return [v for v in manifest["spec"]["volumes"] if v["name"] == "ddp-checkpoint"]
 
 
-def _refuse_what_needs_a_cluster(manifest: Manifest) -> None:
+def refuse_what_needs_a_cluster(manifest: Manifest) -> None:
+    """Check that a worker pod can be run here.
+
+    Raises:
+        ClusterError: It asks for something that only a cluster has.
+    """
+    if int(container_environment(manifest)[Env.NODES]) > MAX_NODES:
+        raise ClusterError(f"spec.nodes: at most {MAX_NODES} without a cluster")
     for volume in manifest["spec"]["volumes"]:
         if not volume["name"].startswith("ddp-"):
             raise ClusterError(f"spec.volumes: {volume['name']} needs a cluster")

@@ -1,12 +1,12 @@
 """When an attempt is over, why, and whether another one follows."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from ddp_agent.contract import AgentPhase, AgentStatus, ExitCode, Failure
 from ddp_operator.api.status import ConditionType, FailureStatus
 from ddp_operator.builders import names
-from ddp_operator.reconcile.world import PodView, World
+from ddp_operator.reconcile.world import PodView, World, moment
 
 ROOT_CAUSE_PATIENCE = timedelta(seconds=2)
 """How long the fall of ranks whose peer had gone is no cause: the peer's word is on its way."""
@@ -59,8 +59,8 @@ def _pod_loss(world: World, index: int, *, formed: bool) -> Loss | None:
         # Before all ranks were in one process group a missing pod is created, and the rest waits
         # for it. After that its ranks are gone for good, and with them the attempt.
         return _lost_pod(world, index, pod) if formed else None
-    if pod.attempt != str(attempt):
-        return None  # It has not been told of this attempt yet.
+    if (pod.ended_attempt if pod.terminal else pod.attempt) != str(attempt):
+        return None  # It has not been told of this attempt, or ended before it could run it.
     report = world.report(pod)
     if report is not None and report.attempt == attempt:
         if report.phase is AgentPhase.FAILED:
@@ -85,9 +85,9 @@ def _rank_loss(world: World, pod: PodView, report: AgentStatus) -> Loss:
         update={
             "rank": cause.rank,
             "exit_code": cause.exit_code,
-            "signal": cause.signal,
+            "signal": cause.signal and cause.signal[:64],
             "traceback": cause.traceback or None,
-            "time": datetime.fromtimestamp(cause.at, UTC),
+            "time": moment(cause.at, world.now),
         }
     )
     return Loss(failure, secondary=cause.secondary, permanent=permanent)

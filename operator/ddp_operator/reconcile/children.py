@@ -17,7 +17,8 @@ def ensure_attempt(world: World, attempt: int, defaults: Defaults) -> list[Actio
     for index in range(job.spec.nodes):
         actions += _ensure_pod(world, index, attempt, defaults)
     wanted = {names.pod_name(job, index) for index in range(job.spec.nodes)}
-    return actions + [_delete(pod) for pod in world.pods if pod.name not in wanted]
+    beyond = [pod for pod in world.pods if pod.name not in wanted]
+    return actions + [_delete(pod) for pod in beyond if pod.terminal or not pod.deleting]
 
 
 def _ensure_pod(world: World, index: int, attempt: int, defaults: Defaults) -> list[Action]:
@@ -28,7 +29,7 @@ def _ensure_pod(world: World, index: int, attempt: int, defaults: Defaults) -> l
         return [create]
     if pod.terminal:
         # Of this attempt it is an outcome, and stays. Of an earlier one it only occupies the name.
-        return [] if pod.attempt == str(attempt) else [_delete(pod), create]
+        return [] if pod.ended_attempt == str(attempt) else [_delete(pod), create]
     if pod.deleting:
         return []  # Its name is taken until it is gone; then the next look creates it.
     if pod.spec_hash != world.job.spec_hash:

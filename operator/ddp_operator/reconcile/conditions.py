@@ -11,6 +11,9 @@ from ddp_operator.api.status import (
 )
 from ddp_operator.reconcile.world import PodView, World
 
+MESSAGE_CHARACTERS = 2048
+"""What a message is cut to: an API server's refusal can be of any length."""
+
 
 def set_condition(
     status: DDPJobStatus,
@@ -32,7 +35,7 @@ def set_condition(
         type=kind,
         status=wanted,
         reason=reason,
-        message=message,
+        message=message[:MESSAGE_CHARACTERS],
         last_transition_time=since,
         observed_generation=generation,
     )

@@ -24,11 +24,15 @@ CAUSE_LOOK_SECONDS = 0.3
 def decide(world: World, defaults: Defaults) -> Plan:
     """What shall be done about a job, given what was observed of it."""
     if world.job.metadata.deletion_timestamp is not None:
-        return Plan(world.job.status)
+        return Plan(world.job.status)  # Its children follow by ownership.
+    return _observed(world, _decide(world, defaults))
+
+
+def _decide(world: World, defaults: Defaults) -> Plan:
     if life.is_finished(world.job.status):
         return life.after_finish(world)
     if world.job.spec.suspend:
-        return _observed(world, life.suspend(world))
+        return life.suspend(world)
     status = world.job.status
     if status.attempt_spec_hash is None:
         return _begin(world, defaults)
@@ -52,7 +56,9 @@ def all_succeeded(world: World) -> bool:
     """Whether every rank of the current attempt exited 0 and no container runs any more."""
     pods = [world.pod(index) for index in range(world.job.spec.nodes)]
     attempt = str(world.job.status.attempt)
-    return all(p is not None and p.phase == "Succeeded" and p.attempt == attempt for p in pods)
+    return all(
+        p is not None and p.phase == "Succeeded" and p.ended_attempt == attempt for p in pods
+    )
 
 
 def _begin(world: World, defaults: Defaults) -> Plan:
@@ -62,7 +68,7 @@ def _begin(world: World, defaults: Defaults) -> Plan:
     text = f"attempt {status.attempt + 1} begins with {world.job.spec.nodes} pods"
     event = Event(EventType.NORMAL, "Resumed" if resumed else "Started", text)
     status = status.model_copy(update={"start_time": world.now.replace(microsecond=0)})
-    if resumed:
+    if status.is_true(ConditionType.SUSPENDED):
         out = ConditionWriter(world, status)
         out.set(ConditionType.SUSPENDED, False, "Resumed", "")
         status = out.status
@@ -121,8 +127,7 @@ def _new_attempt(
     else:
         out.set(ConditionType.SUCCEEDED, None, "Pending", f"attempt {attempt} begins")
     actions = ensure_attempt(world, attempt, defaults)
-    plan = Plan(out.status, tuple(actions), events, STARTING_LOOK_SECONDS)
-    return _observed(world, plan)
+    return Plan(out.status, tuple(actions), events, STARTING_LOOK_SECONDS)
 
 
 def _completed(world: World) -> Plan:
@@ -145,7 +150,7 @@ def _carry_on(world: World, status: DDPJobStatus, defaults: Defaults) -> Plan:
         events.append(Event(EventType.NORMAL, "ResumedFromCheckpoint", text))
     actions = ensure_attempt(world, status.attempt, defaults)
     requeue = _next_look(world, status)
-    return _observed(world, Plan(status, tuple(actions), tuple(events), requeue))
+    return Plan(status, tuple(actions), tuple(events), requeue)
 
 
 def _next_look(world: World, status: DDPJobStatus) -> float:

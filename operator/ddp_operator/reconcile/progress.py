@@ -1,14 +1,18 @@
 """What the status says about the training itself, from the words of the agents."""
 
-from datetime import UTC, datetime, timedelta
+import math
+from datetime import datetime, timedelta
 from typing import Any
 
 from ddp_agent.contract import AgentPhase, AgentStatus, Progress
 from ddp_operator.api.status import CheckpointStatus, DDPJobStatus, ProgressStatus
-from ddp_operator.reconcile.world import World
+from ddp_operator.reconcile.world import World, moment
 
 PROGRESS_INTERVAL = timedelta(seconds=5)
 """The status follows the training no faster than this."""
+
+METRICS = 32
+"""How many metrics the status holds."""
 
 _ENDED = {AgentPhase.SUCCEEDED, AgentPhase.FAILED, AgentPhase.PREEMPTED}
 
@@ -23,8 +27,8 @@ def with_progress(world: World, status: DDPJobStatus) -> DDPJobStatus:
     if report.checkpoint is not None:
         update["last_checkpoint"] = CheckpointStatus(
             step=report.checkpoint.step,
-            path=report.checkpoint.path,
-            time=datetime.fromtimestamp(int(report.checkpoint.at), UTC),
+            path=report.checkpoint.path[:1024],
+            time=moment(report.checkpoint.at, world.now).replace(microsecond=0),
         )
     if report.progress is not None:
         update["progress"] = render(report.progress, world.now)
@@ -41,9 +45,9 @@ def render(progress: Progress, now: datetime) -> ProgressStatus:
         total_steps=progress.total_steps,
         epoch=progress.epoch,
         loss=None if progress.loss is None else f"{progress.loss:.4g}",
-        samples_per_second=None if rate is None else round(rate),
+        samples_per_second=None if rate is None or not math.isfinite(rate) else round(rate),
         eta_seconds=progress.eta_seconds,
-        metrics={name: f"{value:.4g}" for name, value in progress.metrics.items()} or None,
+        metrics={n: f"{v:.4g}" for n, v in list(progress.metrics.items())[:METRICS]} or None,
         time=now.replace(microsecond=0),
     )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import ValidationError
@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from ddp_agent import contract
 from ddp_agent.contract import AgentStatus
 from ddp_operator.api.job import DDPJob
+from ddp_operator.builders import names
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,15 @@ class PodView:
         """Whether its container will never run again."""
         return self.phase in {"Succeeded", "Failed"}
 
+    @property
+    def ended_attempt(self) -> str:
+        """The attempt that a terminal pod's end belongs to.
+
+        By the agent's last word: the annotation may name the next one, which came too late.
+        """
+        final = self.termination.final if self.termination else None
+        return str(final.attempt) if final is not None else self.attempt
+
 
 @dataclass(frozen=True)
 class World:
@@ -66,14 +76,23 @@ class World:
     """What the API server refused when the last plan was carried out."""
 
     def pod(self, index: int) -> PodView | None:
-        """The pod of a node."""
-        return next((p for p in self.pods if p.index == index), None)
+        """The pod of a node: by its name, since a pod of another numbering is none of this gang."""
+        name = names.pod_name(self.job, index)
+        return next((p for p in self.pods if p.name == name), None)
 
     def report(self, pod: PodView) -> AgentStatus | None:
         """The pod's newest word: the answer of its agent, or what it left when it ended."""
         if pod.termination is not None and pod.termination.final is not None:
             return pod.termination.final
         return self.reports.get(pod.uid)
+
+
+def moment(seconds: float, otherwise: datetime) -> datetime:
+    """Unix seconds as a datetime; another one where a pod names a time that no calendar has."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, OSError, ValueError):
+        return otherwise
 
 
 def parse_time(text: str | None) -> datetime | None:
@@ -98,7 +117,7 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
     return PodView(
         name=metadata["name"],
         uid=metadata["uid"],
-        index=int(labels.get(contract.LABEL_NODE_INDEX, -1)),
+        index=_index(labels.get(contract.LABEL_NODE_INDEX, "")),
         phase=status.get("phase", "Pending"),
         ready=conditions.get("Ready", {}).get("status") == "True",
         attempt=annotations.get(contract.ANNOTATION_ATTEMPT, ""),
@@ -110,6 +129,10 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         reason=status.get("reason"),
         termination=_termination(container),
     )
+
+
+def _index(label: str) -> int:
+    return int(label) if label.isascii() and label.isdigit() else -1
 
 
 def _waiting(conditions: Mapping[str, Any], container: Mapping[str, Any]) -> str | None:

@@ -83,6 +83,7 @@ class Cache:
             }
             for child in listing.items:
                 self.put_child(kind, child)
+            self._children[kind] = {k: known for k, known in self._children[kind].items() if known}
         return concerned | set(self._jobs)
 
 

@@ -1,0 +1,91 @@
+"""The ddpjob command: what cannot be run as asked ends with exit code 2 and a sentence."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ddp_operator.cli.main import main
+
+JOB = """
+apiVersion: ddp-trainer.dev/v1alpha1
+kind: DDPJob
+metadata: {name: digits}
+spec: {command: [python, train.py]}
+"""
+
+
+def write(home: Path, text: str) -> str:
+    file = home / "job.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "sentence"),
+    [
+        ("", [], "job.yaml: must hold exactly one DDPJob, got 0"),
+        ("a: [", [], "job.yaml: must be YAML: line 1: "),
+        (JOB.replace("command", "comand"), [], "job.yaml: spec.comand: unknown field"),
+        (JOB, ["--set", "nodes=none"], "job.yaml: spec.nodes: input should be a valid integer"),
+        (JOB, ["--set", "nodes"], "--set: must be KEY=VALUE, got 'nodes'"),
+        (JOB.replace("digits", "Digits"), [], "job.yaml: metadata.name: must be a DNS label"),
+    ],
+    ids=["empty", "broken", "unknown field", "wrong setting", "no setting", "wrong name"],
+)
+def test_bad_input_is_exit_code_2_and_one_sentence(
+    tmp_path: Path, text: str, arguments: list[str], sentence: str
+) -> None:
+    ended = CliRunner().invoke(main, ["run", write(tmp_path, text), *arguments])
+    assert ended.exit_code == 2
+    assert ended.stdout == ""
+    assert len(ended.stderr.splitlines()) == 1
+    assert ended.stderr.startswith("ddpjob: ")
+    assert sentence in ended.stderr
+    assert isinstance(ended.exception, SystemExit)
+
+
+def test_a_missing_file_is_bad_input(tmp_path: Path) -> None:
+    ended = CliRunner().invoke(main, ["run", str(tmp_path / "none.yaml")])
+    assert (ended.exit_code, "cannot be read" in ended.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("arguments", [["run"], ["walk"], ["run", "a.yaml", "--faster"]])
+def test_a_wrong_command_line_is_exit_code_2(arguments: list[str]) -> None:
+    assert CliRunner().invoke(main, arguments).exit_code == 2
+
+
+def test_help_tells_the_exit_codes() -> None:
+    ended = CliRunner().invoke(main, ["run", "-h"])
+    assert ended.exit_code == 0
+    assert "130 after Ctrl-C" in " ".join(ended.output.split())
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("volumes: [{name: data, emptyDir: {}}]", "spec.volumes: data needs a cluster"),
+        (
+            "env: [{name: TOKEN, valueFrom: {secretKeyRef: {name: s, key: k}}}]",
+            "spec.env: TOKEN has valueFrom, which needs a cluster",
+        ),
+        ("nodes: 200", "spec.nodes: at most 150 without a cluster"),
+    ],
+    ids=["volumes", "valueFrom", "too many nodes"],
+)
+def test_what_only_a_cluster_has_is_refused_at_once(
+    tmp_path: Path, change: str, sentence: str
+) -> None:
+    file = write(tmp_path, JOB.replace("train.py]", f"train.py], {change}"))
+    ended = subprocess.run(
+        [sys.executable, "-m", "ddp_operator.cli.main", "run", file, "--dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=6,
+    )
+    assert ended.returncode == 2
+    assert f"ddpjob: {sentence}" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,55 @@
+"""The operator's health endpoints, over real HTTP."""
+
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from ddp_operator.runtime import health
+from ddp_operator.runtime.workers import Heart
+
+KEY = ("team-a", "digits")
+
+
+@pytest.fixture
+async def heart() -> AsyncIterator[tuple[Heart, str]]:
+    """A heart and the address that tells of it."""
+    beating = Heart()
+    runner = await health.serve_health(beating, 0)
+    # Without a given port each family of addresses gets its own.
+    (port,) = [address[1] for address in runner.addresses if address[0] == "0.0.0.0"]  # noqa: S104
+    yield beating, f"http://127.0.0.1:{port}"
+    await runner.cleanup()
+
+
+async def ask(address: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(address) as answer:
+        return answer.status, await answer.text()
+
+
+async def test_the_operator_is_ready_once_it_has_seen_everything(heart: tuple[Heart, str]) -> None:
+    beating, address = heart
+    assert await ask(f"{address}/readyz") == (503, "jobs and pods have not been listed yet\n")
+    beating.synced = True
+    assert await ask(f"{address}/readyz") == (200, "ok\n")
+
+
+async def test_the_operator_is_healthy_while_no_worker_is_stuck(
+    heart: tuple[Heart, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beating, address = heart
+    monkeypatch.setattr(health, "STUCK_SECONDS", 0.0)
+    assert (await ask(f"{address}/healthz"))[0] == 200
+    beating.begin(KEY)
+    status, text = await ask(f"{address}/healthz")
+    assert status == 503
+    assert text.startswith("a worker is stuck for ")
+    beating.end(KEY)
+    assert (await ask(f"{address}/healthz"))[0] == 200
+
+
+async def test_a_worker_may_be_at_work_for_minutes(heart: tuple[Heart, str]) -> None:
+    beating, address = heart
+    beating.begin(KEY)
+    assert (await ask(f"{address}/healthz"))[0] == 200
+    assert beating.longest() < health.STUCK_SECONDS

@@ -1,0 +1,78 @@
+"""What the machine grants: CPU quotas of both kinds of cgroup."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ddp_agent import machine
+from ddp_agent.machine import cpu_count, threads_per_rank
+
+CORES = 16
+
+
+@pytest.fixture(autouse=True)
+def _sixteen_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(CORES)))
+
+
+def v2(home: Path, text: str) -> Path:
+    (home / "cpu.max").write_text(text)
+    return home
+
+
+def v1(home: Path, quota: str, period: str) -> Path:
+    (home / "cpu").mkdir()
+    (home / "cpu" / "cpu.cfs_quota_us").write_text(quota)
+    (home / "cpu" / "cpu.cfs_period_us").write_text(period)
+    return home
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [
+        ("400000 100000\n", 4),
+        ("150000 100000\n", 1),
+        ("50000 100000\n", 1),
+        ("6400000 100000\n", CORES),
+        ("max 100000\n", CORES),
+        ("", CORES),
+        ("many 100000", CORES),
+    ],
+    ids=["4", "1.5", "half", "more than cores", "no quota", "empty", "nonsense"],
+)
+def test_the_quota_of_cgroup_v2(tmp_path: Path, text: str, cpus: int) -> None:
+    assert cpu_count(v2(tmp_path, text)) == cpus
+
+
+@pytest.mark.parametrize(
+    ("quota", "period", "cpus"),
+    [("200000", "100000", 2), ("-1", "100000", CORES), ("", "100000", CORES)],
+    ids=["2", "no quota", "empty"],
+)
+def test_the_quota_of_cgroup_v1(tmp_path: Path, quota: str, period: str, cpus: int) -> None:
+    assert cpu_count(v1(tmp_path, quota, period)) == cpus
+
+
+def test_without_cgroups_the_cores_count(tmp_path: Path) -> None:
+    assert cpu_count(tmp_path) == CORES
+
+
+def test_affinity_counts_where_it_is_less_than_the_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
+    assert cpu_count(v2(tmp_path, "400000 100000")) == 1
+
+
+def test_on_a_machine_without_affinity_all_cores_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 5)
+    assert machine.cpu_count(tmp_path) == 5
+
+
+@pytest.mark.parametrize(("cpus", "ranks", "threads"), [(8, 2, 4), (8, 3, 2), (4, 8, 1), (1, 1, 1)])
+def test_the_threads_of_all_ranks_together_fit(cpus: int, ranks: int, threads: int) -> None:
+    assert threads_per_rank(cpus, ranks) == threads

@@ -1,0 +1,77 @@
+"""Settings of the operator: what is wrong is said in one sentence."""
+
+import subprocess
+import sys
+
+import pytest
+
+from ddp_operator.runtime.settings import PREFIX, Settings, SettingsError
+
+IMAGE = {"DDP_OPERATOR_TRAINER_IMAGE": "registry.example/ddp-trainer:1"}
+
+
+def test_only_the_image_must_be_stated() -> None:
+    settings = Settings.from_environment(IMAGE)
+    assert settings.trainer_image == "registry.example/ddp-trainer:1"
+    assert settings.namespace is None
+    assert settings.workers == 8
+    assert settings.resync_seconds == 600
+    assert settings.health_port == 8080
+    assert settings.log_level == "INFO"
+    assert settings.image_pull_policy == "IfNotPresent"
+
+
+def test_every_setting_is_a_variable_of_its_name() -> None:
+    stated = {
+        "trainer_image": "mine:1",
+        "image_pull_policy": "Always",
+        "namespace": "team-a",
+        "workers": "2",
+        "resync_seconds": "30",
+        "health_port": "9090",
+        "log_level": "DEBUG",
+    }
+    settings = Settings.from_environment({PREFIX + k.upper(): v for k, v in stated.items()})
+    assert {k: str(v) for k, v in settings.model_dump().items()} == stated
+
+
+def test_variables_of_others_are_ignored() -> None:
+    assert Settings.from_environment({**IMAGE, "WORKERS": "many", "PATH": "/bin"}).workers == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({}, "DDP_OPERATOR_TRAINER_IMAGE: Field required"),
+        ({**IMAGE, "DDP_OPERATOR_WORKERS": "0"}, "DDP_OPERATOR_WORKERS: Input should be"),
+        ({**IMAGE, "DDP_OPERATOR_WORKERS": "many"}, "DDP_OPERATOR_WORKERS: Input should be"),
+        ({**IMAGE, "DDP_OPERATOR_HEALTH_PORT": "70000"}, "DDP_OPERATOR_HEALTH_PORT: Input should"),
+        ({**IMAGE, "DDP_OPERATOR_RESYNC_SECONDS": "1"}, "DDP_OPERATOR_RESYNC_SECONDS: Input"),
+        ({**IMAGE, "DDP_OPERATOR_LOG_LEVEL": "LOUD"}, "DDP_OPERATOR_LOG_LEVEL: String should"),
+    ],
+    ids=["no image", "no workers", "workers in words", "port", "resync too often", "log level"],
+)
+def test_a_wrong_setting_gives_one_sentence_that_names_it_and_what_was_given(
+    given: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_environment(given)
+    said = str(caught.value)
+    assert said.startswith(sentence)
+    assert said.splitlines() == [said]
+    wrong = given.get(said.partition(":")[0])
+    assert said.endswith(f"got {wrong!r}")
+
+
+def test_the_process_ends_with_the_sentence_and_without_a_traceback() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "ddp_operator.app"],
+        env={"PATH": "/usr/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("ddp-operator: DDP_OPERATOR_TRAINER_IMAGE: ")
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,137 @@
+"""Workers: what becomes of a key after a look, good or bad, and the resync that brings all keys."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from ddp_operator.cluster.base import ClusterError, ConflictError, Key, Snapshot
+from ddp_operator.runtime.cache import Cache
+from ddp_operator.runtime.controller import Controller
+from ddp_operator.runtime.queue import WorkQueue
+from ddp_operator.runtime.workers import Heart, resync, work
+from tests.unit.fake_cluster import FakeCluster
+from tests.unit.fake_time import run_in_fake_time
+from tests.unit.support import DEFAULTS, NOW, job_manifest
+
+KEY = ("team-a", "digits")
+
+
+class Scripted(Controller):
+    """Answers looks from a script, and notes when they came."""
+
+    def __init__(self, *script: float | BaseException | None) -> None:
+        super().__init__(FakeCluster(), Cache(), DEFAULTS, lambda: NOW)
+        self.script = list(script)
+        self.looks: list[float] = []
+        self.refreshed: list[Key] = []
+        self.on_look: Callable[[], None] = lambda: None
+
+    async def reconcile(self, key: Key) -> float | None:
+        assert key == KEY
+        self.looks.append(asyncio.get_running_loop().time())
+        self.on_look()
+        outcome = self.script.pop(0) if self.script else None
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    async def refresh(self, key: Key) -> None:
+        self.refreshed.append(key)
+        raise ClusterError("the API server is away")
+
+
+@contextlib.asynccontextmanager
+async def at_work(controller: Controller, heart: Heart) -> AsyncIterator[WorkQueue[Key]]:
+    queue: WorkQueue[Key] = WorkQueue(base=1.0, seed=1)
+    worker = asyncio.ensure_future(work(queue, controller, heart))
+    yield queue
+    await asyncio.sleep(1000)
+    assert not worker.done(), "a worker never ends"
+    worker.cancel()
+
+
+def looks(controller: Scripted, heart: Heart | None = None) -> list[float]:
+    """When a key that is added once is looked at."""
+
+    async def body() -> None:
+        async with at_work(controller, heart or Heart()) as queue:
+            queue.add(KEY)
+
+    run_in_fake_time(body())
+    return controller.looks
+
+
+def test_a_job_is_looked_at_again_after_the_time_that_the_look_asked_for() -> None:
+    assert looks(Scripted(5.0, 2.0, None)) == [0, 5, 7]
+
+
+def test_a_look_that_asks_for_nothing_waits_for_an_event() -> None:
+    assert looks(Scripted(None)) == [0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ClusterError("timeout", status=500), ConflictError("stale", status=409), KeyError("oops")],
+    ids=["refusal", "conflict", "surprise"],
+)
+def test_a_failed_look_is_repeated_with_growing_patience(error: BaseException) -> None:
+    first, second, third, fourth = looks(Scripted(error, error, error, None))
+    assert 0.5 <= second - first <= 1
+    assert 1 <= third - second <= 2
+    assert 2 <= fourth - third <= 4
+
+
+def test_patience_begins_anew_after_a_good_look() -> None:
+    error = ClusterError("no")
+    found = looks(Scripted(error, error, error, 100.0, error, None))
+    assert 0.5 <= found[-1] - found[-2] <= 1
+
+
+def test_the_server_is_given_the_time_that_it_asks_for() -> None:
+    first, second = looks(Scripted(ClusterError("busy", status=429, retry_after=30), None))
+    assert second - first == 30
+
+
+def test_only_a_conflict_makes_the_job_be_read_anew() -> None:
+    controller = Scripted(ClusterError("no"), ConflictError("stale"), None)
+    looks(controller)
+    assert controller.refreshed == [KEY]
+
+
+def test_the_heart_beats_while_a_worker_is_on_a_job() -> None:
+    heart, seen = Heart(), []
+    controller = Scripted(ClusterError("no"), None)
+    controller.on_look = lambda: seen.append(bool(heart._busy))
+    looks(controller, heart)
+    assert seen == [True, True]
+    assert heart.longest() == 0.0
+
+
+async def test_a_resync_fills_the_cache_and_looks_at_every_job() -> None:
+    cluster, cache, queue = FakeCluster(), Cache(), WorkQueue[Key]()
+    cluster.apply(job_manifest())
+    gone = job_manifest("gone")
+    gone["metadata"]["resourceVersion"] = "0"
+    cache.put_job(gone)
+
+    async def take() -> Snapshot:
+        return cluster.snapshot()
+
+    await resync(take, cache, queue)
+    assert cache.keys() == [KEY]
+    assert {await queue.get(), await queue.get()} == {KEY, ("team-a", "gone")}
+
+
+async def test_a_failed_resync_leaves_the_cache_as_it_was() -> None:
+    cache, queue = Cache(), WorkQueue[Key]()
+    cache.put_job(job_manifest())
+
+    async def take() -> Snapshot:
+        raise ClusterError("the API server is away")
+
+    with pytest.raises(ClusterError):
+        await resync(take, cache, queue)
+    assert cache.keys() == [KEY]
+    assert len(queue) == 0
