@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.cluster import Cluster
 from tests.tools import install
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator["install.Cluster"]:
+def cluster() -> Iterator[Cluster]:
     """Two real nodes with the chart installed; torn down at the end."""
     wheels = Path(os.environ.get("DDP_WHEELS", "../shared/wheels"))
     built = install.build_images(wheels)
-    running = install.Cluster.up(2)
+    running = Cluster.up(2)
     try:
         install.load_images(running, built)
         # No relist within the run: what the tests count are the requests of a quiet operator.
@@ -25,9 +26,10 @@ def cluster() -> Iterator["install.Cluster"]:
 
 
 @pytest.fixture
-def namespace(request: pytest.FixtureRequest, cluster: "install.Cluster") -> str:
+def namespace(request: pytest.FixtureRequest, cluster: Cluster) -> str:
     """A namespace of the test's own, with a shared claim."""
-    name = request.node.name.lower().replace("_", "-").replace("[", "-").replace("]", "")
+    test: str = request.node.name
+    name = test.lower().replace("_", "-").replace("[", "-").replace("]", "")
     name = name.removeprefix("test-")[:40].strip("-")
     install.make_namespace(cluster, name)
     return name

@@ -8,7 +8,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
-from rank_processes import Launcher
+
+from tests.trainer.rank_processes import Launcher
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,7 +30,7 @@ _CONTEXT.set_forkserver_preload(["ddp_trainer.train", "torch._dynamo"])
 class Gang:
     """All ranks of one attempt."""
 
-    processes: list[BaseProcess]
+    processes: Sequence[BaseProcess]
     folder: Path
 
     def wait(self, timeout: float = 60) -> list[int | None]:

@@ -3,7 +3,7 @@
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -64,7 +64,8 @@ class Probe(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.drop(torch.tanh(self.norm(self.inner(x))))
-        return self.head(torch.tanh(self.again(torch.tanh(self.middle(x)))))
+        scores: Tensor = self.head(torch.tanh(self.again(torch.tanh(self.middle(x)))))
+        return scores
 
 
 class ProbeTask:
@@ -80,7 +81,7 @@ class ProbeTask:
         if model.training:
             self._note(index)
         if self.cfg.bad_loss:
-            return x.mean()  # type: ignore[return-value]
+            return cast("Weighted", x.mean())
         each = nn.functional.cross_entropy(model(x), y, reduction="none")
         return Weighted((each * weight).sum(), weight.sum() if self.cfg.uneven else len(x))
 

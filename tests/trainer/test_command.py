@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from rank_processes import Launcher
 
 from ddp_agent.contract import Beat
+from tests.trainer.rank_processes import Launcher
 
 TASK = "--task=sample_tasks:build"
 
@@ -128,7 +128,9 @@ def test_a_resumed_attempt_says_from_where_and_what_it_passed_over(
 ) -> None:
     environ = {"DDP_CHECKPOINT_DIR": str(tmp_path / "ck"), "DDP_BEATS_DIR": str(tmp_path / "beats")}
     arguments = [TASK, "--global_batch=10", "--task.samples=20"]
-    assert launcher.train(*arguments, "--epochs=3", DDP_ATTEMPT="1", **environ).wait() == [0]
+    assert launcher.train(*arguments, "--epochs=3", world=1, DDP_ATTEMPT="1", **environ).wait() == [
+        0
+    ]
     (tmp_path / "ck" / "step-00000006.attempt-1" / "model.safetensors").write_bytes(b"")
     gang = launcher.train(*arguments, "--epochs=4", world=2, DDP_ATTEMPT="2", **environ)
     assert gang.wait() == [0, 0]

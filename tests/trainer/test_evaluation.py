@@ -1,7 +1,8 @@
 from pathlib import Path
 
 import pytest
-from rank_processes import Launcher
+
+from tests.trainer.rank_processes import Launcher
 
 
 @pytest.mark.parametrize("samples", [11, 2])

@@ -5,8 +5,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from rank_processes import Launcher
 from safetensors.torch import load_file
+
+from tests.trainer.rank_processes import Launcher
 
 TASK = "--task=sample_tasks:build"
 NOISY = {"samples": 37, "dropout": 0.3, "noise": 0.1}

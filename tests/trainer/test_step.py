@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from rank_processes import Launcher
 from safetensors.torch import load_file
 from torch import nn
 
@@ -19,6 +18,7 @@ from ddp_trainer.settings import resolve
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.train import loop
+from tests.trainer.rank_processes import Launcher
 
 SGD = {"optimizer": {"name": "sgd", "lr": 0.1}, "schedule": {"name": "constant"}}
 

@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from rank_processes import Launcher
+
+from tests.trainer.rank_processes import Launcher
 
 TASK = "--task=sample_tasks:build"
 LONG = [

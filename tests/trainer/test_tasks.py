@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rank_processes import Launcher
+from tests.trainer.rank_processes import Launcher
 
 
 def test_digits_through_torchrun_as_the_agent_starts_it(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ddp_agent import contract
 from ddp_agent.contract import AgentStatus, Progress
 from ddp_operator.api.job import parse_job
 from ddp_operator.api.status import DDPJobStatus
@@ -183,6 +184,21 @@ async def test_pods_of_an_earlier_job_of_the_same_name_are_not_this_jobs() -> No
         await bench.look()
     assert bench.cluster.pods() == old
     assert (bench.status().attempt, bench.status().replicas) == (1, 0)
+
+
+async def test_pods_of_an_earlier_job_that_the_cache_still_holds_are_not_counted() -> None:
+    bench = Bench()
+    await bench.train()
+    for name in ("digits-0", "digits-1"):
+        bench.cluster.change_pod(name, phase="Succeeded")
+    await bench.settle()
+    assert bench.status().replicas == 2
+    stray = bench.cluster.pod("digits-0")
+    stray["metadata"] |= {"name": "digits-7", "uid": "old"}
+    stray["metadata"]["labels"][contract.LABEL_JOB_UID] = "first"
+    bench.cache.put_child("Pod", stray)
+    await bench.settle()
+    assert bench.status().replicas == 2
 
 
 # --- What the API server refuses ------------------------------------------------------------------

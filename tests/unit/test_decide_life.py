@@ -53,6 +53,7 @@ def test_a_job_is_suspended_when_its_pods_are_gone() -> None:
     assert status.is_true(ConditionType.SUSPENDED)
     assert summary(status) == ("Unknown", "Suspended", "suspended by spec.suspend")
     assert status.replicas == 0
+    assert status.start_time is None
 
 
 def test_suspension_waits_for_pods_that_save() -> None:
