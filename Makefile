@@ -15,15 +15,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH := $(if $(wildcard $(WHEELS)/torch-2.13.0+cpu-*),cpu,cuda)
 READY := $(VENV)/.ready-$(TORCH)
+PIP := $(BIN)/pip install -q --disable-pip-version-check
 HARNESS := $(BIN)/python -m tests.harness
 
 $(READY): requirements/dev.lock requirements/build.lock requirements/torch-$(TORCH).lock pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, got " + sys.version.split()[0])'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check --require-hashes -r requirements/build.lock -r requirements/dev.lock
-	$(BIN)/pip install -q --disable-pip-version-check --require-hashes --no-deps --find-links "$(WHEELS)" -r requirements/torch-$(TORCH).lock
-	$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, got " + sys.version.split()[0])'
+	@echo "setting up $(VENV) with torch for $(TORCH): takes minutes, once"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --require-hashes -r requirements/build.lock -r requirements/dev.lock
+	@$(PIP) --require-hashes --no-deps --find-links "$(WHEELS)" -r requirements/torch-$(TORCH).lock
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
 
 .PHONY: help
 help: ## Show this list
@@ -34,7 +36,7 @@ setup: $(READY) ## Make the virtual environment
 
 .PHONY: run
 run: $(READY) ## Train the sample here: 2 nodes x 2 processes on handwritten digits
-	$(BIN)/ddpjob run manifests/samples/digits.yaml
+	@$(BIN)/ddpjob run manifests/samples/digits.yaml
 
 .PHONY: test
 test: check ## Everything that CI runs: checks, unit tests, a real API server, a real two-node cluster

@@ -32,7 +32,7 @@ LINES: dict[str, tuple[DDPJobStatus, str]] = {
     ),
     "measured": (
         status(progress=ProgressStatus(summary="6", metrics={"accuracy": "0.9"})),
-        "Running  step 6  accuracy 0.9",
+        "Running  step 6  test accuracy 0.9",
     ),
     "ended without progress": (status("Failed", ready="0/2", completion_time=NOW), "Failed"),
 }
@@ -47,7 +47,7 @@ def test_what_a_finished_run_leaves() -> None:
     progress = ProgressStatus(step=12, samples_per_second=80, metrics={"accuracy": "0.9"})
     found = status("Completed", progress=progress, attempt=2, resumed_from_step=6)
     assert summary_lines(found, "/runs/step-12", Path("/runs/logs")) == [
-        "accuracy: 0.9",
+        "test accuracy: 0.9",
         "steps: 12",
         "samples/s: 80",
         "attempts: 2",

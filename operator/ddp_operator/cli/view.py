@@ -71,7 +71,7 @@ def status_line(status: DDPJobStatus) -> str:
             parts.append(f"loss {progress.loss}")
         if progress.samples_per_second is not None:
             parts.append(f"{progress.samples_per_second} samples/s")
-        parts += [f"{name} {value}" for name, value in (progress.metrics or {}).items()]
+        parts += [f"test {name} {value}" for name, value in (progress.metrics or {}).items()]
     elif status.ready is not None and status.completion_time is None:
         parts.append(f"{status.ready} nodes ready")
     return "  ".join(parts)
@@ -81,13 +81,15 @@ def summary_lines(status: DDPJobStatus, checkpoint: str | None, logs: Path) -> l
     """What a finished run leaves, for people."""
     progress, lines = status.progress, []
     if progress is not None:
-        lines += [f"{name}: {value}" for name, value in (progress.metrics or {}).items()]
+        lines += [f"test {name}: {value}" for name, value in (progress.metrics or {}).items()]
         lines.append(f"steps: {progress.step}")
         if progress.samples_per_second is not None:
             lines.append(f"samples/s: {progress.samples_per_second}")
     lines.append(f"attempts: {status.attempt}")
     if status.resumed_from_step is not None:
-        lines.append(f"resumed from step: {status.resumed_from_step}")
+        whole = progress is not None and progress.total_steps == status.resumed_from_step
+        rest = " (nothing was left to train)" if whole else ""
+        lines.append(f"resumed from step: {status.resumed_from_step}{rest}")
     if checkpoint is not None:
         lines.append(f"checkpoint: {checkpoint}")
     lines.append(f"logs: {logs}")

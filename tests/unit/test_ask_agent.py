@@ -1,0 +1,123 @@
+"""Asking an agent over real HTTP: a whole status or nothing, in time, whatever answers."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+
+from ddp_agent.contract import AgentStatus
+from ddp_agent.server import AgentServer
+from ddp_operator.cluster import agents
+from ddp_operator.cluster.agents import ask_agent
+from tests.unit.agent_support import beat
+from tests.unit.support import word
+
+SAID = word(1, attempt=3, ranks=[beat(local_rank=i, rank=i) for i in range(64)])
+BODY = SAID.to_json().encode()
+
+Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+
+def head(status: str = "200 OK", *, length: int = len(BODY), more: str = "") -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\n{more}\r\n".encode()
+
+
+@asynccontextmanager
+async def answering(answer: Answer) -> AsyncIterator[int]:
+    """A server that answers each connection as it is told; gives its port."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await answer(writer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def ask(port: int) -> AgentStatus | None:
+    async with aiohttp.ClientSession() as session:
+        return await ask_agent(session, "127.0.0.1", port)
+
+
+async def test_the_agents_own_server_is_understood() -> None:
+    server = AgentServer("127.0.0.1", 0, lambda: SAID, lambda: True)
+    server.start()
+    try:
+        assert await ask(server.port) == SAID
+    finally:
+        await asyncio.to_thread(server.close)
+
+
+async def test_an_answer_that_comes_in_pieces_is_read_to_its_end() -> None:
+    """As over a network, where a status of many ranks does not fit one packet."""
+
+    async def in_pieces(writer: asyncio.StreamWriter) -> None:
+        writer.write(head())
+        for start in range(0, len(BODY), 1400):
+            writer.write(BODY[start : start + 1400])
+            await writer.drain()
+            await asyncio.sleep(0.002)
+
+    async with answering(in_pieces) as port:
+        assert await ask(port) == SAID
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        head("503 Service Unavailable") + BODY,
+        head("302 Found", length=0, more="Location: http://127.0.0.1:1/\r\n"),
+        head(length=5) + b"hello",
+        head(length=2) + b"[]",
+        head() + BODY[:50],
+        b"nonsense\r\n\r\n",
+        b"",
+    ],
+    ids=["an error", "a redirect", "no JSON", "no status", "cut off", "no HTTP", "nothing"],
+)
+async def test_what_is_no_status_counts_as_no_answer(answer: bytes) -> None:
+    async def say(writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        await writer.drain()
+
+    async with answering(say) as port:
+        assert await ask(port) is None
+
+
+async def test_an_answer_without_end_is_not_read_without_end() -> None:
+    sent = 0
+
+    async def talk(writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        while not writer.is_closing() and sent < 1 << 28:
+            writer.write(b" " * 65536)
+            sent += 65536
+            await writer.drain()
+
+    async with answering(talk) as port:
+        assert await ask(port) is None
+    assert sent < 1 << 26
+
+
+async def test_an_agent_that_does_not_answer_in_time_gives_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agents, "TIMEOUT", aiohttp.ClientTimeout(total=0.1))
+    asked = asyncio.Event()
+
+    async def wait(_: asyncio.StreamWriter) -> None:
+        asked.set()
+        await asyncio.sleep(5)
+
+    async with answering(wait) as port:
+        assert await ask(port) is None
+        assert asked.is_set()
+
+
+async def test_nobody_there_gives_no_answer() -> None:
+    assert await ask(1) is None
