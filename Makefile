@@ -14,6 +14,7 @@ export DDP_SEED = $(SEED)
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := $(if $(wildcard $(WHEELS)/torch-2.13.0+cpu-*),cpu,cuda)
+FIND_LINKS := $(if $(filter cpu,$(TORCH)),--find-links "$(WHEELS)")
 READY := $(VENV)/.ready-$(TORCH)
 PIP := $(BIN)/pip install -q --disable-pip-version-check
 HARNESS := $(BIN)/python -m tests.harness
@@ -23,7 +24,7 @@ $(READY): requirements/dev.lock requirements/build.lock requirements/torch-$(TOR
 	@echo "setting up $(VENV) with torch for $(TORCH): takes minutes, once"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) --require-hashes -r requirements/build.lock -r requirements/dev.lock
-	@$(PIP) --require-hashes --no-deps --find-links "$(WHEELS)" -r requirements/torch-$(TORCH).lock
+	@$(PIP) --require-hashes --no-deps $(FIND_LINKS) -r requirements/torch-$(TORCH).lock
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 

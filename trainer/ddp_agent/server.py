@@ -8,6 +8,9 @@ from typing import Any
 
 from ddp_agent.contract import AgentPhase, AgentStatus
 
+_POLL_SECONDS = 0.05
+"""How long closing may take: it delays the end of the container."""
+
 
 class AgentServer:
     """Serves what the agent says of itself, from a thread, so that a probe is never late."""
@@ -16,7 +19,9 @@ class AgentServer:
         self, bind: str, port: int, status: Callable[[], AgentStatus], alive: Callable[[], bool]
     ) -> None:
         self._server = _Server((bind, port), _handler(status, alive))
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_SECONDS,), daemon=True
+        )
 
     @property
     def port(self) -> int:

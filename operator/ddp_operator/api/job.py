@@ -61,6 +61,13 @@ def sentence(error: ValidationError, root: str = "spec") -> str:
     return f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}{given}"
 
 
+def _without_nulls(spec: Any) -> Any:
+    """The spec as the API server takes it, which drops a field that is null."""
+    if not isinstance(spec, Mapping):
+        return spec
+    return {name: value for name, value in spec.items() if value is not None}
+
+
 def parse_job(manifest: Mapping[str, Any]) -> DDPJob:
     """Read a DDPJob from a manifest or an API object.
 
@@ -77,7 +84,7 @@ def parse_job(manifest: Mapping[str, Any]) -> DDPJob:
     except ValidationError as error:
         raise InvalidJobError(sentence(error, "metadata")) from error
     try:
-        spec = DDPJobSpec.model_validate(manifest.get("spec") or {})
+        spec = DDPJobSpec.model_validate(_without_nulls(manifest.get("spec") or {}))
     except ValidationError as error:
         raise InvalidJobError(sentence(error)) from error
     broken = check_rules(metadata.name, spec)

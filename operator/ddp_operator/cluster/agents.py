@@ -17,6 +17,11 @@ async def ask_agent(session: aiohttp.ClientSession, host: str, port: int) -> Age
         async with session.get(url, timeout=TIMEOUT, allow_redirects=False) as answer:
             if answer.status != 200:  # noqa: PLR2004 (HTTP's OK)
                 return None
-            return AgentStatus.model_validate_json(await answer.content.read(_LIMIT))
+            text = bytearray()
+            async for chunk in answer.content.iter_any():
+                text += chunk
+                if len(text) > _LIMIT:
+                    return None
+            return AgentStatus.model_validate_json(bytes(text))
     except (aiohttp.ClientError, TimeoutError, OSError, ValidationError):
         return None  # Starting, ending, or cut off: its pod's state speaks for it.

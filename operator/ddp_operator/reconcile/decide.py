@@ -86,8 +86,7 @@ def _lost(world: World, losses: Sequence[Loss], defaults: Defaults) -> Plan:
     """The attempt is over: another one follows, or the job fails."""
     cause = root_cause(list(losses), world.now)
     if cause is None:
-        plan = _carry_on(world, world.job.status, defaults)
-        return Plan(plan.status, requeue_seconds=CAUSE_LOOK_SECONDS)
+        return Plan(world.job.status, requeue_seconds=CAUSE_LOOK_SECONDS)
     status, spec, failure = world.job.status, world.job.spec, cause.failure
     status = with_progress(world, status).model_copy(update={"last_failure": failure})
     if cause.permanent:

@@ -117,14 +117,17 @@ class Controller:
             self._cache.put_job(raw)
         for event in plan.events:
             _log.info("job %s/%s: %s: %s", *key, event.reason, event.message)
-        try:
-            await self._act(key, plan.actions)
-        except ClusterError as error:
-            await self._report_blocked(key, raw, error)
-            raise
+        # Events tell of what the status now says. No later look will find cause to tell them again,
+        # so they do not wait for the actions, which may fail; nor do the actions wait for them.
+        telling = [self._cluster.emit(raw, event) for event in plan.events]
+        acted, *_ = await asyncio.gather(
+            self._act(key, plan.actions), *telling, return_exceptions=True
+        )
+        if isinstance(acted, ClusterError):
+            await self._report_blocked(key, raw, acted)
+        if isinstance(acted, BaseException):
+            raise acted
         self._blocked.pop(key, None)
-        for event in plan.events:
-            await self._cluster.emit(raw, event)
         return plan.requeue_seconds
 
     async def _act(self, key: Key, actions: Sequence[Action]) -> None:

@@ -40,7 +40,7 @@ class Settings(BaseModel):
             SettingsError: One is missing or wrong.
         """
         given = os.environ if environment is None else environment
-        values = {n: given[v] for n in cls.model_fields if (v := PREFIX + n.upper()) in given}
+        values = {n: given[v] for n in cls.model_fields if given.get(v := PREFIX + n.upper())}
         try:
             return cls.model_validate(values)
         except ValidationError as error:
