@@ -1,4 +1,4 @@
-"""The real cluster that the API and cluster tests share: one for the whole run."""
+"""The real cluster that these tests share: brought up once, and ended after the last of them."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from tests.harness.cluster import Cluster
 from tests.tools import install
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[Cluster]:
     """Two real nodes with the chart installed; torn down at the end."""
     wheels = Path(os.environ.get("DDP_WHEELS", "../shared/wheels"))
