@@ -78,6 +78,7 @@ SHAPING: dict[str, Any] = {
     "priorityClassName": "high",
     "network": {"interface": "eth0"},
     "checkpoint": {"claimName": "shared", "everySteps": 5},
+    "standby": False,
 }
 
 

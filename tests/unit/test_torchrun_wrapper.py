@@ -111,10 +111,9 @@ def test_what_torchrun_dies_of_is_written_down_for_the_agent(
 
     file = tmp_path / "failure.json"
     monkeypatch.setattr(torchrun, "run", run)
-    monkeypatch.setattr("sys.argv", ["torchrun", f"--log-dir={tmp_path}", "train.py"])
     monkeypatch.setenv(Env.ATTEMPT, "2")
     monkeypatch.setenv(FAILURE_FILE_ENV, str(file))
-    assert torchrun.main() == code
+    assert torchrun.main([f"--log-dir={tmp_path}", "train.py"]) == code
     if message is None:
         assert not file.exists()
         return

@@ -24,8 +24,9 @@ from ddp_agent.contract import (
     rendezvous_port,
 )
 from ddp_agent.failures import exit_code
-from ddp_agent.launcher import Launch, prepare
+from ddp_agent.launcher import Launch, can_be_forked, prepare, standby_environment
 from ddp_agent.supervise import ProcessTree
+from ddp_agent.warm import READY_SECONDS, Standby, StandbyLostError, WarmTree
 
 _log = logging.getLogger("ddp_agent")
 
@@ -64,6 +65,7 @@ class Agent:
         self._clock = clock or Clock()
         self._orders = AttemptFile(config.pod_info_dir)
         self._terminated = False
+        self._standby: Standby | None = None
         self._last_tick = self._clock.monotonic()
         self._status = AgentStatus(
             node_index=config.node_index,
@@ -86,6 +88,13 @@ class Agent:
 
     def run(self) -> int:
         """Run attempts until the end. Returns the container's exit code."""
+        try:
+            return self._run_attempts()
+        finally:
+            if self._standby is not None:
+                self._standby.close()
+
+    def _run_attempts(self) -> int:
         done = 0
         while True:
             attempt = self._next_attempt(done)
@@ -131,6 +140,7 @@ class Agent:
         return Order.NEXT if order is not None and order > attempt else None
 
     def _run_attempt(self, attempt: int) -> None:
+        self._warm_up()
         launch = prepare(self._config, attempt, self._scratch)
         self._enter(AgentPhase.WAITING, attempt=attempt, command=launch.line)
         if self._config.node_index != 0 and not self._wait_for_store(attempt):
@@ -139,7 +149,7 @@ class Agent:
             return
         print(f"ddp-agent: attempt {attempt}: {shlex.join(launch.line)}", flush=True)
         self._enter(AgentPhase.STARTING)
-        tree = ProcessTree(launch.command, launch.environment)
+        tree = self._start(launch)
         order = self._supervise(tree, launch)
         if order is not None:
             self._break_off(tree, order)
@@ -148,6 +158,33 @@ class Agent:
             _log.error("ranks of attempt %d cannot be killed", attempt)
         self._report(launch)
         self._conclude(tree, launch, order)
+
+    def _warm_up(self) -> None:
+        """Have a standby, if attempts are to be forked; it imports while this goes on."""
+        if self._config.standby and self._standby is None and can_be_forked(self._config):
+            self._standby = Standby(standby_environment(self._config))
+
+    def _start(self, launch: Launch) -> ProcessTree | WarmTree:
+        """Fork the attempt from the standby; without one, or when it fails, start it cold."""
+        if self._standby is not None and self._await_standby(self._standby):
+            try:
+                return WarmTree(self._standby, launch)
+            except StandbyLostError as error:
+                _log.warning(
+                    "the standby is lost, attempt %d starts cold: %s", launch.attempt, error
+                )
+        if self._standby is not None:
+            self._standby.close()
+            self._standby = None
+        return ProcessTree(launch.command, launch.environment)
+
+    def _await_standby(self, standby: Standby) -> bool:
+        deadline = self._clock.monotonic() + READY_SECONDS
+        while not standby.wait_ready(TICK_SECONDS):
+            self._last_tick = self._clock.monotonic()
+            if standby.lost or self._clock.monotonic() > deadline:
+                return False
+        return True
 
     def _wait_for_store(self, attempt: int) -> bool:
         """Wait until node 0's store of this attempt accepts connections; False when broken off."""
@@ -161,7 +198,7 @@ class Agent:
                 self._tick()
         return False
 
-    def _supervise(self, tree: ProcessTree, launch: Launch) -> Order | None:
+    def _supervise(self, tree: ProcessTree | WarmTree, launch: Launch) -> Order | None:
         """Watch until the tree ends or is to be ended. Returns the order in the latter case."""
         while tree.poll() is None:
             order = self._order(launch.attempt)
@@ -190,7 +227,7 @@ class Agent:
             }
         )
 
-    def _break_off(self, tree: ProcessTree, order: Order) -> None:
+    def _break_off(self, tree: ProcessTree | WarmTree, order: Order) -> None:
         """SIGTERM, a grace in which ranks may save, and no more."""
         grace = STOP_GRACE_SECONDS if order is Order.STOP else RESTART_GRACE_SECONDS
         self._enter(self._status.phase)
@@ -199,7 +236,7 @@ class Agent:
         while tree.poll() is None and self._clock.monotonic() < deadline:
             self._tick()
 
-    def _conclude(self, tree: ProcessTree, launch: Launch, order: Order | None) -> None:
+    def _conclude(self, tree: ProcessTree | WarmTree, launch: Launch, order: Order | None) -> None:
         if order is Order.NEXT:
             return
         if order is Order.STOP:

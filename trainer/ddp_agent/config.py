@@ -35,6 +35,7 @@ class AgentConfig(BaseModel):
     termination_log: Path = Field(alias=Env.TERMINATION_LOG, default=Path(contract.TERMINATION_LOG))
     command: str | None = Field(alias=Env.COMMAND, default=None)
     task: str | None = Field(alias=Env.TASK, default=None)
+    standby: bool = Field(alias=Env.STANDBY, default=False)
     checkpoint_dir: Path | None = Field(alias=Env.CHECKPOINT_DIR, default=None)
 
     @classmethod

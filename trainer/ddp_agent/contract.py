@@ -79,6 +79,8 @@ class Env(StrEnum):
     """Import path `package.module:function` of the task, when the job states `task`."""
     CONFIG = "DDP_CONFIG"
     """JSON object: the job's `config`."""
+    STANDBY = "DDP_STANDBY"
+    """`true` when attempts are to be forked from a warm standby."""
     CHECKPOINT_DIR = "DDP_CHECKPOINT_DIR"
     """The run's own directory on the shared volume; absent when the job states no checkpoint."""
     CHECKPOINT_EVERY_STEPS = "DDP_CHECKPOINT_EVERY_STEPS"

@@ -13,7 +13,7 @@ _TAIL_LINES = 20
 _LOG_TAIL_BYTES = 64 * 1024
 
 _PEER_GONE = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused"
+    r"Connection closed by peer|Connection reset by peer|Read error|Broken pipe|Connection refused"
     r"|remote process exited|NCCL communicator was aborted|Socket Timeout|failed to recv"
     r"|DistNetworkError|DistStoreError|RendezvousConnectionError|RendezvousClosedError"
     r"|RendezvousTimeoutError"
@@ -23,6 +23,10 @@ _PEER_GONE = re.compile(
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """torch puts it before each line of an uncaught traceback."""
 
+_LAUNCHER_FRAME = re.compile(
+    r'File "(<frozen runpy>|.*/ddp_agent/entry\.py|.*/elastic/multiprocessing/errors/__init__\.py)"'
+)
+
 _STOPPED = {signal.SIGTERM, signal.SIGINT}
 """A rank that one of these ended was told to go: it is not what failed first."""
 
@@ -30,6 +34,7 @@ _STOPPED = {signal.SIGTERM, signal.SIGINT}
 def describe(*, attempt: int, rank: int, returncode: int, text: str, at: float) -> Failure:
     """A rank's end. `returncode` is negative for a signal, `text` a traceback or a log's tail."""
     lines = [_RANK_PREFIX.sub("", line).rstrip() for line in text.splitlines() if line.strip()]
+    lines = without_launcher(lines)
     message = lines[-1].strip() if lines else ""
     name = signal_name(-returncode) if returncode < 0 else None
     silent = returncode == ExitCode.BAD_INPUT and not message
@@ -45,6 +50,19 @@ def describe(*, attempt: int, rank: int, returncode: int, text: str, at: float) 
         # Of ranks that refuse one and the same input only one says why: that one is the cause.
         secondary=-returncode in _STOPPED or bool(_PEER_GONE.search(text)) or silent,
     )
+
+
+def without_launcher(lines: list[str]) -> list[str]:
+    """A traceback without the frames by which a rank was started: they tell its author nothing."""
+    kept, skipping = [], False
+    for line in lines:
+        if line.startswith("  File "):
+            skipping = bool(_LAUNCHER_FRAME.search(line))
+        elif not line.startswith("    "):
+            skipping = False
+        if not skipping:
+            kept.append(line)
+    return kept
 
 
 def from_exception(error: BaseException, attempt: int, at: float) -> Failure:

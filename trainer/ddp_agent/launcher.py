@@ -61,6 +61,27 @@ def prepare(
     )
 
 
+def standby_environment(
+    config: AgentConfig, environment: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The environment of the standby: what must be known before torch is imported."""
+    given = dict(os.environ if environment is None else environment)
+    threads = _threads(config, given)
+    return given | {
+        "OMP_NUM_THREADS": threads,
+        # A pool of threads that a library starts at import would not survive the fork.
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        # A mere is_available() must not open the driver: a fork could not use the GPU after that.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }
+
+
+def _threads(config: AgentConfig, given: Mapping[str, str]) -> str:
+    fitting = threads_per_rank(cpu_count(), config.procs_per_node)
+    return given.get("OMP_NUM_THREADS", str(fitting))
+
+
 def _log_dir(config: AgentConfig, attempt: int, home: Path) -> Path:
     """On the shared volume where there is one, since logs of a lost pod are the ones one needs."""
     if config.checkpoint_dir is None:
@@ -88,6 +109,11 @@ def _arguments(config: AgentConfig, attempt: int, log_dir: Path) -> list[str]:
     return [*arguments, *_entrypoint(config.rank_command())]
 
 
+def can_be_forked(config: AgentConfig) -> bool:
+    """Whether ranks run Python code that a process which has torch imported can run."""
+    return _entrypoint(config.rank_command())[0] != "--no-python"
+
+
 def _entrypoint(command: list[str]) -> list[str]:
     """The command as torchrun takes it: a script, a module, or anything else by itself."""
     if command[0] in {"python", "python3"} and len(command) > 1:
@@ -105,9 +131,8 @@ def _rank_environment(
     failure_file: Path,
     given: Mapping[str, str],
 ) -> dict[str, str]:
-    threads = threads_per_rank(cpu_count(), config.procs_per_node)
     return {
-        "OMP_NUM_THREADS": given.get("OMP_NUM_THREADS", str(threads)),
+        "OMP_NUM_THREADS": _threads(config, given),
         "PYTHONUNBUFFERED": "1",
         # The agent's store must not serve the ranks: a restart with it hangs one time in three
         # (docs/decisions/0004-rendezvous.md).

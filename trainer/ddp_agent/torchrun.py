@@ -11,10 +11,13 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.run import parse_args, run
+from torch.distributed.launcher.api import elastic_launch
+from torch.distributed.run import config_from_args, parse_args, run
 
 from ddp_agent.contract import Env, ExitCode, Failure
+from ddp_agent.entry import run_rank
 from ddp_agent.failures import FAILURE_FILE_ENV, describe, from_exception, traceback_in_logs
+from ddp_agent.haste import hasten
 
 
 def first_failure(error: ChildFailedError, attempt: int, log_dir: Path) -> Failure:
@@ -49,12 +52,18 @@ def _recorded(message: Any) -> str:
     return str(extra.get("py_callstack", ""))
 
 
-def main() -> int:
-    """Run torchrun with this process's arguments. Exit code 0, 1, or 128 + signal."""
-    args = parse_args(sys.argv[1:])
+def main(arguments: list[str], *, warm: bool = False) -> int:
+    """Run torchrun with these arguments. Exit code 0, 1, or 128 + signal.
+
+    Args:
+        arguments: As on torchrun's command line.
+        warm: Fork the ranks of this process, which has imported everything, instead of starting
+            new interpreters.
+    """
+    args = parse_args(arguments)
     attempt = int(os.environ[Env.ATTEMPT])
     try:
-        run(args)
+        _launch_forked(args) if warm else run(args)
     except ChildFailedError as error:
         failure = first_failure(error, attempt, Path(args.log_dir))
     except SignalException as error:
@@ -68,5 +77,14 @@ def main() -> int:
     return 1
 
 
+def _launch_forked(args: Any) -> None:
+    """Torchrun by its own launcher API, with ranks that are forks of this process."""
+    hasten()
+    config, _, command = config_from_args(args)
+    config.start_method = "fork"
+    entry = command[1:] if command[:1] == ["-u"] else command
+    elastic_launch(config, run_rank)(*entry)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

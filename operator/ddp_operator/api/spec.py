@@ -238,6 +238,8 @@ class DDPJobSpec(ApiModel):
 
     checkpoint: Checkpoint | None = None
     """Where and how often the run is saved."""
+    standby: StrictBool | None = None
+    """Fork each attempt from a process that has imported torch already, so that a restart takes a second or two. By default on for jobs without GPUs. Commands that are no Python script start without it."""  # noqa: E501
 
     suspend: StrictBool = False
     """Stop the run and give its resources back; false continues it from the newest checkpoint."""
@@ -251,6 +253,11 @@ class DDPJobSpec(ApiModel):
     """Delete the job this long after it finished."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.NONE
     """Pods of a finished job: None ends them and keeps them for their logs, All deletes them."""
+
+    @property
+    def uses_standby(self) -> bool:
+        """Whether attempts are forked: where a job asks for GPUs, only when it says so."""
+        return self.gpus_per_node == 0 if self.standby is None else self.standby
 
     @property
     def ranks_per_node(self) -> int:

@@ -33,6 +33,7 @@ def _contract(job: DDPJob, index: int) -> dict[str, str]:
         Env.RENDEZVOUS_PORT_BASE: str(RENDEZVOUS_PORT_BASE),
         Env.POD_ADDRESS: names.pod_address(job, index),
         Env.AGENT_PORT: str(AGENT_PORT),
+        Env.STANDBY: str(job.spec.uses_standby).lower(),
     }
 
 

@@ -1,0 +1,107 @@
+"""The standby process: imports everything once, then forks one launcher per attempt.
+
+It stays single-threaded and touches no GPU, for only then is forking it safe; and it imports
+nothing of the user's, whose code may do anything at import.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+from ddp_agent import torchrun
+
+_MODULES = (
+    # What DDP's constructor would import at its first use: half of the time to the first step.
+    "torch._dynamo",
+    "torch.nn.parallel.distributed",
+    "torch.distributed.algorithms.join",
+    "torch.distributed.optim",
+    "torch.utils.data",
+    "numpy",
+    "safetensors.torch",
+    "ddp_trainer.commands.main",
+    "ddp_trainer.train",
+)
+
+
+def import_all() -> None:
+    """Import what ranks will need. A module that is not there is not needed."""
+    for name in _MODULES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def main() -> None:
+    """Serve fork orders until the agent closes the pipe. Arguments: both pipe ends."""
+    orders, words = int(sys.argv[1]), int(sys.argv[2])
+    began = time.monotonic()
+    import_all()
+    if threading.active_count() > 1:
+        sys.exit("ddp-agent: the standby has threads, attempts start cold")
+    wakeup_in, wakeup_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakeup_out, warn_on_full_buffer=False)
+    _say(words, ready=time.monotonic() - began)
+    buffer = b""
+    while True:
+        readable, _, _ = select.select([orders, wakeup_in], [], [])
+        if wakeup_in in readable:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wakeup_in, 4096)
+        _report_exits(words)
+        if orders not in readable:
+            continue
+        chunk = os.read(orders, 65536)
+        if not chunk:
+            return  # The agent is gone, and with it the reason to be here.
+        *lines, buffer = (buffer + chunk).split(b"\n")
+        for line in lines:
+            order = json.loads(line)
+            pid = os.fork()
+            if pid == 0:
+                _become_launcher(order, [orders, words, wakeup_in, wakeup_out])
+            _say(words, started=pid)
+
+
+def _become_launcher(order: dict[str, Any], descriptors: list[int]) -> None:
+    """In the fork: run one attempt and exit without any of the standby's clean-up."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        os.setsid()
+        os.environ.clear()
+        os.environ.update(order["environment"])
+        code = torchrun.main(order["arguments"], warm=True)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _report_exits(words: int) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        _say(words, exited=pid, code=os.waitstatus_to_exitcode(status))
+
+
+def _say(words: int, **word: float) -> None:
+    os.write(words, json.dumps(word).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()
