@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -37,6 +38,13 @@ def _reaper(standby: Standby) -> Iterator[None]:
         yield
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def prepared(home: Path, script: str, attempt: int = 1) -> Launch:
     """An attempt of one node with two ranks that run a script."""
     file = home / "train.py"
@@ -46,7 +54,7 @@ def prepared(home: Path, script: str, attempt: int = 1) -> Launch:
         Env.NODES: "1",
         Env.RENDEZVOUS_HOST: "127.0.0.1",
         Env.POD_ADDRESS: "127.0.0.1",
-        Env.RENDEZVOUS_PORT_BASE: "29600",
+        Env.RENDEZVOUS_PORT_BASE: str(free_port() - attempt),
         Env.TASK: None,
         Env.COMMAND: command,
     }
