@@ -168,6 +168,8 @@ class Beat(WireModel):
     step: int = 0
     at: float
     """Unix seconds."""
+    pid: int | None = None
+    """Process id of the rank, as its container sees it."""
     joined_at: float | None = None
     """Unix seconds at which the process group of the attempt was up."""
     first_step_at: float | None = None

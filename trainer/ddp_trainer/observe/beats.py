@@ -1,5 +1,6 @@
 """Signs of life: one small file per local rank, for the agent on the same node."""
 
+import os
 import time
 from pathlib import Path
 
@@ -32,6 +33,7 @@ class BeatWriter:
             local_rank=ranks.local_rank,
             phase=RankPhase.STARTING,
             at=0.0,
+            pid=os.getpid(),
         )
 
     def phase(self, phase: RankPhase) -> None:
