@@ -120,6 +120,20 @@ def test_a_pod_that_failed_as_a_whole_tells_its_reason() -> None:
     assert view(phase="Failed", reason="Evicted").reason == "Evicted"
 
 
+@pytest.mark.parametrize(
+    ("condition", "told"),
+    [
+        ({"status": "True", "reason": "EvictionByEvictionAPI"}, "EvictionByEvictionAPI"),
+        ({"status": "True"}, "Unknown"),
+        ({"status": "False", "reason": "EvictionByEvictionAPI"}, None),
+    ],
+    ids=["told to go", "without a reason", "not any more"],
+)
+def test_why_kubernetes_told_a_pod_to_go(condition: dict[str, str], told: str | None) -> None:
+    assert view(conditions=[{"type": "DisruptionTarget", **condition}]).disruption == told
+    assert view().disruption is None
+
+
 @pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown", "Succeeded", "Failed"])
 def test_a_pod_is_terminal_when_its_container_never_runs_again(phase: str) -> None:
     assert view(phase=phase).terminal is (phase in {"Succeeded", "Failed"})

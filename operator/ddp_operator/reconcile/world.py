@@ -45,6 +45,8 @@ class PodView:
     """Why it does not run yet: the scheduler's or the kubelet's sentence."""
     reason: str | None = None
     """The pod's own reason when it failed as a whole, as Evicted."""
+    disruption: str | None = None
+    """Why Kubernetes told the pod to go: the reason of its DisruptionTarget condition."""
     termination: Termination | None = None
 
     @property
@@ -127,6 +129,7 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         ip=status.get("podIP"),
         waiting=_waiting(conditions, container),
         reason=status.get("reason"),
+        disruption=_disruption(conditions),
         termination=_termination(container),
     )
 
@@ -144,6 +147,11 @@ def _waiting(conditions: Mapping[str, Any], container: Mapping[str, Any]) -> str
         return None
     reason, message = waiting.get("reason", "Waiting"), waiting.get("message")
     return f"{reason}: {message}" if message else str(reason)
+
+
+def _disruption(conditions: Mapping[str, Any]) -> str | None:
+    found = conditions.get("DisruptionTarget", {})
+    return found.get("reason") or "Unknown" if found.get("status") == "True" else None
 
 
 def _termination(container: Mapping[str, Any]) -> Termination | None:
