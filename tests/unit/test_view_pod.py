@@ -153,3 +153,14 @@ def test_the_last_word_of_a_container_counts_more_than_what_its_agent_said_befor
 def test_times_of_the_api_server_are_aware() -> None:
     assert parse_time("2026-03-01T12:00:00Z") == NOW
     assert parse_time(None) is None
+
+
+@pytest.mark.parametrize(("code", "phase"), [(0, "Succeeded"), (137, "Failed")])
+def test_a_pod_has_ended_when_its_worker_has_though_the_kubelet_says_so_later(
+    code: int, phase: str
+) -> None:
+    worker = {"name": "worker", "state": {"terminated": {"exitCode": code}}}
+    sidecar = {"name": "sync", "state": {"running": {}}}
+    found = view(phase="Running", containerStatuses=[sidecar, worker])
+    assert found.phase == phase
+    assert found.terminal

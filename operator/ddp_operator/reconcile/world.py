@@ -116,11 +116,12 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         ),
         {},
     )
+    termination = _termination(container)
     return PodView(
         name=metadata["name"],
         uid=metadata["uid"],
         index=_index(labels.get(contract.LABEL_NODE_INDEX, "")),
-        phase=status.get("phase", "Pending"),
+        phase=_phase(status, termination),
         ready=conditions.get("Ready", {}).get("status") == "True",
         attempt=annotations.get(contract.ANNOTATION_ATTEMPT, ""),
         spec_hash=annotations.get(contract.ANNOTATION_SPEC_HASH, ""),
@@ -130,8 +131,18 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         waiting=_waiting(conditions, container),
         reason=status.get("reason"),
         disruption=_disruption(conditions),
-        termination=_termination(container),
+        termination=termination,
     )
+
+
+def _phase(status: Mapping[str, Any], termination: Termination | None) -> str:
+    """The pod's phase, or already how its worker ended.
+
+    The kubelet moves the phase seconds later, when it has cleaned up; and a sidecar would hold it.
+    """
+    if termination is None:
+        return str(status.get("phase", "Pending"))
+    return "Succeeded" if termination.exit_code == 0 else "Failed"
 
 
 def _index(label: str) -> int:
