@@ -1,6 +1,8 @@
 """The real cluster that these tests share: brought up once, and ended after the last of them."""
 
 import os
+import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +31,8 @@ def cluster() -> Iterator[Cluster]:
 def namespace(request: pytest.FixtureRequest, cluster: Cluster) -> str:
     """A namespace of the test's own, with a shared claim."""
     test: str = request.node.name
-    name = test.lower().replace("_", "-").replace("[", "-").replace("]", "")
-    name = name.removeprefix("test-")[:40].strip("-")
+    words = re.sub(r"[^a-z0-9]+", "-", test.lower().removeprefix("test_"))
+    # Cut to a label, and told apart from others that begin alike.
+    name = f"{words[:40].strip('-')}-{zlib.crc32(test.encode()):08x}"
     install.make_namespace(cluster, name)
     return name

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddp_agent import machine
-from ddp_agent.machine import cpu_count, threads_per_rank
+from ddp_agent.machine import cpu_count, out_of_memory_kills, threads_per_rank
 
 CORES = 16
 
@@ -76,3 +76,21 @@ def test_on_a_machine_without_affinity_all_cores_count(
 @pytest.mark.parametrize(("cpus", "ranks", "threads"), [(8, 2, 4), (8, 3, 2), (4, 8, 1), (1, 1, 1)])
 def test_the_threads_of_all_ranks_together_fit(cpus: int, ranks: int, threads: int) -> None:
     assert threads_per_rank(cpus, ranks) == threads
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "kills"),
+    [
+        ("memory.events", "low 0\noom 3\noom_kill 2\n", 2),
+        ("memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n", 5),
+        ("memory.events", "nonsense", 0),
+        ("cpu.max", "max 100000", 0),
+    ],
+    ids=["version 2", "version 1", "unreadable", "no limit"],
+)
+def test_processes_that_the_kernel_ended_for_memory_are_counted(
+    tmp_path: Path, file: str, text: str, kills: int
+) -> None:
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(text)
+    assert out_of_memory_kills(tmp_path) == kills

@@ -26,6 +26,7 @@ from ddp_agent.contract import (
 )
 from ddp_agent.failures import exit_code
 from ddp_agent.launcher import Launch, can_be_forked, prepare, standby_environment
+from ddp_agent.machine import out_of_memory_kills
 from ddp_agent.supervise import ProcessTree
 from ddp_agent.warm import READY_SECONDS, Standby, StandbyLostError, WarmTree
 
@@ -68,6 +69,7 @@ class Agent:
         self._terminated = False
         self._standby: Standby | None = None
         self._ordered_at: float | None = None
+        self._memory_kills = 0
         self._last_tick = self._clock.monotonic()
         self._status = AgentStatus(
             node_index=config.node_index,
@@ -157,6 +159,7 @@ class Agent:
             self._status = self._status.model_copy(update={"timeline": times})
         print(f"ddp-agent: attempt {attempt}: {shlex.join(launch.line)}", flush=True)
         self._enter(AgentPhase.STARTING)
+        self._memory_kills = out_of_memory_kills()
         tree = self._start(launch)
         order = self._supervise(tree, launch)
         if order is not None:
@@ -263,6 +266,8 @@ class Agent:
             self._enter(AgentPhase.SUCCEEDED)
         else:
             failure = self._read_failure(launch, tree.returncode)
+            if failure.signal == "SIGKILL" and out_of_memory_kills() > self._memory_kills:
+                failure = failure.model_copy(update={"out_of_memory": True})
             preempted = failure.exit_code == ExitCode.PREEMPTED
             phase = AgentPhase.PREEMPTED if preempted else AgentPhase.FAILED
             self._enter(phase, failure=failure)

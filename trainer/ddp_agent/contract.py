@@ -197,6 +197,8 @@ class Failure(WireModel):
     """One sentence; for an exception the last line of its traceback."""
     traceback: Annotated[str, Field(max_length=4096)] = ""
     """Tail of the traceback."""
+    out_of_memory: bool = False
+    """The kernel ended a process of this container because its memory limit was reached."""
     secondary: bool = False
     """The rank fell because a peer had gone: the cause is elsewhere."""
 

@@ -1,5 +1,6 @@
 """What the machine grants this container."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -20,6 +21,18 @@ def cpu_count(cgroup: Path = _CGROUP) -> int:
 def threads_per_rank(cpus: int, local_ranks: int) -> int:
     """Compute threads for each rank so that all together fit the quota."""
     return max(1, cpus // local_ranks)
+
+
+def out_of_memory_kills(cgroup: Path = _CGROUP) -> int:
+    """How many processes of this container the kernel has ended for want of memory.
+
+    It picks a rank, not the container, which lives on: this count is the only trace.
+    """
+    for file in (cgroup / "memory.events", cgroup / "memory" / "memory.oom_control"):
+        with contextlib.suppress(OSError, ValueError):
+            words = dict(line.split() for line in file.read_text().splitlines())
+            return int(words.get("oom_kill", 0))
+    return 0
 
 
 def _quota_v2(cgroup: Path) -> float | None:

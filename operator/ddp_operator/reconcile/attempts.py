@@ -109,12 +109,16 @@ def _ended_pod(world: World, pod: PodView) -> Loss | None:
 def _rank_loss(world: World, pod: PodView, report: AgentStatus) -> Loss:
     cause = report.failure or Failure(attempt=report.attempt, at=report.since, message="no word")
     permanent = cause.exit_code == ExitCode.BAD_INPUT
-    oom = pod.termination is not None and pod.termination.reason == "OOMKilled"
+    oom = cause.out_of_memory or (
+        pod.termination is not None and pod.termination.reason == "OOMKilled"
+    )
     reason = "OOMKilled" if oom else "BadInput" if permanent else "RankFailed"
     who = f"rank {cause.rank} on {pod.name}" if cause.rank is not None else pod.name
     how = f"was ended by {cause.signal}" if cause.signal else "failed"
     text = f": {cause.message}" if cause.message else f" with exit code {cause.exit_code}"
     sentence = f"{who} {how}" + ("" if cause.signal and not cause.message else text)
+    if cause.out_of_memory:
+        sentence = f"{who} ran into the memory limit of its pod"
     failure = _failure(world, pod, Cause.APPLICATION, reason, sentence).model_copy(
         update={
             "rank": cause.rank,

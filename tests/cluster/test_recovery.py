@@ -1,0 +1,80 @@
+"""Recovery on two real nodes: what is lost comes back, and the status says what it was."""
+
+import pytest
+
+from tests.cluster.support import Job, kill_rank, sample, script_job
+from tests.harness.cluster import Cluster
+from tests.tools.install import RELEASE, SYSTEM_NAMESPACE, eventually
+
+pytestmark = pytest.mark.cluster
+
+
+def long_job() -> dict[str, object]:
+    manifest = sample()
+    manifest["spec"]["config"] |= {"epochs": 60}
+    manifest["spec"]["checkpoint"] |= {"everySteps": 20}
+    return manifest
+
+
+def uids(job: Job) -> dict[str, str]:
+    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in job.pods()}
+
+
+def saved(job: Job) -> bool:
+    return bool(job.status.get("lastCheckpoint", {}).get("step", 0) > 0)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_killed_pod_is_replaced_and_the_other_restarts_in_place(
+    cluster: Cluster, namespace: str, index: int
+) -> None:
+    job = Job.apply(cluster, namespace, long_job())
+    eventually(lambda: saved(job), "a checkpoint", 120)
+    before = uids(job)
+    victim = f"digits-{index}"
+    job.kubectl("delete", "pod", victim, "--grace-period=0", "--force", "--wait=false")
+    status = job.wait_for("Completed", 180)
+    assert status["attempt"] == 2
+    assert (status["restarts"], status["infrastructureRestarts"]) == (0, 1)
+    assert status["lastFailure"]["pod"] == victim
+    assert status["resumedFromStep"] > 0
+    assert {name for name, uid in uids(job).items() if uid != before[name]} == {victim}
+
+
+def test_what_happened_while_the_operator_was_away_is_dealt_with_when_it_is_back(
+    cluster: Cluster, namespace: str
+) -> None:
+    job = Job.apply(cluster, namespace, long_job())
+    eventually(lambda: saved(job), "a checkpoint", 120)
+    scale = ("-n", SYSTEM_NAMESPACE, "scale", "deployment", RELEASE)
+    cluster.kubectl(*scale, "--replicas=0")
+    gone = ("-n", SYSTEM_NAMESPACE, "get", "pods", "-o", "name")
+    eventually(lambda: not cluster.kubectl(*gone).stdout, "operator gone", 60)
+    kill_rank(job, 1)
+    cluster.kubectl(*scale, "--replicas=1")
+    status = job.wait_for("Completed", 180)
+    assert (status["attempt"], status["restarts"]) == (2, 1)
+    assert status["lastFailure"]["signal"] == "SIGKILL"
+
+
+GREEDY = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+hoard = []
+while dist.get_rank() == 3:
+    hoard.append(bytearray(64 << 20))
+dist.barrier()
+"""
+
+
+def test_a_rank_that_runs_out_of_memory_is_named_with_the_reason(
+    cluster: Cluster, namespace: str
+) -> None:
+    limit = {"limits": {"memory": "1Gi"}}
+    manifest = script_job("greedy", GREEDY, maxRestarts=0, resources=limit)
+    status = Job.apply(cluster, namespace, manifest).wait_for("Failed", 120)
+    failure = status["lastFailure"]
+    assert failure["reason"] == "OOMKilled"
+    assert failure["pod"] == "greedy-1"
+    assert "memory limit" in failure["message"]
