@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from ddp_operator.runtime import health
 from ddp_operator.runtime.workers import Heart
@@ -17,10 +18,14 @@ async def heart() -> AsyncIterator[tuple[Heart, str]]:
     """A heart and the address that tells of it."""
     beating = Heart()
     runner = await health.serve_health(beating, 0)
+    yield beating, where(runner)
+    await runner.cleanup()
+
+
+def where(runner: web.AppRunner) -> str:
     # Without a given port each family of addresses gets its own.
     (port,) = [address[1] for address in runner.addresses if address[0] == "0.0.0.0"]  # noqa: S104
-    yield beating, f"http://127.0.0.1:{port}"
-    await runner.cleanup()
+    return f"http://127.0.0.1:{port}"
 
 
 async def ask(address: str) -> tuple[int, str]:
@@ -86,11 +91,10 @@ async def test_the_operator_says_why_it_is_not_ready(heart: tuple[Heart, str]) -
 @pytest.mark.parametrize(("good", "status"), [(True, 200), (False, 503)])
 async def test_a_replica_that_stands_by_says_so(good: bool, status: int) -> None:
     runner = await health.serve_health(Heart(), 0, lambda: (good, "standing by: a leads"))
-    port = runner.addresses[0][1]
     try:
-        answer = await ask(f"http://localhost:{port}/readyz")
+        answer = await ask(f"{where(runner)}/readyz")
         assert answer == (status, "standing by: a leads\n")
-        assert await ask(f"http://localhost:{port}/healthz") == (200, "ok\n")
+        assert await ask(f"{where(runner)}/healthz") == (200, "ok\n")
     finally:
         await runner.cleanup()
 
