@@ -61,6 +61,10 @@ check: $(READY) ## Lint, types, layers, drift of generated files
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.tools.generate --check
 
+.PHONY: bench-recovery
+bench-recovery: $(READY) ## Seconds from a fault to the first new update, on a real two-node cluster
+	@$(BIN)/python -m tests.bench.recovery --wheels "$(WHEELS)" --seed $(SEED)
+
 .PHONY: format
 format: $(READY) ## Format the code and mend what the linter can
 	$(BIN)/ruff check --fix

@@ -3,12 +3,15 @@
 import json
 import os
 import signal
+import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ddp_agent.contract import AGENT_PORT, AgentStatus
 from tests.harness.cluster import Cluster
 from tests.tools.install import OPERATOR_USER, ROOT, eventually
 
@@ -103,25 +106,46 @@ class Job:
         return self.status
 
 
+def agents(job: Job) -> list[AgentStatus]:
+    """What the agents of all running pods say."""
+    found = []
+    for pod in job.pods():
+        address = pod["status"].get("podIP")
+        if address is None or "deletionTimestamp" in pod["metadata"]:
+            continue
+        try:
+            with urllib.request.urlopen(f"http://{address}:{AGENT_PORT}/status", timeout=1) as said:
+                found.append(AgentStatus.model_validate_json(said.read()))
+        except OSError:
+            continue  # It starts or ends.
+    return found
+
+
 def rank_process(job: Job, rank: int) -> int:
-    """Process id, on this machine, of a rank of a job."""
+    """Process id, on this machine, of a rank that beats."""
     uid = job.read()["metadata"]["uid"]
-    wanted = {f"RANK={rank}".encode(), f"DDP_JOB_UID={uid}".encode()}
+    beats = [(agent.node_index, beat) for agent in agents(job) for beat in agent.ranks]
+    node, pid = next((node, beat.pid) for node, beat in beats if beat.rank == rank)
+    wanted = {f"DDP_NODE_INDEX={node}".encode(), f"DDP_JOB_UID={uid}".encode()}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
             variables = set((entry / "environ").read_bytes().split(b"\0"))
+            status = (entry / "status").read_text(encoding="utf-8")
         except OSError:
             continue  # It ended meanwhile.
-        if wanted <= variables:
+        inside = next(line.split()[-1] for line in status.splitlines() if line.startswith("NSpid"))
+        if wanted <= variables and int(inside) == pid:
             return int(entry.name)
     raise AssertionError(f"rank {rank} of {job.name} does not run")
 
 
-def kill_rank(job: Job, rank: int) -> None:
-    """SIGKILL to one rank."""
-    os.kill(rank_process(job, rank), signal.SIGKILL)
+def kill_rank(job: Job, rank: int) -> float:
+    """SIGKILL to one rank. Returns when, in Unix seconds."""
+    pid = rank_process(job, rank)
+    os.kill(pid, signal.SIGKILL)
+    return time.time()
 
 
 def operator_requests(cluster: Cluster, namespace: str) -> list[JSON]:

@@ -37,6 +37,10 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"volumeMounts": [{"name": "data", "mountPath": "/data"}]},
         "spec.volumeMounts: each must name one of spec.volumes",
     ),
+    "window": (
+        {"restartWindowSeconds": 60, "maxRestarts": 31},
+        "spec.restartWindowSeconds: needs spec.maxRestarts of at most 30",
+    ),
     "bad-task": ({"task": "no-path"}, "spec.task in body should match"),
     "claim-missing": ({"checkpoint": {}}, "spec.checkpoint.claimName: Required value"),
     "policy": ({"cleanPodPolicy": "Some"}, 'spec.cleanPodPolicy: Unsupported value: "Some"'),

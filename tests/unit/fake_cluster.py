@@ -142,6 +142,8 @@ class FakeCluster:
                 made = copy.deepcopy(manifest)
                 made["metadata"]["uid"] = f"{name}#{next(self._uids)}"
                 made["status"] = {"phase": "Pending"} if kind == "Pod" else {}
+                if kind == "Pod":
+                    made["spec"]["nodeName"] = f"machine-{name.rpartition('-')[2]}"
                 return self._store_child(kind, made)
             if _owner(known) != _owner(manifest):
                 raise NameTakenError(f"{kind} {name} exists already and is not this job's")

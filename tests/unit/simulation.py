@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ddp_agent import contract
-from ddp_agent.contract import AgentPhase, AgentStatus, Failure, Progress
+from ddp_agent.contract import AgentPhase, AgentStatus, CheckpointInfo, Failure, Progress
 from ddp_operator.cluster.base import Manifest
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
@@ -31,6 +31,8 @@ class Script:
     """Ranks that fall once all train."""
     dies: set[tuple[int, int]] = field(default_factory=set)
     """Containers that are killed once all train."""
+    saves: dict[int, int] = field(default_factory=dict)
+    """Steps that are saved, by attempt, once all train."""
     asked: dict[int, Callable[["Simulation"], None]] = field(default_factory=dict)
     """What a user does in a second."""
 
@@ -105,8 +107,14 @@ class Kubelets:
             name, phase="Running", podIP="10.0.0.1", conditions=conditions
         )
         index = int(pod["metadata"]["labels"][contract.LABEL_NODE_INDEX])
+        step = self._script.saves.get(attempt) if index == 0 and ready else None
         self._cluster.agents[pod["metadata"]["uid"]] = AgentStatus(
-            node_index=index, attempt=attempt, phase=phase, since=now.timestamp(), failure=failure
+            node_index=index,
+            attempt=attempt,
+            phase=phase,
+            since=now.timestamp(),
+            failure=failure,
+            checkpoint=step and CheckpointInfo(step=step, path="/checkpoints/a", at=0.0),
         )
 
     def _end(self, name: str, final: AgentStatus | None, code: int) -> None:
@@ -195,8 +203,9 @@ class Simulation:
         attempts = [s.get("attempt", 0) for s in self.cluster.statuses]
         for before, after in itertools.pairwise(attempts):
             assert after - before in {0, 1}, "an attempt is skipped or taken back"
-        restarts = [s.get("restarts", 0) for s in self.cluster.statuses]
-        assert restarts == sorted(restarts), "a restart is taken back"
+        for budget in ("restarts", "infrastructureRestarts", "freeRestarts"):
+            spent = [s.get(budget, 0) for s in self.cluster.statuses]
+            assert spent == sorted(spent), "a restart is taken back"
         newest = attempts[-1] if attempts else 0
         for pod in self.cluster.pods():
             told = pod["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]

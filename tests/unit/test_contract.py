@@ -18,6 +18,7 @@ from ddp_agent.contract import (
     Failure,
     Progress,
     RankPhase,
+    Timeline,
     WireModel,
 )
 from ddp_operator.api.base import API_GROUP
@@ -28,6 +29,7 @@ FULL = AgentStatus(
     phase=AgentPhase.FAILED,
     since=1.5,
     command=["torchrun", "--nnodes=2"],
+    timeline=Timeline(ordered=1.0, launched=1.5, stepped=2.5),
     ranks=[Beat(attempt=2, rank=3, local_rank=1, phase=RankPhase.TRAINING, at=1.0, resumed_from=4)],
     progress=Progress(step=5, total_steps=9, loss=0.5, metrics={"a": 0.25}),
     checkpoint=CheckpointInfo(step=4, path="/c/ü", at=0.5),
@@ -57,6 +59,7 @@ def test_fields_of_a_newer_neighbour_are_ignored(model: type[WireModel]) -> None
         Progress: FULL.progress,
         CheckpointInfo: FULL.checkpoint,
         Failure: FULL.failure,
+        Timeline: FULL.timeline,
     }
     known = documents[model]
     assert known is not None

@@ -263,10 +263,10 @@ async def test_an_attempt_is_counted_once_though_acting_on_it_fails() -> None:
     for _ in range(3):
         with pytest.raises(ClusterError):
             await bench.look()
-    assert (bench.status().attempt, bench.status().restarts) == (2, 1)
+    assert (bench.status().attempt, bench.status().infrastructure_restarts) == (2, 1)
     bench.cluster.refusals.clear()
     await bench.settle()
-    assert (bench.status().attempt, bench.status().restarts) == (2, 1)
+    assert (bench.status().attempt, bench.status().infrastructure_restarts) == (2, 1)
 
 
 # --- Which agents are asked -----------------------------------------------------------------------

@@ -22,6 +22,11 @@ class Flow:
     reason: str
     spec: dict[str, Any] = field(default_factory=dict)
     ttl: bool = True
+    infrastructure: int = 0
+
+    @property
+    def end(self) -> tuple[str, int, int, int]:
+        return self.reason, self.attempt, self.restarts, self.infrastructure
 
     def start(self, *, writes_per_life: int = 0) -> Simulation:
         spec = {"nodes": 2, **({"ttlSecondsAfterFinished": 5} if self.ttl else {}), **self.spec}
@@ -57,14 +62,16 @@ def resume(run: Simulation) -> None:
     run.edit(suspend=False)
 
 
+SAVES: dict[str, Any] = {"checkpoint": {"claimName": "shared"}, "maxRestarts": 9}
+
 FLOWS = {
     "undisturbed": Flow(Script, 1, 0, "Completed"),
     "a rank falls": Flow(lambda: Script(falls={(1, 1): fall()}), 2, 1, "Completed"),
     "two ranks fall one after the other": Flow(
         lambda: Script(falls={(1, 1): fall(), (2, 0): fall(2)}), 3, 2, "Completed"
     ),
-    "a pod dies": Flow(lambda: Script(dies={(1, 1)}), 2, 1, "Completed"),
-    "node 0's pod dies": Flow(lambda: Script(dies={(1, 0)}), 2, 1, "Completed"),
+    "a pod dies": Flow(lambda: Script(dies={(1, 1)}), 2, 0, "Completed", infrastructure=1),
+    "node 0's pod dies": Flow(lambda: Script(dies={(1, 0)}), 2, 0, "Completed", infrastructure=1),
     "ranks fall too often": Flow(
         lambda: Script(falls={(1, 1): fall(), (2, 1): fall(2)}),
         2,
@@ -74,6 +81,36 @@ FLOWS = {
         ttl=False,
     ),
     "bad input": Flow(lambda: Script(falls={(1, 1): fall(exit_code=2)}), 1, 0, "Failed", ttl=False),
+    "pods die too often": Flow(
+        lambda: Script(dies={(1, 1), (2, 0)}),
+        2,
+        0,
+        "Failed",
+        {"maxRestarts": 0, "maxInfrastructureRestarts": 1},
+        ttl=False,
+        infrastructure=1,
+    ),
+    "a pod is made anew because its attempt stalled": Flow(
+        lambda: Script(falls={(1, 1): fall()}), 2, 1, "Completed", SAVES
+    ),
+    "all pods are made anew because two attempts stalled": Flow(
+        lambda: Script(falls={(1, 1): fall(), (2, 0): fall(2)}), 3, 2, "Completed", SAVES
+    ),
+    "three attempts stall": Flow(
+        lambda: Script(falls={(n, 1): fall(n) for n in (1, 2, 3)}),
+        3,
+        2,
+        "Failed",
+        SAVES,
+        ttl=False,
+    ),
+    "a saved step between stalled attempts": Flow(
+        lambda: Script(falls={(n, 1): fall(n) for n in (1, 2, 3, 4)}, saves={3: 10}),
+        5,
+        4,
+        "Completed",
+        SAVES,
+    ),
     "suspended and resumed": Flow(lambda: Script(asked={2: suspend, 6: resume}), 2, 0, "Completed"),
     "scaled down while it trains": Flow(lambda: Script(asked={2: scale_down}), 2, 0, "Completed"),
     "cleaned up": Flow(Script, 1, 0, "Completed", {"cleanPodPolicy": "All"}, ttl=False),
@@ -88,16 +125,17 @@ async def run(flow: Flow, kill: tuple[int, bool] | None = None) -> Simulation:
     return simulation
 
 
-def summary_of(cluster: FakeCluster) -> tuple[str, int, int]:
+def summary_of(cluster: FakeCluster) -> tuple[str, int, int, int]:
     last = cluster.statuses[-1]
     reasons = {c["type"]: c["reason"] for c in last["conditions"]}
-    return reasons["Succeeded"], last["attempt"], last["restarts"]
+    counts = last["attempt"], last["restarts"], last["infrastructureRestarts"]
+    return reasons["Succeeded"], *counts
 
 
 @pytest.mark.parametrize("flow", FLOWS.values(), ids=FLOWS.keys())
 async def test_a_run_ends_as_it_should(flow: Flow) -> None:
     simulation = await run(flow)
-    assert summary_of(simulation.cluster) == (flow.reason, flow.attempt, flow.restarts)
+    assert summary_of(simulation.cluster) == flow.end
     assert simulation.deaths == 0
     if flow.ttl:
         assert simulation.outcome()[1:] == ([], 0, False)
@@ -115,12 +153,36 @@ async def test_a_controller_that_dies_at_any_write_changes_nothing_about_the_end
         with subtests.test(write=write, what=undisturbed.cluster.writes[write - 1]):
             disturbed = await run(flow, (write, after))
             assert disturbed.deaths == 1
-            assert summary_of(disturbed.cluster) == (flow.reason, flow.attempt, flow.restarts)
+            assert summary_of(disturbed.cluster) == flow.end
             assert disturbed.outcome() == undisturbed.outcome()
 
 
+MADE_ANEW = {
+    "a rank falls": [],
+    "a pod is made anew because its attempt stalled": ["digits-1"],
+    "all pods are made anew because two attempts stalled": ["digits-0", "digits-1", "digits-1"],
+}
+
+
+@pytest.mark.parametrize(("name", "pods"), MADE_ANEW.items(), ids=MADE_ANEW.keys())
+async def test_a_pod_that_is_made_anew_is_no_loss_of_the_attempt_that_it_is_made_for(
+    name: str, pods: list[str]
+) -> None:
+    """In attempt 2 it is digits-1 by the ladder's first rung, in attempt 3 both by its second."""
+    simulation = await run(FLOWS[name])
+    made = [w.rpartition(" ")[2] for w in simulation.cluster.writes if w.startswith("create Pod")]
+    gone = [w.rpartition(" ")[2] for w in simulation.cluster.writes if w.startswith("delete Pod")]
+    again = sorted(made)
+    for first in ("digits-0", "digits-1"):
+        again.remove(first)
+    assert again == sorted(gone)
+    assert again == pods
+    ended = simulation.cluster.statuses[-1]["attempts"]
+    assert [a["number"] for a in ended] == list(range(1, FLOWS[name].attempt + 1))
+
+
 @pytest.mark.parametrize("writes", [1, 2, 3])
-@pytest.mark.parametrize("name", ["a rank falls", "suspended and resumed"])
+@pytest.mark.parametrize("name", ["a rank falls", "three attempts stall", "suspended and resumed"])
 async def test_controllers_that_live_for_a_few_writes_come_to_the_end_all_the_same(
     name: str, writes: int
 ) -> None:

@@ -77,6 +77,7 @@ def test_defaults_stand_in_the_schema_so_that_kubectl_shows_them() -> None:
         "gpusPerNode": 0,
         "suspend": False,
         "maxRestarts": 3,
+        "maxInfrastructureRestarts": 50,
         "cleanPodPolicy": "None",
     }
     assert part("spec")["properties"]["checkpoint"]["properties"]["keep"]["default"] == 3
@@ -92,7 +93,9 @@ def test_lists_of_named_things_merge_by_name() -> None:
         schema = part("spec")["properties"][path]
         assert schema["x-kubernetes-list-type"] == "map"
         assert schema["x-kubernetes-list-map-keys"] == keys
-    assert part("status")["properties"]["conditions"]["x-kubernetes-list-map-keys"] == ["type"]
+    status = part("status")["properties"]
+    assert status["conditions"]["x-kubernetes-list-map-keys"] == ["type"]
+    assert status["strikes"]["x-kubernetes-list-map-keys"] == ["node"]
 
 
 def test_every_rule_is_enforced_by_the_api_server_with_its_sentence() -> None:

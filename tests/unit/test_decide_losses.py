@@ -6,7 +6,7 @@ import pytest
 
 from ddp_agent import contract
 from ddp_agent.contract import ExitCode
-from ddp_operator.api.status import ConditionType
+from ddp_operator.api.status import Cause, ConditionType
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, Plan, SetAttempt
 from ddp_operator.reconcile.world import PodView
 from tests.unit.support import (
@@ -109,7 +109,7 @@ def test_a_pod_that_vanishes_before_formation_is_created_and_the_rest_waits() ->
 def test_a_pod_that_vanishes_after_formation_ends_the_attempt() -> None:
     job = active_job()
     plan = plan_for(job, [pod(job, 0)])
-    assert (plan.status.attempt, plan.status.restarts) == (2, 1)
+    assert (plan.status.attempt, plan.status.infrastructure_restarts) == (2, 1)
     assert failure(plan).reason == "PodLost"
     assert failure(plan).message == "digits-1 was deleted"
     assert told(plan) == {"digits-0": "2"}
@@ -130,22 +130,39 @@ DEAD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"termination": ended(137, reason="OOMKilled")},
         {
             "reason": "OOMKilled",
+            "cause": Cause.APPLICATION,
             "message": "digits-1 ran out of memory",
             "exit_code": 137,
         },
     ),
     "a crash of the agent": (
         {"termination": ended(139)},
-        {"reason": "PodFailed", "message": "digits-1 ended with exit code 139", "exit_code": 139},
+        {
+            "reason": "PodFailed",
+            "cause": Cause.APPLICATION,
+            "message": "digits-1 ended with exit code 139",
+            "exit_code": 139,
+        },
     ),
     "evicted": (
         {"reason": "Evicted"},
-        {"reason": "Evicted", "message": "digits-1 failed: Evicted"},
+        {
+            "reason": "Evicted",
+            "cause": Cause.INFRASTRUCTURE,
+            "message": "digits-1 failed: Evicted",
+        },
     ),
-    "no reason": ({}, {"reason": "PodFailed", "message": "digits-1 failed: PodFailed"}),
+    "no reason": (
+        {},
+        {
+            "reason": "PodFailed",
+            "cause": Cause.INFRASTRUCTURE,
+            "message": "digits-1 failed: PodFailed",
+        },
+    ),
     "a rank's memory, in the agent's word": (
         {"termination": ended(137, reason="OOMKilled", final=failed_word(1, signal="SIGKILL"))},
-        {"reason": "OOMKilled", "signal": "SIGKILL", "rank": 1},
+        {"reason": "OOMKilled", "cause": Cause.APPLICATION, "signal": "SIGKILL", "rank": 1},
     ),
     "an agent that gave up waiting": (
         {"termination": ended(1, final=failed_word(1, message="E: x"))},
@@ -161,7 +178,8 @@ def test_a_dead_pod_is_recreated_and_living_ones_are_told(
     job = active_job()
     dead = pod(job, 1, phase="Failed", ready=False, **fields)
     plan = plan_for(job, [pod(job, 0), dead])
-    assert (plan.status.attempt, plan.status.restarts) == (2, 1)
+    assert plan.status.attempt == 2
+    assert plan.status.restarts + plan.status.infrastructure_restarts == 1
     assert expected.items() <= dict(failure(plan)).items()
     assert told(plan) == {"digits-0": "2"}
     assert recreated(plan) == ["digits-1"]

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from ddp_agent.contract import AgentStatus
 from ddp_operator.api.job import DDPJob, parse_job
-from ddp_operator.api.status import ConditionType, DDPJobStatus, ProgressStatus
+from ddp_operator.api.status import ConditionType, DDPJobStatus, ProgressStatus, StrikeStatus
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.life import is_finished
 from ddp_operator.reconcile.plan import CreatePod, DeleteJob, DeletePod, SetAttempt
@@ -93,9 +93,11 @@ SPECS = every(
     nodes=[2, 1, 3],
     suspend=[False, False, True],
     maxRestarts=[3, 0, 1],
+    maxInfrastructureRestarts=[50, 0],
     cleanPodPolicy=["None", "All"],
     limits=[
         {},
+        {"checkpoint": {"claimName": "shared"}, "restartWindowSeconds": 60},
         {"activeDeadlineSeconds": 60},
         {"startupDeadlineSeconds": 30},
         {"ttlSecondsAfterFinished": 0},
@@ -112,6 +114,9 @@ STATUSES = every(
 )
 WRITTEN = every(
     resumed_from_step=[None, 5],
+    stalled_attempts=[0, 1, 2],
+    attempt_start_step=[None, 5],
+    strikes=[[], [StrikeStatus(node="machine-1", count=1, last_time=NOW)]],
     last_failure=[None, last_failure(1), last_failure(2)],
     progress=[None, ProgressStatus(step=7, time=NOW), ProgressStatus(step=8, time=None)],
 )
@@ -127,6 +132,7 @@ PODS = every(
     attempt=["current", "current", "1", "3", "", "stop"],
     spec_hash=["current", "current", "0" * 16],
     deleting=[False, False, True],
+    disruption=[None, None, "EvictionByEvictionAPI", "DeletionByPodGC", "Of" + "x" * 2000],
 )
 ENDS = every(
     exit_code=[0, 1, 2, 85, 137], reason=["", "OOMKilled"], at=[None, NOW], final=[True, False]
@@ -228,10 +234,14 @@ def test_a_decision_depends_on_nothing_but_the_world(seen: World) -> None:
 def test_a_look_counts_up_by_at_most_one_and_never_down(seen: World) -> None:
     old, new = seen.job.status, decide(seen, DEFAULTS).status
     assert new.attempt - old.attempt in {0, 1}
-    assert new.restarts - old.restarts in {0, 1}
-    if new.restarts > old.restarts:
-        assert new.attempt > old.attempt
+    counts = ("restarts", "infrastructure_restarts", "free_restarts")
+    spent = [getattr(new, name) - getattr(old, name) for name in counts]
+    assert set(spent) <= {0, 1}
+    assert sum(spent) <= new.attempt - old.attempt
+    if new.restarts > old.restarts and seen.job.spec.restart_window_seconds is None:
         assert new.restarts <= max(old.restarts, seen.job.spec.max_restarts)
+    if new.infrastructure_restarts > old.infrastructure_restarts:
+        assert new.infrastructure_restarts <= seen.job.spec.max_infrastructure_restarts
 
 
 @settings(max_examples=150)

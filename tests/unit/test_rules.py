@@ -31,6 +31,11 @@ BROKEN: dict[str, dict[str, Any]] = {
         "volumes": [{"name": "data", "emptyDir": {}}],
         "volumeMounts": [{"name": "dat", "mountPath": "/data"}],
     },
+    "spec.restartWindowSeconds: needs spec.maxRestarts of at most 30": {
+        "task": TASK,
+        "restartWindowSeconds": 3600,
+        "maxRestarts": 31,
+    },
 }
 
 
@@ -60,8 +65,19 @@ def test_every_rule_is_broken_once_in_this_file() -> None:
             "volumes": [{"name": "data", "emptyDir": {}}, {"name": "unused", "emptyDir": {}}],
             "volumeMounts": [{"name": "data", "mountPath": "/data"}],
         },
+        {"task": TASK, "restartWindowSeconds": 60, "maxRestarts": 30},
+        {"task": TASK, "restartWindowSeconds": 60},
+        {"task": TASK, "maxRestarts": 31},
     ],
-    ids=["task with config", "command with args", "prefix inside", "volume without mount"],
+    ids=[
+        "task with config",
+        "command with args",
+        "prefix inside",
+        "volume without mount",
+        "window with 30 restarts",
+        "window with the default",
+        "31 restarts without a window",
+    ],
 )
 def test_a_job_that_breaks_no_rule_is_read(spec: dict[str, Any]) -> None:
     assert new_job(**spec).spec.nodes == 1

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_operator.api.spec import DDPJobSpec, pod_shaping
+from ddp_operator.api.status import StrikeStatus
 from tests.unit.schema_tools import part
-from tests.unit.support import new_job
+from tests.unit.support import NOW, new_job, with_status
 
 SPEC: dict[str, Any] = {
     "nodes": 2,
@@ -51,6 +52,8 @@ def test_defaults_that_the_api_server_fills_in_do_not_change_the_hash() -> None:
 LIFE: dict[str, Any] = {
     "suspend": True,
     "maxRestarts": 9,
+    "restartWindowSeconds": 60,
+    "maxInfrastructureRestarts": 9,
     "startupDeadlineSeconds": 60,
     "activeDeadlineSeconds": 60,
     "ttlSecondsAfterFinished": 60,
@@ -95,6 +98,12 @@ def test_a_change_of_the_jobs_life_does_not_restart_its_pods(field: str, value: 
 @pytest.mark.parametrize(("field", "value"), SHAPING.items(), ids=SHAPING.keys())
 def test_a_change_of_what_pods_are_made_of_restarts_them(field: str, value: Any) -> None:
     assert shape_of(**{field: value}) != shape_of()
+
+
+def test_strikes_against_nodes_do_not_restart_pods() -> None:
+    job = new_job(**SPEC)
+    strike = StrikeStatus(node="machine-1", count=2, last_time=NOW)
+    assert with_status(job, strikes=[strike]).spec_hash == job.spec_hash
 
 
 def test_every_field_of_the_spec_stands_in_one_of_the_two_tables() -> None:

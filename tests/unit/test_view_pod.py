@@ -120,6 +120,20 @@ def test_a_pod_that_failed_as_a_whole_tells_its_reason() -> None:
     assert view(phase="Failed", reason="Evicted").reason == "Evicted"
 
 
+@pytest.mark.parametrize(
+    ("condition", "told"),
+    [
+        ({"status": "True", "reason": "EvictionByEvictionAPI"}, "EvictionByEvictionAPI"),
+        ({"status": "True"}, "Unknown"),
+        ({"status": "False", "reason": "EvictionByEvictionAPI"}, None),
+    ],
+    ids=["told to go", "without a reason", "not any more"],
+)
+def test_why_kubernetes_told_a_pod_to_go(condition: dict[str, str], told: str | None) -> None:
+    assert view(conditions=[{"type": "DisruptionTarget", **condition}]).disruption == told
+    assert view().disruption is None
+
+
 @pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown", "Succeeded", "Failed"])
 def test_a_pod_is_terminal_when_its_container_never_runs_again(phase: str) -> None:
     assert view(phase=phase).terminal is (phase in {"Succeeded", "Failed"})
@@ -139,3 +153,14 @@ def test_the_last_word_of_a_container_counts_more_than_what_its_agent_said_befor
 def test_times_of_the_api_server_are_aware() -> None:
     assert parse_time("2026-03-01T12:00:00Z") == NOW
     assert parse_time(None) is None
+
+
+@pytest.mark.parametrize(("code", "phase"), [(0, "Succeeded"), (137, "Failed")])
+def test_a_pod_has_ended_when_its_worker_has_though_the_kubelet_says_so_later(
+    code: int, phase: str
+) -> None:
+    worker = {"name": "worker", "state": {"terminated": {"exitCode": code}}}
+    sidecar = {"name": "sync", "state": {"running": {}}}
+    found = view(phase="Running", containerStatuses=[sidecar, worker])
+    assert found.phase == phase
+    assert found.terminal

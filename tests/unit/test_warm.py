@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -37,6 +38,13 @@ def _reaper(standby: Standby) -> Iterator[None]:
         yield
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def prepared(home: Path, script: str, attempt: int = 1) -> Launch:
     """An attempt of one node with two ranks that run a script."""
     file = home / "train.py"
@@ -46,7 +54,7 @@ def prepared(home: Path, script: str, attempt: int = 1) -> Launch:
         Env.NODES: "1",
         Env.RENDEZVOUS_HOST: "127.0.0.1",
         Env.POD_ADDRESS: "127.0.0.1",
-        Env.RENDEZVOUS_PORT_BASE: "29600",
+        Env.RENDEZVOUS_PORT_BASE: str(free_port() - attempt),
         Env.TASK: None,
         Env.COMMAND: command,
     }
@@ -140,20 +148,20 @@ def test_the_end_of_an_attempt_ends_its_ranks_and_spares_the_standby(
 
 def test_a_request_to_stop_reaches_the_ranks(standby: Standby, tmp_path: Path) -> None:
     script = """
-    import pathlib, signal, sys, time
+    import os, pathlib, signal, sys, time
     here = pathlib.Path(__file__).parent
     def saved(*_):
-        (here / "saved").touch()
+        (here / ("saved-" + os.environ["RANK"])).touch()
         sys.exit(85)
     signal.signal(signal.SIGTERM, saved)
-    (here / "started").touch()
+    (here / ("started-" + os.environ["RANK"])).touch()
     time.sleep(600)
     """
     tree = WarmTree(standby, prepared(tmp_path, script))
-    wait_until((tmp_path / "started").exists, "a rank starts")
+    wait_until(lambda: len(list(tmp_path.glob("started-*"))) == 2, "the ranks start")
     tree.signal(signal.SIGTERM)
     assert ended(tree) != 0
-    assert (tmp_path / "saved").exists()
+    assert len(list(tmp_path.glob("saved-*"))) == 2
 
 
 def test_without_a_standby_there_is_no_fork(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ddp_agent.attempt import AttemptFile, Stop
-from ddp_agent.beats import all_spawned, all_train, read_beats
+from ddp_agent.beats import all_spawned, all_train, read_beats, timeline
 from ddp_agent.config import AgentConfig
 from ddp_agent.contract import (
     AgentPhase,
@@ -21,6 +21,7 @@ from ddp_agent.contract import (
     Beat,
     ExitCode,
     Failure,
+    Timeline,
     rendezvous_port,
 )
 from ddp_agent.failures import exit_code
@@ -66,6 +67,7 @@ class Agent:
         self._orders = AttemptFile(config.pod_info_dir)
         self._terminated = False
         self._standby: Standby | None = None
+        self._ordered_at: float | None = None
         self._last_tick = self._clock.monotonic()
         self._status = AgentStatus(
             node_index=config.node_index,
@@ -137,7 +139,10 @@ class Agent:
         order = self._orders.read()
         if self._terminated or isinstance(order, Stop):
             return Order.STOP
-        return Order.NEXT if order is not None and order > attempt else None
+        if order is None or order <= attempt:
+            return None
+        self._ordered_at = self._ordered_at or self._clock.wall()
+        return Order.NEXT
 
     def _run_attempt(self, attempt: int) -> None:
         self._warm_up()
@@ -147,6 +152,9 @@ class Agent:
             if self._order(attempt) is Order.STOP:
                 self._enter(AgentPhase.PREEMPTED)
             return
+        if self._status.timeline is not None:
+            times = self._status.timeline.model_copy(update={"launched": self._clock.wall()})
+            self._status = self._status.model_copy(update={"timeline": times})
         print(f"ddp-agent: attempt {attempt}: {shlex.join(launch.line)}", flush=True)
         self._enter(AgentPhase.STARTING)
         tree = self._start(launch)
@@ -208,14 +216,24 @@ class Agent:
             self._tick()
         return None
 
+    def _note_times(self, launch: Launch, beats: list[Beat]) -> bool:
+        """Bring the timeline up to date. Returns whether all local ranks have been started."""
+        known, ranks = self._status.timeline, self._config.procs_per_node
+        if known is None:
+            return False
+        if known.spawned is None and all_spawned(launch.log_dir, ranks):
+            known = known.model_copy(update={"spawned": self._clock.wall()})
+        known = timeline(known, beats, ranks)
+        self._status = self._status.model_copy(update={"timeline": known})
+        return known.spawned is not None
+
     def _report(self, launch: Launch) -> None:
         """Take over what the ranks say."""
         beats = read_beats(launch.beats_dir, launch.attempt)
         ranks = self._config.procs_per_node
-        if self._config.task is not None or beats:
-            ready = all_train(beats, ranks)
-        else:
-            ready = all_spawned(launch.log_dir, ranks)
+        spawned = self._note_times(launch, beats)
+        says_itself = self._config.task is not None or bool(beats)
+        ready = all_train(beats, ranks) if says_itself else spawned
         if ready and self._status.phase is AgentPhase.STARTING:
             self._enter(AgentPhase.TRAINING)
         leader: Beat | None = next((beat for beat in beats if beat.rank == 0), None)
@@ -274,7 +292,9 @@ class Agent:
                 phase=phase,
                 since=now,
                 command=command or [],
+                timeline=Timeline(ordered=self._ordered_at or now),
             )
+            self._ordered_at = None
         elif phase is not self._status.phase:
             update = {"phase": phase, "since": now, "failure": failure}
             self._status = self._status.model_copy(update=update)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from ddp_agent.contract import Beat, RankPhase
+from ddp_agent.contract import Beat, RankPhase, Timeline
 
 _log = logging.getLogger(__name__)
 
@@ -36,3 +36,14 @@ def all_spawned(log_dir: Path, ranks: int) -> bool:
     The best that is known of a command that reports nothing itself.
     """
     return len(list(log_dir.glob("*/attempt_0/*/stderr.log"))) >= ranks
+
+
+def timeline(known: Timeline, beats: list[Beat], ranks: int) -> Timeline:
+    """The timeline with what the beats add to it: the last rank counts."""
+    joined = [beat.joined_at for beat in beats if beat.joined_at is not None]
+    stepped = [beat.first_step_at for beat in beats if beat.first_step_at is not None]
+    update = {
+        "joined": max(joined) if len(joined) == ranks else known.joined,
+        "stepped": max(stepped) if len(stepped) == ranks else known.stepped,
+    }
+    return known.model_copy(update=update)

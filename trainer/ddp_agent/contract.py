@@ -168,6 +168,12 @@ class Beat(WireModel):
     step: int = 0
     at: float
     """Unix seconds."""
+    pid: int | None = None
+    """Process id of the rank, as its container sees it."""
+    joined_at: float | None = None
+    """Unix seconds at which the process group of the attempt was up."""
+    first_step_at: float | None = None
+    """Unix seconds at which the first update of the attempt was done."""
     resumed_from: int | None = None
     """Step of the checkpoint that this attempt started from."""
     progress: Progress | None = None
@@ -211,6 +217,24 @@ class AgentPhase(StrEnum):
     """Ranks saved and stopped on request."""
 
 
+class Timeline(WireModel):
+    """When an attempt got how far on one node; unix seconds by the node's clock.
+
+    What a recovery is made of: between two of these lies what can be made faster.
+    """
+
+    ordered: float
+    """The agent read the order to run the attempt."""
+    launched: float | None = None
+    """torchrun was forked or started; all that went before was gone."""
+    spawned: float | None = None
+    """All nodes had met, and the local ranks were started."""
+    joined: float | None = None
+    """Every local rank was in the process group."""
+    stepped: float | None = None
+    """Every local rank had done its first update."""
+
+
 class AgentStatus(WireModel):
     """The document behind an agent's `/status`; its last state is the termination message."""
 
@@ -221,6 +245,7 @@ class AgentStatus(WireModel):
     """Unix seconds at which this phase began."""
     command: list[str] = Field(default_factory=list)
     """The torchrun line of this attempt."""
+    timeline: Timeline | None = None
     ranks: list[Beat] = Field(default_factory=list)
     progress: Progress | None = None
     checkpoint: CheckpointInfo | None = None

@@ -2,6 +2,7 @@
 
 import os
 import runpy
+import signal
 import sys
 import traceback
 
@@ -14,6 +15,10 @@ def run_rank(*command: str) -> None:
     Raises:
         SystemExit: As the script does, or with 1 after an exception, whose traceback is printed.
     """
+    # Inherited from the launcher, whose handlers raise in whatever it is doing.
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if command[0] == "-m":
             sys.argv = ["-m", *command[2:]]

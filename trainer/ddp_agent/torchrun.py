@@ -25,8 +25,16 @@ def first_failure(error: ChildFailedError, attempt: int, log_dir: Path) -> Failu
 
     The first by time, but a rank that fell because its peer had gone speaks for nobody.
     """
-    found = [_of_rank(rank, process, attempt, log_dir) for rank, process in error.failures.items()]
-    return min(found, key=lambda failure: (failure.secondary, not failure.message, failure.at))
+    found = [
+        (_of_rank(rank, process, attempt, log_dir), process.timestamp)
+        for rank, process in error.failures.items()
+    ]
+    return min(found, key=lambda one: (one[0].secondary, _is_silent(one[0]), one[1]))[0]
+
+
+def _is_silent(failure: Failure) -> bool:
+    """Whether it tells nothing: of ranks that end together one usually says why."""
+    return failure.signal is None and not failure.message
 
 
 def _of_rank(rank: int, process: ProcessFailure, attempt: int, log_dir: Path) -> Failure:
@@ -39,7 +47,7 @@ def _of_rank(rank: int, process: ProcessFailure, attempt: int, log_dir: Path) ->
         rank=rank,
         returncode=process.exitcode,
         text=text,
-        at=float(process.timestamp or time.time()),
+        at=time.time(),  # torch's own stamp is in whole seconds.
     )
 
 

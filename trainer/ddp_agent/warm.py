@@ -93,9 +93,10 @@ class Standby:
         return self._exits.get(pid)
 
     def close(self) -> None:
-        """End it."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        """End it, with whatever it has forked."""
+        for pid in [*descendants(self.pid), self.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for descriptor in (self._orders, self._words):
             with contextlib.suppress(OSError):
                 os.close(descriptor)

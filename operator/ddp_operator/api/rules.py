@@ -11,6 +11,8 @@ from ddp_operator.api.spec import DDPJobSpec
 
 NAME_LENGTH = 58
 """63, the longest DNS label, less the dash and four digits that pod names end with."""
+WINDOW_RESTARTS = 30
+"""The largest maxRestarts of a job with a window: the status holds 32 failures' times."""
 _NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
 
 
@@ -71,6 +73,12 @@ SPEC_RULES: tuple[Rule, ...] = (
         " has(self.volumes) && self.volumes.exists(v, v.name == m.name))",
         "spec.volumeMounts: each must name one of spec.volumes",
         lambda s: {m.name for m in s.volume_mounts or []} <= {v.name for v in s.volumes or []},
+    ),
+    Rule(
+        "!has(self.restartWindowSeconds) || !has(self.maxRestarts)"
+        f" || self.maxRestarts <= {WINDOW_RESTARTS}",
+        f"spec.restartWindowSeconds: needs spec.maxRestarts of at most {WINDOW_RESTARTS}",
+        lambda s: s.restart_window_seconds is None or s.max_restarts <= WINDOW_RESTARTS,
     ),
 )
 

@@ -244,7 +244,11 @@ class DDPJobSpec(ApiModel):
     suspend: StrictBool = False
     """Stop the run and give its resources back; false continues it from the newest checkpoint."""
     max_restarts: Annotated[StrictInt, Field(ge=0, le=10000)] = 3
-    """How many failed attempts may be followed by another one."""
+    """How many attempts that the application failed may be followed by another one."""
+    restart_window_seconds: Seconds | None = None
+    """Only failures of the application within this time count against maxRestarts."""
+    max_infrastructure_restarts: Annotated[StrictInt, Field(ge=0, le=10000)] = 50
+    """How many attempts that were lost with a pod or a node may be followed by another one."""
     startup_deadline_seconds: Seconds | None = None
     """Fail the job when an attempt does not train within this time."""
     active_deadline_seconds: Seconds | None = None
@@ -268,6 +272,8 @@ class DDPJobSpec(ApiModel):
 _NOT_POD_SHAPING = {
     "suspend",
     "max_restarts",
+    "restart_window_seconds",
+    "max_infrastructure_restarts",
     "startup_deadline_seconds",
     "active_deadline_seconds",
     "ttl_seconds_after_finished",

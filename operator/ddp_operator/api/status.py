@@ -88,13 +88,26 @@ class CheckpointStatus(StatusModel):
     """When it was committed."""
 
 
+class Cause(StrEnum):
+    """Whose fault the end of an attempt was, and so which budget it costs."""
+
+    APPLICATION = "Application"
+    """Code, data or memory of the run: costs one of spec.maxRestarts."""
+    INFRASTRUCTURE = "Infrastructure"
+    """A pod or its node was lost: costs one of spec.maxInfrastructureRestarts."""
+    FREE = "Free"
+    """Somebody wished it so: costs nothing."""
+
+
 class FailureStatus(StatusModel):
     """Why an attempt ended."""
 
     attempt: int
     """The attempt that it ended."""
     reason: Short
-    """Class of the cause: RankFailed, OOMKilled, PodLost, PodFailed, BadInput."""
+    """Class of the cause: RankFailed, OOMKilled, PodLost, PodFailed, BadInput, Preempted, or Kubernetes' own word, as Evicted."""  # noqa: E501
+    cause: Cause = Cause.APPLICATION
+    """Whose fault it was: Application, Infrastructure or Free, which names the budget that it costs."""  # noqa: E501
     pod: Short | None = None
     """The pod."""
     node: Short | None = None
@@ -113,6 +126,38 @@ class FailureStatus(StatusModel):
     """When it happened."""
 
 
+class AttemptStatus(StatusModel):
+    """One attempt that has ended."""
+
+    number: int
+    """Its number."""
+    start_time: datetime | None = None
+    """When it was decided."""
+    end_time: datetime
+    """When it was over."""
+    cause: Cause | None = None
+    """Whose fault its end was; absent when the run completed or broke a deadline."""
+    reason: Short
+    """Why it ended, in one word: that of lastFailure, or Completed, Suspended, SpecChanged."""
+    message: Annotated[str, StringConstraints(max_length=256)] = ""
+    """Why it ended, in a sentence."""
+    start_step: int | None = None
+    """The newest saved update when it began."""
+    end_step: int | None = None
+    """The newest saved update when it ended."""
+
+
+class StrikeStatus(StatusModel):
+    """A Kubernetes node on which attempts ended without progress."""
+
+    node: Short
+    """Name of the node."""
+    count: int
+    """How many such attempts. From 2 on, new pods avoid the node where they can."""
+    last_time: datetime
+    """When the last one ended."""
+
+
 class DDPJobStatus(StatusModel):
     """What has been observed of the job."""
 
@@ -124,8 +169,20 @@ class DDPJobStatus(StatusModel):
     """When the current attempt was decided."""
     attempt_spec_hash: Short | None = None
     """Hash of the part of the spec that the current attempt's pods are made of."""
+    attempt_start_step: int | None = None
+    """The newest saved update when the current attempt began."""
     restarts: int = 0
-    """Failed attempts that counted against spec.maxRestarts."""
+    """Attempts that the application failed and another one followed: they count against spec.maxRestarts."""  # noqa: E501
+    recent_failures: Annotated[list[datetime], Field(max_length=32)] = Field(default_factory=list)
+    """When the last of them ended, newest last: what spec.restartWindowSeconds looks at."""
+    infrastructure_restarts: int = 0
+    """Attempts that were lost with a pod or a node and another one followed: they count against spec.maxInfrastructureRestarts."""  # noqa: E501
+    free_restarts: int = 0
+    """Attempts that ended at no cost and another one followed: preemption, drain, suspension, a changed spec."""  # noqa: E501
+    stalled_attempts: int = 0
+    """How many attempts in a row ended without a newly saved update. The third fails the job."""
+    next_action: Short | None = None
+    """What the operator does next, or waits for."""
     start_time: datetime | None = None
     """When the operator took the job up, or resumed it."""
     completion_time: datetime | None = None
@@ -144,6 +201,19 @@ class DDPJobStatus(StatusModel):
     """The newest committed checkpoint."""
     last_failure: FailureStatus | None = None
     """Why the last failed attempt ended."""
+    attempts: Annotated[list[AttemptStatus], Field(max_length=10)] = Field(default_factory=list)
+    """The last attempts that have ended, newest last."""
+    strikes: Annotated[
+        list[StrikeStatus],
+        Field(
+            max_length=32,
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["node"],
+            },
+        ),
+    ] = Field(default_factory=list)
+    """Kubernetes nodes on which attempts ended without progress."""
     conditions: Annotated[
         list[Condition],
         Field(

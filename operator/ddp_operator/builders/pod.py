@@ -10,6 +10,8 @@ from ddp_operator.builders.env import build_env
 from ddp_operator.builders.overlay import lay_over
 
 GPU_RESOURCE = "nvidia.com/gpu"
+AVOIDED_STRIKES = 2
+"""From this count on a Kubernetes node is avoided."""
 _USER = 1000
 _GRACE_SECONDS = 60
 """Between SIGTERM and SIGKILL: time to save."""
@@ -79,11 +81,22 @@ def _pod_spec(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
         "containers": [_container(job, index, defaults)],
         "volumes": _volumes(job),
         "nodeSelector": spec.node_selector,
+        "affinity": _affinity(job),
         "tolerations": spec.tolerations,
         "priorityClassName": spec.priority_class_name,
         "imagePullSecrets": [{"name": name} for name in spec.image_pull_secrets or []],
     }
     return {key: value for key, value in out.items() if value is not None and value != []}
+
+
+def _affinity(job: DDPJob) -> dict[str, Any] | None:
+    """A wish, no demand: where there is no other place, a node with strikes is one too."""
+    struck = sorted(s.node for s in job.status.strikes if s.count >= AVOIDED_STRIKES)
+    if not struck:
+        return None
+    elsewhere = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": struck}
+    preferred = {"weight": 100, "preference": {"matchExpressions": [elsewhere]}}
+    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}}
 
 
 def _container(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column
 
 from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.reconcile.plan import Event, EventType
@@ -21,9 +22,9 @@ class View:
         self._task: TaskID | None = None
         if console.is_terminal:
             self._live = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.fields[line]}"),
+                TextColumn("{task.description}", table_column=Column(no_wrap=True, min_width=8)),
+                BarColumn(bar_width=16),
+                TextColumn("{task.fields[line]}", table_column=Column(no_wrap=True)),
                 console=console,
             )
             self._task = self._live.add_task(name, total=None, line="")
@@ -57,10 +58,12 @@ class View:
         progress = status.progress
         done = progress.step if progress else 0
         total = progress.total_steps if progress else None
-        self._live.update(self._task, completed=done, total=total, line=escape(line))
+        # One row of 80 columns: the test metrics have their place in the summary.
+        short = status_line(status, metrics=False)
+        self._live.update(self._task, completed=done, total=total, line=escape(short))
 
 
-def status_line(status: DDPJobStatus) -> str:
+def status_line(status: DDPJobStatus, *, metrics: bool = True) -> str:
     """The columns of `kubectl get ddpjobs` in a sentence."""
     summary = status.condition(ConditionType.SUCCEEDED)
     parts = [summary.reason if summary else "Pending"]
@@ -71,7 +74,8 @@ def status_line(status: DDPJobStatus) -> str:
             parts.append(f"loss {progress.loss}")
         if progress.samples_per_second is not None:
             parts.append(f"{progress.samples_per_second} samples/s")
-        parts += [f"test {name} {value}" for name, value in (progress.metrics or {}).items()]
+        if metrics:
+            parts += [f"test {name} {value}" for name, value in (progress.metrics or {}).items()]
     elif status.ready is not None and status.completion_time is None:
         parts.append(f"{status.ready} nodes ready")
     return "  ".join(parts)

@@ -1,12 +1,28 @@
-"""When an attempt is over, why, and whether another one follows."""
+"""When an attempt is over, why, and whose fault it was."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ddp_agent.contract import AgentPhase, AgentStatus, ExitCode, Failure
-from ddp_operator.api.status import ConditionType, FailureStatus
+from ddp_operator.api.status import Cause, ConditionType, FailureStatus
 from ddp_operator.builders import names
-from ddp_operator.reconcile.world import PodView, World, moment
+from ddp_operator.reconcile.world import PodView, Termination, World, moment
+
+_KILLED = 137
+"""Exit code of a container that SIGKILL ended: no program chooses it."""
+
+_STOPPED = "Preempted"
+_REASON_CHARACTERS = 1024
+"""What a reason is cut to: any controller may write one of any length."""
+
+_DISRUPTIONS = {
+    "PreemptionByScheduler": (Cause.FREE, "made room for a pod of higher priority"),
+    "EvictionByEvictionAPI": (Cause.FREE, "was evicted, as when its node is drained"),
+    "DeletionByTaintManager": (Cause.INFRASTRUCTURE, "was deleted for a taint of its node"),
+    "DeletionByPodGC": (Cause.INFRASTRUCTURE, "was deleted because its node is gone"),
+    "TerminationByKubelet": (Cause.INFRASTRUCTURE, "was ended by the kubelet of its node"),
+}
+"""Reasons of the condition DisruptionTarget: whose fault each is, and a sentence's predicate."""
 
 ROOT_CAUSE_PATIENCE = timedelta(seconds=2)
 """How long the fall of ranks whose peer had gone is no cause: the peer's word is on its way."""
@@ -21,8 +37,11 @@ class Loss:
     """The cause is elsewhere."""
     permanent: bool = False
     """No attempt can succeed."""
-    free: bool = False
-    """Costs no restart."""
+
+    @property
+    def free(self) -> bool:
+        """Whether it costs no budget."""
+        return self.failure.cause is Cause.FREE
 
 
 def find_losses(world: World) -> list[Loss]:
@@ -46,10 +65,15 @@ def root_cause(losses: list[Loss], now: datetime) -> Loss | None:
         raise ValueError("no losses, no cause")
     primary = [loss for loss in losses if not loss.secondary]
     if primary:
-        return min(primary, key=lambda loss: (not loss.permanent, loss.failure.time))
+        return min(primary, key=_rank_of_cause)
     first = min(losses, key=lambda loss: loss.failure.time)
     waiting = timedelta(0) <= now - first.failure.time < ROOT_CAUSE_PATIENCE
     return None if waiting else first
+
+
+def _rank_of_cause(loss: Loss) -> tuple[bool, bool, datetime]:
+    # Ranks stop on request everywhere when one pod is told to go: that pod says more about why.
+    return not loss.permanent, loss.failure.reason == _STOPPED, loss.failure.time
 
 
 def _pod_loss(world: World, index: int, *, formed: bool) -> Loss | None:
@@ -61,12 +85,22 @@ def _pod_loss(world: World, index: int, *, formed: bool) -> Loss | None:
         return _lost_pod(world, index, pod) if formed else None
     if (pod.ended_attempt if pod.terminal else pod.attempt) != str(attempt):
         return None  # It has not been told of this attempt, or ended before it could run it.
+    loss = _ended_pod(world, pod)
+    if loss is None or loss.permanent or pod.disruption is None:
+        return loss
+    # Its ranks fell only because the pod was told to go.
+    return Loss(_disrupted(world, pod, pod.disruption, loss.failure.time))
+
+
+def _ended_pod(world: World, pod: PodView) -> Loss | None:
+    """How the attempt ended in a pod, by its own word or by its container's."""
     report = world.report(pod)
-    if report is not None and report.attempt == attempt:
+    if report is not None and report.attempt == world.job.status.attempt:
         if report.phase is AgentPhase.FAILED:
             return _rank_loss(world, pod, report)
         if report.phase is AgentPhase.PREEMPTED:
-            return Loss(_failure(world, pod, "Preempted", "stopped on request"), free=True)
+            message = f"{pod.name} was stopped on request"
+            return Loss(_failure(world, pod, Cause.FREE, _STOPPED, message))
     if pod.phase == "Failed":
         return _dead_pod(world, pod)
     return None
@@ -81,7 +115,7 @@ def _rank_loss(world: World, pod: PodView, report: AgentStatus) -> Loss:
     how = f"was ended by {cause.signal}" if cause.signal else "failed"
     text = f": {cause.message}" if cause.message else f" with exit code {cause.exit_code}"
     sentence = f"{who} {how}" + ("" if cause.signal and not cause.message else text)
-    failure = _failure(world, pod, reason, sentence).model_copy(
+    failure = _failure(world, pod, Cause.APPLICATION, reason, sentence).model_copy(
         update={
             "rank": cause.rank,
             "exit_code": cause.exit_code,
@@ -94,28 +128,46 @@ def _rank_loss(world: World, pod: PodView, report: AgentStatus) -> Loss:
 
 
 def _dead_pod(world: World, pod: PodView) -> Loss:
+    """A pod that failed without a word of its agent about this attempt."""
     end = pod.termination
     if end is None:
+        # It failed as a whole: its node was lost or shut down, or the kubelet evicted it.
         reason = pod.reason or "PodFailed"
-        return Loss(_failure(world, pod, reason, f"{pod.name} failed: {reason}"))
+        message = f"{pod.name} failed: {reason}"
+        return Loss(_failure(world, pod, Cause.INFRASTRUCTURE, reason, message))
     if end.exit_code == ExitCode.PREEMPTED:
-        return Loss(_failure(world, pod, "Preempted", f"{pod.name} was stopped"), free=True)
-    reason = "OOMKilled" if end.reason == "OOMKilled" else "PodFailed"
-    how = "ran out of memory" if reason == "OOMKilled" else f"ended with exit code {end.exit_code}"
-    failure = _failure(world, pod, reason, f"{pod.name} {how}")
+        message = f"{pod.name} was stopped on request"
+        return Loss(_failure(world, pod, Cause.FREE, _STOPPED, message))
+    cause, reason, how = _death(pod, end)
+    failure = _failure(world, pod, cause, reason, f"{pod.name} {how}")
     return Loss(
         failure.model_copy(update={"exit_code": end.exit_code, "time": end.at or world.now}),
         permanent=end.exit_code == ExitCode.BAD_INPUT,
     )
 
 
+def _death(pod: PodView, end: Termination) -> tuple[Cause, str, str]:
+    """Cause, reason and a sentence's predicate for a container that ended without a word."""
+    if end.reason == "OOMKilled":
+        return Cause.APPLICATION, "OOMKilled", "ran out of memory"
+    if pod.reason is not None:
+        return Cause.INFRASTRUCTURE, pod.reason, f"failed: {pod.reason}"
+    # Nothing in the container kills its agent, which is its first process.
+    outside = end.exit_code == _KILLED and end.final is None
+    cause = Cause.INFRASTRUCTURE if outside else Cause.APPLICATION
+    return cause, "PodFailed", f"ended with exit code {end.exit_code}"
+
+
 def _lost_pod(world: World, index: int, pod: PodView | None) -> Loss:
+    if pod is not None and pod.disruption is not None:
+        return Loss(_disrupted(world, pod, pod.disruption, world.now))
     name = names.pod_name(world.job, index)
     how = "was deleted" if pod is None else "is being deleted"
     return Loss(
         FailureStatus(
             attempt=world.job.status.attempt,
             reason="PodLost",
+            cause=Cause.INFRASTRUCTURE,
             pod=name,
             node=pod.node if pod else None,
             message=f"{name} {how}",
@@ -124,10 +176,19 @@ def _lost_pod(world: World, index: int, pod: PodView | None) -> Loss:
     )
 
 
-def _failure(world: World, pod: PodView, reason: str, message: str) -> FailureStatus:
+def _disrupted(world: World, pod: PodView, reason: str, time: datetime) -> FailureStatus:
+    # Reasons that other controllers make up are about the place too, and no wish of the user's.
+    otherwise = (Cause.INFRASTRUCTURE, f"was told to go: {reason}")
+    cause, how = _DISRUPTIONS.get(reason, otherwise)
+    failure = _failure(world, pod, cause, reason, f"{pod.name} {how}")
+    return failure.model_copy(update={"time": time})
+
+
+def _failure(world: World, pod: PodView, cause: Cause, reason: str, message: str) -> FailureStatus:
     return FailureStatus(
         attempt=world.job.status.attempt,
-        reason=reason,
+        reason=reason[:_REASON_CHARACTERS],
+        cause=cause,
         pod=pod.name,
         node=pod.node,
         message=message,

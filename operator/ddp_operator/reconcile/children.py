@@ -1,42 +1,47 @@
 """What must be done so that the children fit the current attempt."""
 
 from ddp_agent.contract import ATTEMPT_STOP
+from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults, build_pod
 from ddp_operator.builders.service import build_service
+from ddp_operator.reconcile.ladder import pods_to_replace
 from ddp_operator.reconcile.plan import Action, CreatePod, CreateService, DeletePod, SetAttempt
 from ddp_operator.reconcile.world import PodView, World
 
 
-def ensure_attempt(world: World, attempt: int, defaults: Defaults) -> list[Action]:
-    """Actions that give every node a pod of this attempt: told in place where it lives."""
-    job = world.job
+def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> list[Action]:
+    """Actions that give every node a pod of the attempt of a status, told in place where it may."""
+    job = world.job.model_copy(update={"status": status})
     actions: list[Action] = []
     if not world.service_exists:
         actions.append(CreateService(build_service(job)))
+    replaced = pods_to_replace(job, status)
     for index in range(job.spec.nodes):
-        actions += _ensure_pod(world, index, attempt, defaults)
+        pod, attempt = world.pod(index), status.attempt
+        create = CreatePod(build_pod(job, index, attempt, defaults))
+        if pod is None:
+            actions.append(create)
+        elif pod.terminal:
+            # Of this attempt it is an outcome, and stays. Of an earlier one it only occupies the
+            # name.
+            actions += [] if pod.ended_attempt == str(attempt) else [_delete(pod), create]
+        else:
+            actions += _ensure_living(pod, job.spec_hash, attempt, replace=pod.name in replaced)
     wanted = {names.pod_name(job, index) for index in range(job.spec.nodes)}
     beyond = [pod for pod in world.pods if pod.name not in wanted]
     return actions + [_delete(pod) for pod in beyond if pod.terminal or not pod.deleting]
 
 
-def _ensure_pod(world: World, index: int, attempt: int, defaults: Defaults) -> list[Action]:
-    name = names.pod_name(world.job, index)
-    pod = next((p for p in world.pods if p.name == name), None)
-    create = CreatePod(build_pod(world.job, index, attempt, defaults))
-    if pod is None:
-        return [create]
-    if pod.terminal:
-        # Of this attempt it is an outcome, and stays. Of an earlier one it only occupies the name.
-        return [] if pod.ended_attempt == str(attempt) else [_delete(pod), create]
+def _ensure_living(pod: PodView, spec_hash: str, attempt: int, *, replace: bool) -> list[Action]:
+    """A pod that is deleted keeps its name until it is gone; then the next look creates it."""
     if pod.deleting:
-        return []  # Its name is taken until it is gone; then the next look creates it.
-    if pod.spec_hash != world.job.spec_hash:
+        return []
+    if pod.spec_hash != spec_hash:
         return [_delete(pod)]
-    if pod.attempt != str(attempt):
-        return [SetAttempt(pod.name, pod.uid, str(attempt))]
-    return []
+    if pod.attempt == str(attempt):
+        return []
+    return [_delete(pod) if replace else SetAttempt(pod.name, pod.uid, str(attempt))]
 
 
 def delete_pods(world: World) -> list[Action]:

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 
 from ddp_agent.contract import AgentPhase
-from ddp_operator.api.status import ConditionType, DDPJobStatus
+from ddp_operator.api.status import Cause, ConditionType, DDPJobStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults
-from ddp_operator.reconcile import life
+from ddp_operator.reconcile import budgets, history, ladder, life
 from ddp_operator.reconcile.attempts import Loss, find_losses, root_cause
 from ddp_operator.reconcile.children import ensure_attempt
 from ddp_operator.reconcile.conditions import ConditionWriter, active_conditions
+from ddp_operator.reconcile.outlook import next_action
 from ddp_operator.reconcile.plan import Event, EventType, Plan
 from ddp_operator.reconcile.progress import with_progress
 from ddp_operator.reconcile.world import World
@@ -40,10 +41,7 @@ def _decide(world: World, defaults: Defaults) -> Plan:
         return _respecified(world, defaults)
     broken = life.broken_deadline(world)
     if broken is not None:
-        reason, message = broken
-        event = Event(EventType.WARNING, reason, message)
-        plan = life.finish(world, status, succeeded=False, reason="Failed", message=message)
-        return Plan(plan.status, events=(event,), requeue_seconds=0)
+        return _late(world, *broken)
     losses = find_losses(world)
     if losses:
         return _lost(world, losses, defaults)
@@ -67,6 +65,8 @@ def _begin(world: World, defaults: Defaults) -> Plan:
     resumed = status.attempt > 0
     text = f"attempt {status.attempt + 1} begins with {world.job.spec.nodes} pods"
     event = Event(EventType.NORMAL, "Resumed" if resumed else "Started", text)
+    if resumed:
+        status = budgets.charged(status, Cause.FREE, world.now)
     status = status.model_copy(update={"start_time": world.now.replace(microsecond=0)})
     if status.is_true(ConditionType.SUSPENDED):
         out = ConditionWriter(world, status)
@@ -77,27 +77,42 @@ def _begin(world: World, defaults: Defaults) -> Plan:
 
 def _respecified(world: World, defaults: Defaults) -> Plan:
     """The part of the spec that pods are made of was edited: a new attempt, which costs nothing."""
-    text = f"attempt {world.job.status.attempt + 1} follows because the spec was changed"
+    status = world.job.status
+    text = f"attempt {status.attempt + 1} follows because the spec was changed"
     event = Event(EventType.NORMAL, "SpecChanged", text)
-    return _new_attempt(world, world.job.status, (event,), defaults)
+    status = history.ended(
+        status, world.now, cause=Cause.FREE, reason="SpecChanged", message="the spec was changed"
+    )
+    status = budgets.charged(status, Cause.FREE, world.now)
+    # What did not get on may do so as it is asked for now.
+    status = status.model_copy(update={"stalled_attempts": 0})
+    return _new_attempt(world, status, (event,), defaults)
+
+
+def _late(world: World, reason: str, message: str) -> Plan:
+    """A deadline has passed: the job fails."""
+    status = history.ended(world.job.status, world.now, cause=None, reason=reason, message=message)
+    event = Event(EventType.WARNING, reason, message)
+    plan = life.finish(world, status, succeeded=False, reason="Failed", message=message)
+    return Plan(plan.status, events=(event,), requeue_seconds=0)
 
 
 def _lost(world: World, losses: Sequence[Loss], defaults: Defaults) -> Plan:
     """The attempt is over: another one follows, or the job fails."""
-    cause = root_cause(list(losses), world.now)
-    if cause is None:
+    loss = root_cause(list(losses), world.now)
+    if loss is None:
         return Plan(world.job.status, requeue_seconds=CAUSE_LOOK_SECONDS)
-    status, spec, failure = world.job.status, world.job.spec, cause.failure
-    status = with_progress(world, status).model_copy(update={"last_failure": failure})
-    if cause.permanent:
-        message = f"{failure.message} (not retried)"
+    failure, now = loss.failure, world.now
+    status = with_progress(world, world.job.status).model_copy(update={"last_failure": failure})
+    status = ladder.climbed(world.job, status, loss, losses, now)
+    status = history.ended(
+        status, now, cause=failure.cause, reason=failure.reason, message=failure.message
+    )
+    no_more = budgets.why_no_more(world.job, status, loss, now)
+    if no_more is not None:
+        message = f"{failure.message} {no_more}"
         return life.finish(world, status, succeeded=False, reason="Failed", message=message)
-    if not cause.free and status.restarts >= spec.max_restarts:
-        spent = f"(attempt {status.attempt}, maxRestarts {spec.max_restarts})"
-        message = f"{failure.message} {spent}"
-        return life.finish(world, status, succeeded=False, reason="Failed", message=message)
-    cost = 0 if cause.free else 1
-    status = status.model_copy(update={"restarts": status.restarts + cost})
+    status = budgets.charged(status, failure.cause, now)
     text = f"attempt {status.attempt + 1} follows because {failure.message}"
     event = Event(EventType.WARNING, "Restarting", text)
     return _new_attempt(world, status, (event,), defaults)
@@ -113,6 +128,7 @@ def _new_attempt(
             "attempt": attempt,
             "attempt_start_time": world.now.replace(microsecond=0),
             "attempt_spec_hash": world.job.spec_hash,
+            "attempt_start_step": ladder.newest_step(status),
         }
     )
     out = ConditionWriter(world, status)
@@ -125,7 +141,7 @@ def _new_attempt(
         out.set(ConditionType.SUCCEEDED, None, "Recovering", message)
     else:
         out.set(ConditionType.SUCCEEDED, None, "Pending", f"attempt {attempt} begins")
-    actions = ensure_attempt(world, attempt, defaults)
+    actions = ensure_attempt(world, out.status, defaults)
     return Plan(out.status, tuple(actions), events, STARTING_LOOK_SECONDS)
 
 
@@ -133,13 +149,15 @@ def _completed(world: World) -> Plan:
     status = with_progress(world, world.job.status)
     ranks = world.job.spec.nodes * world.job.spec.ranks_per_node
     message = f"all {ranks} ranks of attempt {status.attempt} exited 0"
+    status = ladder.noted(status)
+    status = history.ended(status, world.now, cause=None, reason="Completed", message=message)
     return life.finish(world, status, succeeded=True, reason="Completed", message=message)
 
 
 def _carry_on(world: World, status: DDPJobStatus, defaults: Defaults) -> Plan:
     before = status.resumed_from_step
     was_formed = status.is_true(ConditionType.RENDEZVOUSED)
-    status = active_conditions(world, with_progress(world, status))
+    status = active_conditions(world, ladder.noted(with_progress(world, status)))
     events = []
     if status.is_true(ConditionType.RENDEZVOUSED) and not was_formed:
         text = f"all ranks of attempt {status.attempt} train"
@@ -147,7 +165,7 @@ def _carry_on(world: World, status: DDPJobStatus, defaults: Defaults) -> Plan:
     if status.resumed_from_step is not None and status.resumed_from_step != before:
         text = f"attempt {status.attempt} resumed from step {status.resumed_from_step}"
         events.append(Event(EventType.NORMAL, "ResumedFromCheckpoint", text))
-    actions = ensure_attempt(world, status.attempt, defaults)
+    actions = ensure_attempt(world, status, defaults)
     requeue = _next_look(world, status)
     return Plan(status, tuple(actions), tuple(events), requeue)
 
@@ -170,6 +188,7 @@ def _observed(world: World, plan: Plan) -> Plan:
             "observed_generation": world.job.metadata.generation,
             "replicas": len(world.pods),
             "selector": _selector(world),
+            "next_action": next_action(world, plan),
         }
     )
     return Plan(status, plan.actions, plan.events, plan.requeue_seconds)

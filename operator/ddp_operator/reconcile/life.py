@@ -3,7 +3,8 @@
 from datetime import datetime, timedelta
 
 from ddp_operator.api.spec import CleanPodPolicy
-from ddp_operator.api.status import ConditionStatus, ConditionType, DDPJobStatus
+from ddp_operator.api.status import Cause, ConditionStatus, ConditionType, DDPJobStatus
+from ddp_operator.reconcile import history
 from ddp_operator.reconcile.children import delete_pods, stop_pods
 from ddp_operator.reconcile.conditions import ConditionWriter
 from ddp_operator.reconcile.plan import Action, DeleteJob, Event, EventType, Plan
@@ -52,7 +53,12 @@ def after_finish(world: World) -> Plan:
 
 def suspend(world: World) -> Plan:
     """Stop the pods; the attempt ends and costs nothing."""
-    out = ConditionWriter(world, world.job.status)
+    status = world.job.status
+    if status.attempt_spec_hash is not None:  # The attempt ends now; later looks wait for its pods.
+        status = history.ended(
+            status, world.now, cause=Cause.FREE, reason="Suspended", message="spec.suspend was set"
+        )
+    out = ConditionWriter(world, status)
     gone = not world.pods
     message = "suspended by spec.suspend" if gone else "pods save and stop"
     out.set(ConditionType.SUCCEEDED, None, "Suspended", message)

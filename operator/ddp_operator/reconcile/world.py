@@ -45,6 +45,8 @@ class PodView:
     """Why it does not run yet: the scheduler's or the kubelet's sentence."""
     reason: str | None = None
     """The pod's own reason when it failed as a whole, as Evicted."""
+    disruption: str | None = None
+    """Why Kubernetes told the pod to go: the reason of its DisruptionTarget condition."""
     termination: Termination | None = None
 
     @property
@@ -114,11 +116,12 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         ),
         {},
     )
+    termination = _termination(container)
     return PodView(
         name=metadata["name"],
         uid=metadata["uid"],
         index=_index(labels.get(contract.LABEL_NODE_INDEX, "")),
-        phase=status.get("phase", "Pending"),
+        phase=_phase(status, termination),
         ready=conditions.get("Ready", {}).get("status") == "True",
         attempt=annotations.get(contract.ANNOTATION_ATTEMPT, ""),
         spec_hash=annotations.get(contract.ANNOTATION_SPEC_HASH, ""),
@@ -127,8 +130,19 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         ip=status.get("podIP"),
         waiting=_waiting(conditions, container),
         reason=status.get("reason"),
-        termination=_termination(container),
+        disruption=_disruption(conditions),
+        termination=termination,
     )
+
+
+def _phase(status: Mapping[str, Any], termination: Termination | None) -> str:
+    """The pod's phase, or already how its worker ended.
+
+    The kubelet moves the phase seconds later, when it has cleaned up; and a sidecar would hold it.
+    """
+    if termination is None:
+        return str(status.get("phase", "Pending"))
+    return "Succeeded" if termination.exit_code == 0 else "Failed"
 
 
 def _index(label: str) -> int:
@@ -144,6 +158,11 @@ def _waiting(conditions: Mapping[str, Any], container: Mapping[str, Any]) -> str
         return None
     reason, message = waiting.get("reason", "Waiting"), waiting.get("message")
     return f"{reason}: {message}" if message else str(reason)
+
+
+def _disruption(conditions: Mapping[str, Any]) -> str | None:
+    found = conditions.get("DisruptionTarget", {})
+    return found.get("reason") or "Unknown" if found.get("status") == "True" else None
 
 
 def _termination(container: Mapping[str, Any]) -> Termination | None:

@@ -1,5 +1,6 @@
 """Signs of life: one small file per local rank, for the agent on the same node."""
 
+import os
 import time
 from pathlib import Path
 
@@ -32,11 +33,14 @@ class BeatWriter:
             local_rank=ranks.local_rank,
             phase=RankPhase.STARTING,
             at=0.0,
+            pid=os.getpid(),
         )
 
     def phase(self, phase: RankPhase) -> None:
         """Enters a phase, and says so at once."""
         self._beat.phase = phase
+        if phase is RankPhase.TRAINING and self._beat.joined_at is None:
+            self._beat.joined_at = time.time()
         self._write()
 
     def resumed(self, step: int) -> None:
@@ -45,9 +49,13 @@ class BeatWriter:
         self._beat.step = step
 
     def step(self, step: int) -> None:
-        """Notes updates done."""
+        """Notes updates done; the first one of the attempt ends a recovery, and is told at once."""
         self._beat.step = step
-        self.alive()
+        if self._beat.first_step_at is None:
+            self._beat.first_step_at = time.time()
+            self._write()
+        else:
+            self.alive()
 
     def progress(self, progress: Progress) -> None:
         """Notes the run's progress; global rank 0 only."""
