@@ -22,6 +22,11 @@ app.kubernetes.io/component: operator
 {{- .Values.serviceAccount.name | default (include "ddp-trainer.name" .) -}}
 {{- end -}}
 
+{{/* The Lease that replicas of this release compete for. */}}
+{{- define "ddp-trainer.lease" -}}
+{{- include "ddp-trainer.name" . -}}-operator
+{{- end -}}
+
 {{/* An image reference: takes (list image context). */}}
 {{- define "ddp-trainer.image" -}}
 {{- $image := index . 0 -}}

@@ -1,111 +1,141 @@
 """The operator's process: wires everything, runs until told to stop."""
 
 import asyncio
-import contextlib
 import logging
-import random
 import signal
 import sys
+import uuid
 from collections.abc import Coroutine
 from datetime import UTC, datetime
+from typing import Any
 
 import kopf
 
 from ddp_operator.builders.pod import Defaults
-from ddp_operator.cluster.base import ClusterError, Key
+from ddp_operator.cluster.base import Key, NotLeadingError
 from ddp_operator.cluster.kube import KubeCluster
 from ddp_operator.handlers import build_registry, build_settings
+from ddp_operator.runtime import logs
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.health import serve_health
+from ddp_operator.runtime.leader import Elector, Timing
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.settings import Settings, SettingsError
-from ddp_operator.runtime.workers import Heart, resync, work
+from ddp_operator.runtime.workers import Heart, first_sync, resync_for_ever, work
 
 _log = logging.getLogger("ddp_operator")
 
 
 async def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, or until a part of the process ends unasked."""
-    cluster = await KubeCluster.connect()
-    cache, heart = Cache(), Heart()
-    queue: WorkQueue[Key] = WorkQueue()
-    defaults = Defaults(settings.trainer_image, settings.image_pull_policy)
-    controller = Controller(cluster, cache, defaults, lambda: datetime.now(UTC))
+    """Serve until SIGTERM or SIGINT, or until a part of the process ends unasked.
+
+    Raises:
+        NotLeadingError: Another process may lead by now.
+    """
     stop = asyncio.Event()
+    _listen(stop)
+    if settings.lease_namespace is not None:
+        await _run_elected(settings, settings.lease_namespace, stop)
+    else:
+        await _run_alone(settings, stop)
+
+
+def _listen(stop: asyncio.Event) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+
+async def _run_alone(settings: Settings, stop: asyncio.Event) -> None:
+    heart = Heart()
+    cluster = await KubeCluster.connect(heard=heart.heard)
     health = await serve_health(heart, settings.health_port)
     try:
-        await _first_sync(settings, cluster, cache, queue, stop)
-        if stop.is_set():
-            return
-        heart.synced = True
-        _log.info("ready: %d jobs known, trainer image %s", len(cache.keys()), defaults.image)
-        parts = [work(queue, controller, heart) for _ in range(settings.workers)]
-        parts.append(_resync_for_ever(settings, cluster, cache, queue))
-        parts.append(_watch(settings, cache, queue))
-        await _until(stop, parts)
+        await _until(stop, [_operate(settings, cluster, heart, stop)])
     finally:
         await health.cleanup()
         await cluster.close()
 
 
-async def _watch(settings: Settings, cache: Cache, queue: WorkQueue[Key]) -> None:
-    await kopf.operator(
+async def _run_elected(settings: Settings, namespace: str, stop: asyncio.Event) -> None:
+    heart = Heart()
+    # Connections of its own: a renewal must not wait behind the work.
+    leases = await KubeCluster.connect(in_flight=2)
+    identity = f"{settings.identity}_{uuid.uuid4().hex[:8]}"
+    timing = Timing(settings.lease_seconds, settings.renew_seconds, settings.retry_seconds)
+    elector = Elector(leases, namespace, settings.lease_name, identity, timing)
+    cluster = await KubeCluster.connect(may_write=elector.check, heard=heart.heard)
+    health = await serve_health(heart, settings.health_port, elector.standing_by)
+    try:
+        if await elector.acquire(stop):
+            try:
+                await _until(stop, [elector.hold(), _operate(settings, cluster, heart, stop)])
+            finally:
+                await elector.release()
+    finally:
+        await health.cleanup()
+        await cluster.close()
+        await leases.close()
+
+
+async def _operate(
+    settings: Settings, cluster: KubeCluster, heart: Heart, stop: asyncio.Event
+) -> None:
+    """All that one process alone may do, for ever."""
+    cache = Cache()
+    queue: WorkQueue[Key] = WorkQueue()
+    defaults = Defaults(settings.trainer_image, settings.image_pull_policy)
+    controller = Controller(cluster, cache, defaults, lambda: datetime.now(UTC))
+
+    def take() -> Coroutine[Any, Any, Any]:
+        return cluster.snapshot(settings.namespace)
+
+    await first_sync(take, cache, queue, heart)
+    _log.info("ready: %d jobs known, trainer image %s", len(cache.keys()), defaults.image)
+    parts: list[Coroutine[Any, Any, None]] = [
+        work(queue, controller, heart) for _ in range(settings.workers)
+    ]
+    parts.append(resync_for_ever(take, cache, queue, settings.resync_seconds))
+    parts.append(_watch(settings, cache, queue, stop))
+    await _until(asyncio.Event(), parts)
+
+
+async def _watch(
+    settings: Settings, cache: Cache, queue: WorkQueue[Key], stop: asyncio.Event
+) -> None:
+    ours = asyncio.all_tasks()
+    watching = await kopf.spawn_tasks(
         registry=build_registry(cache, queue),
         settings=build_settings(),
         standalone=True,
         clusterwide=settings.namespace is None,
         namespaces=[settings.namespace] if settings.namespace else [],
     )
+    _listen(stop)  # kopf has put its own handlers in the place of ours, and would end alone.
+    await kopf.run_tasks(watching, ignored=ours)
 
 
-async def _first_sync(
-    settings: Settings,
-    cluster: KubeCluster,
-    cache: Cache,
-    queue: WorkQueue[Key],
-    stop: asyncio.Event,
-) -> None:
-    """Hold everything once before any decision is made."""
-    while not stop.is_set():
-        try:
-            await resync(lambda: cluster.snapshot(settings.namespace), cache, queue)
-        except ClusterError as error:
-            _log.warning("not ready, jobs and pods cannot be listed: %s", error)
-        else:
-            return
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), timeout=2.0)
-
-
-async def _resync_for_ever(
-    settings: Settings, cluster: KubeCluster, cache: Cache, queue: WorkQueue[Key]
-) -> None:
-    while True:
-        spread = random.uniform(0.9, 1.1)  # noqa: S311 (jitter)
-        await asyncio.sleep(settings.resync_seconds * spread)
-        try:
-            await resync(lambda: cluster.snapshot(settings.namespace), cache, queue)
-        except ClusterError as error:
-            _log.warning("resync failed, the next one follows: %s", error)
-
-
-async def _until(stop: asyncio.Event, parts: list[Coroutine[None, None, None]]) -> None:
-    """Run all parts until told to stop; a part that ends by itself ends the process.
+async def _until(stop: asyncio.Event, parts: list[Coroutine[Any, Any, None]]) -> None:
+    """Run all parts until told to stop; a part that ends by itself ends the others.
 
     Raises:
+        NotLeadingError: A part found that this process does not lead.
         RuntimeError: A part ended unasked.
     """
     tasks = [asyncio.ensure_future(part) for part in parts]
     asked = asyncio.ensure_future(stop.wait())
-    done, _ = await asyncio.wait([asked, *tasks], return_when=asyncio.FIRST_COMPLETED)
-    for task in [asked, *tasks]:
-        task.cancel()
-    await asyncio.gather(asked, *tasks, return_exceptions=True)
+    try:
+        done, _ = await asyncio.wait([asked, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in [asked, *tasks]:
+            task.cancel()
+        await asyncio.gather(asked, *tasks, return_exceptions=True)
+    causes = [t.exception() for t in done if not t.cancelled()]
+    for cause in causes:
+        if isinstance(cause, NotLeadingError):
+            raise cause
     if asked not in done:
-        cause = next((t.exception() for t in done if not t.cancelled()), None)
+        cause = next((c for c in causes if c is not None), None)
         raise RuntimeError("a part of the operator ended unasked") from cause
 
 
@@ -115,13 +145,12 @@ def main() -> None:
         settings = Settings.from_environment()
     except SettingsError as error:
         sys.exit(f"ddp-operator: {error}")
-    logging.basicConfig(
-        level=settings.log_level,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
-    logging.getLogger("kopf").setLevel(logging.WARNING)
-    asyncio.run(run(settings))
+    logs.configure(settings.log_level, settings.log_format)
+    try:
+        asyncio.run(run(settings))
+    except NotLeadingError as error:
+        _log.critical("this process ends: %s", error)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from tests.tools.install import ROOT
 
 pytestmark = pytest.mark.api
 
+ELECTION = "ddp-trainer-leader-election"
+
 
 def template(*flags: str) -> subprocess.CompletedProcess[str]:
     command = [str(binaries.helm()), "template", "ddp-trainer", str(ROOT / "charts"), *flags]
@@ -47,10 +49,11 @@ def test_the_crd_can_be_left_out() -> None:
 def test_rights_are_for_the_whole_cluster_or_for_one_namespace() -> None:
     everywhere = rendered()
     one(everywhere, "ClusterRoleBinding")
-    assert not [d for d in everywhere if d["kind"] == "Role"]
+    assert {d["metadata"]["name"] for d in everywhere if d["kind"] == "Role"} == {ELECTION}
     inside = rendered("--set", "operator.watchNamespace=team")
-    assert one(inside, "Role")["metadata"]["namespace"] == "team"
-    assert one(inside, "RoleBinding")["metadata"]["namespace"] == "team"
+    for kind in ("Role", "RoleBinding"):
+        assert one(inside, kind, "ddp-trainer")["metadata"]["namespace"] == "team"
+        assert one(inside, kind, ELECTION)["metadata"]["namespace"] == "ddp-system"
     assert not [d for d in inside if d["kind"] == "ClusterRoleBinding"]
     container = one(inside, "Deployment")["spec"]["template"]["spec"]["containers"][0]
     assert {"name": "DDP_OPERATOR_NAMESPACE", "value": "team"} in container["env"]
@@ -90,6 +93,66 @@ def test_the_image_is_named_by_tag_or_digest(flags: tuple[str, ...], image: str)
     assert spec["containers"][0]["image"] == image
 
 
+def test_replicas_elect_a_leader_by_a_lease_of_the_release() -> None:
+    documents = rendered()
+    deployment = one(documents, "Deployment")["spec"]
+    assert deployment["replicas"] == 1
+    assert deployment["strategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1},
+    }
+    variables = {v["name"]: v for v in deployment["template"]["spec"]["containers"][0]["env"]}
+    assert variables["DDP_OPERATOR_LEADER_ELECTION"]["value"] == "true"
+    assert variables["DDP_OPERATOR_LEASE_NAME"]["value"] == "ddp-trainer-operator"
+    for name, field in (("LEASE_NAMESPACE", "namespace"), ("IDENTITY", "name")):
+        source = variables[f"DDP_OPERATOR_{name}"]["valueFrom"]
+        assert source == {"fieldRef": {"fieldPath": f"metadata.{field}"}}
+
+
+def test_the_rights_to_the_lease_are_no_wider_than_needed() -> None:
+    documents = rendered()
+    role, binding = one(documents, "Role", ELECTION), one(documents, "RoleBinding", ELECTION)
+    leases = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
+    assert role["rules"] == [
+        {**leases, "verbs": ["create"]},
+        {**leases, "resourceNames": ["ddp-trainer-operator"], "verbs": ["get", "update"]},
+    ]
+    assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "ddp-system"
+    assert binding["roleRef"]["name"] == ELECTION
+    assert binding["subjects"] == [
+        {"kind": "ServiceAccount", "name": "ddp-trainer", "namespace": "ddp-system"}
+    ]
+
+
+def test_without_election_there_are_never_two_processes() -> None:
+    documents = rendered("--set", "leaderElection.enabled=false")
+    deployment = one(documents, "Deployment")["spec"]
+    assert deployment["strategy"] == {"type": "Recreate"}
+    variables = {v["name"]: v for v in deployment["template"]["spec"]["containers"][0]["env"]}
+    assert variables["DDP_OPERATOR_LEADER_ELECTION"]["value"] == "false"
+    assert "DDP_OPERATOR_LEASE_NAMESPACE" not in variables
+    assert not [d for d in documents if d["kind"] == "Role"]
+
+
+def test_several_replicas_are_spread_and_drained_one_by_one() -> None:
+    documents = rendered("--set", "replicaCount=3")
+    deployment = one(documents, "Deployment")["spec"]
+    assert deployment["replicas"] == 3
+    selector = deployment["selector"]
+    spread = deployment["template"]["spec"]["topologySpreadConstraints"]
+    assert [s["whenUnsatisfiable"] for s in spread] == ["ScheduleAnyway"] * 2
+    assert all(s["labelSelector"] == selector for s in spread)
+    budget = one(documents, "PodDisruptionBudget")["spec"]
+    assert budget == {"maxUnavailable": 1, "selector": selector}
+
+
+def test_a_single_replica_has_no_budget_that_would_block_a_drain() -> None:
+    documents = rendered()
+    assert not [d for d in documents if d["kind"] == "PodDisruptionBudget"]
+    spec = one(documents, "Deployment")["spec"]["template"]["spec"]
+    assert "topologySpreadConstraints" not in spec
+
+
 def test_pull_secrets_tolerations_and_labels_reach_the_pod() -> None:
     flags = ("--set", "imagePullSecrets={a,b}", "--set", "podLabels.team=x")
     template_ = one(rendered(*flags), "Deployment")["spec"]["template"]
@@ -103,6 +166,13 @@ def test_pull_secrets_tolerations_and_labels_reach_the_pod() -> None:
         ("replicas=2", "additional properties 'replicas' not allowed"),
         ("image.digest=abc", "image/digest"),
         ("operator.logLevel=LOUD", "operator/logLevel"),
+        ("operator.logFormat=xml", "operator/logFormat"),
+        ("replicaCount=0", "replicaCount"),
+        ("replicaCount=6", "replicaCount"),
+        (
+            "replicaCount=2,leaderElection.enabled=false",
+            "replicaCount must be 1 when leaderElection.enabled is false",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused(flag: str, sentence: str) -> None:

@@ -1,5 +1,6 @@
 """Settings of the operator: what is wrong is said in one sentence."""
 
+import socket
 import subprocess
 import sys
 
@@ -7,10 +8,13 @@ import pytest
 
 from ddp_operator.runtime.settings import PREFIX, Settings, SettingsError
 
-IMAGE = {"DDP_OPERATOR_TRAINER_IMAGE": "registry.example/ddp-trainer:1"}
+IMAGE = {
+    "DDP_OPERATOR_TRAINER_IMAGE": "registry.example/ddp-trainer:1",
+    "DDP_OPERATOR_LEASE_NAMESPACE": "ddp-system",
+}
 
 
-def test_only_the_image_must_be_stated() -> None:
+def test_only_the_image_and_the_place_of_the_lease_must_be_stated() -> None:
     settings = Settings.from_environment(IMAGE)
     assert settings.trainer_image == "registry.example/ddp-trainer:1"
     assert settings.namespace is None
@@ -19,6 +23,10 @@ def test_only_the_image_must_be_stated() -> None:
     assert settings.health_port == 8080
     assert settings.log_level == "INFO"
     assert settings.image_pull_policy == "IfNotPresent"
+    assert settings.log_format == "text"
+    assert settings.identity == socket.gethostname()
+    assert settings.lease_name == "ddp-trainer-operator"
+    assert (settings.lease_seconds, settings.renew_seconds, settings.retry_seconds) == (15, 10, 2)
 
 
 def test_every_setting_is_a_variable_of_its_name() -> None:
@@ -30,9 +38,23 @@ def test_every_setting_is_a_variable_of_its_name() -> None:
         "resync_seconds": "30",
         "health_port": "9090",
         "log_level": "DEBUG",
+        "log_format": "json",
+        "identity": "ddp-trainer-5f7",
+        "leader_election": "True",
+        "lease_namespace": "ddp-system",
+        "lease_name": "other",
+        "lease_seconds": "30",
+        "renew_seconds": "20.0",
+        "retry_seconds": "1.5",
     }
     settings = Settings.from_environment({PREFIX + k.upper(): v for k, v in stated.items()})
     assert {k: str(v) for k, v in settings.model_dump().items()} == stated
+
+
+def test_a_process_that_is_alone_needs_no_lease() -> None:
+    alone = {PREFIX + "TRAINER_IMAGE": "mine:1", PREFIX + "LEADER_ELECTION": "false"}
+    assert Settings.from_environment(alone).lease_namespace is None
+    assert Settings.from_environment({**IMAGE, **alone}).lease_namespace is None
 
 
 def test_variables_of_others_are_ignored() -> None:
@@ -48,8 +70,32 @@ def test_variables_of_others_are_ignored() -> None:
         ({**IMAGE, "DDP_OPERATOR_HEALTH_PORT": "70000"}, "DDP_OPERATOR_HEALTH_PORT: Input should"),
         ({**IMAGE, "DDP_OPERATOR_RESYNC_SECONDS": "1"}, "DDP_OPERATOR_RESYNC_SECONDS: Input"),
         ({**IMAGE, "DDP_OPERATOR_LOG_LEVEL": "LOUD"}, "DDP_OPERATOR_LOG_LEVEL: String should"),
+        ({**IMAGE, "DDP_OPERATOR_LOG_FORMAT": "xml"}, "DDP_OPERATOR_LOG_FORMAT: String should"),
+        (
+            {"DDP_OPERATOR_TRAINER_IMAGE": "mine:1"},
+            "DDP_OPERATOR_LEASE_NAMESPACE: Value error, must be stated unless",
+        ),
+        (
+            {**IMAGE, "DDP_OPERATOR_RENEW_SECONDS": "15"},
+            "DDP_OPERATOR_RENEW_SECONDS: Value error, must be less than DDP_OPERATOR_LEASE_SECONDS",
+        ),
+        (
+            {**IMAGE, "DDP_OPERATOR_RETRY_SECONDS": "11"},
+            "DDP_OPERATOR_RETRY_SECONDS: Value error, must be less than DDP_OPERATOR_RENEW_SECONDS",
+        ),
     ],
-    ids=["no image", "no workers", "workers in words", "port", "resync too often", "log level"],
+    ids=[
+        "no image",
+        "no workers",
+        "workers in words",
+        "port",
+        "resync too often",
+        "log level",
+        "log format",
+        "no lease",
+        "renewed too late",
+        "retried too late",
+    ],
 )
 def test_a_wrong_setting_gives_one_sentence_that_names_it_and_what_was_given(
     given: dict[str, str], sentence: str

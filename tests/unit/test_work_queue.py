@@ -145,6 +145,25 @@ def test_the_server_may_ask_for_more_patience_than_the_backoff_has() -> None:
     in_fake_time(body)
 
 
+def test_a_key_that_the_server_holds_back_is_not_handed_out_for_a_change_either() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        queue.add("a")
+        await queue.get()
+        queue.add("a")
+        queue.retry("a", at_least=30.0)
+        queue.done("a")
+        queue.add("a")
+        queue.add("b")
+        assert await arrival(queue) == ("b", 0.0)
+        assert await arrival(queue) == ("a", 30.0)
+        queue.forget("a")
+        queue.done("a")
+        queue.add("a")
+        assert await arrival(queue) == ("a", 30.0)
+
+    in_fake_time(body)
+
+
 def test_a_key_that_went_well_begins_its_backoff_anew() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         for _ in range(5):

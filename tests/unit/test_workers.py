@@ -2,15 +2,16 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from ddp_operator.cluster.base import ClusterError, ConflictError, Key, Snapshot
+from ddp_operator.cluster.base import ClusterError, ConflictError, Key, NotLeadingError, Snapshot
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.queue import WorkQueue
-from ddp_operator.runtime.workers import Heart, resync, work
+from ddp_operator.runtime.workers import Heart, first_sync, resync, resync_for_ever, work
 from tests.unit.fake_cluster import FakeCluster
 from tests.unit.fake_time import run_in_fake_time
 from tests.unit.support import DEFAULTS, NOW, job_manifest
@@ -122,6 +123,88 @@ async def test_a_resync_fills_the_cache_and_looks_at_every_job() -> None:
     await resync(take, cache, queue)
     assert cache.keys() == [KEY]
     assert {await queue.get(), await queue.get()} == {KEY, ("team-a", "gone")}
+
+
+def test_a_key_that_is_refused_delays_no_other() -> None:
+    """429 with Retry-After is for one key; the others go on."""
+    seen: list[tuple[str, float]] = []
+
+    class Throttled(Scripted):
+        async def reconcile(self, key: Key) -> float | None:
+            seen.append((key[1], asyncio.get_running_loop().time()))
+            if len(seen) == 1:
+                raise ClusterError("too many requests", status=429, retry_after=30)
+            return None
+
+    async def body() -> None:
+        async with at_work(Throttled(), Heart()) as queue:
+            queue.add(KEY)
+            await asyncio.sleep(1)
+            queue.add(KEY)
+            queue.add(("team-a", "other"))
+
+    run_in_fake_time(body())
+    assert seen == [("digits", 0), ("other", 1), ("digits", 30)]
+
+
+def test_who_finds_that_it_does_not_lead_works_no_more() -> None:
+    async def body() -> None:
+        queue: WorkQueue[Key] = WorkQueue()
+        queue.add(KEY)
+        controller = Scripted(NotLeadingError("the Lease is held by b"), None)
+        with pytest.raises(NotLeadingError):
+            await work(queue, controller, Heart())
+        assert len(controller.looks) == 1
+
+    run_in_fake_time(body())
+
+
+def test_the_first_list_is_tried_until_it_comes() -> None:
+    async def body() -> None:
+        heart, cluster, cache = Heart(), FakeCluster(), Cache()
+        cluster.apply(job_manifest())
+        problems: list[ClusterError] = [
+            ClusterError("no answer"),
+            ClusterError("busy", status=429, retry_after=9),
+        ]
+
+        async def take() -> Snapshot:
+            assert not heart.synced
+            if problems:
+                raise problems.pop(0)
+            return cluster.snapshot()
+
+        await first_sync(take, cache, WorkQueue[Key](), heart)
+        assert asyncio.get_running_loop().time() == 2 + 9
+        assert (heart.synced, heart.problem) == (True, "busy")
+        assert cache.keys() == [KEY]
+
+    run_in_fake_time(body())
+
+
+def test_a_resync_that_failed_is_repeated_soon_and_heals_what_the_watch_missed() -> None:
+    async def body() -> list[float]:
+        cluster, cache, queue = FakeCluster(), Cache(), WorkQueue[Key]()
+        cluster.apply(job_manifest())
+        times: list[float] = []
+
+        async def take() -> Snapshot:
+            times.append(asyncio.get_running_loop().time())
+            if len(times) <= 2:
+                raise ClusterError("timeout", status=504)
+            return cluster.snapshot()
+
+        task = asyncio.ensure_future(resync_for_ever(take, cache, queue, 600))
+        assert await queue.get() == KEY
+        await asyncio.sleep(1500)
+        task.cancel()
+        return [b - a for a, b in itertools.pairwise([0.0, *times])]
+
+    waits = run_in_fake_time(body())
+    expected = [600, 30, 30, 600, 600]
+    assert len(waits) >= 4
+    for waited, about in zip(waits, expected, strict=False):
+        assert 0.9 * about <= waited <= 1.1 * about
 
 
 async def test_a_failed_resync_leaves_the_cache_as_it_was() -> None:

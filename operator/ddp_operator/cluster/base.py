@@ -32,6 +32,10 @@ class NameTakenError(ClusterError):
     """An object of that name exists and belongs to somebody else."""
 
 
+class NotLeadingError(Exception):
+    """This process may not write any more: another one leads by now, or may soon."""
+
+
 @dataclass(frozen=True)
 class Listing:
     """The objects of one kind at one time."""
@@ -48,6 +52,27 @@ class Snapshot:
     jobs: Listing
     pods: Listing
     services: Listing
+
+
+class Leases(Protocol):
+    """Reads and changes the Lease of an election."""
+
+    async def get_lease(self, namespace: str, name: str) -> Manifest | None:
+        """The Lease, or None when there is none."""
+
+    async def create_lease(self, lease: Manifest) -> Manifest:
+        """Create the Lease and return it.
+
+        Raises:
+            ConflictError: There is one already.
+        """
+
+    async def update_lease(self, lease: Manifest) -> Manifest:
+        """Replace the Lease, if it is still at the version given. Returns it as it is now.
+
+        Raises:
+            ConflictError: It has changed since it was read.
+        """
 
 
 class Cluster(Protocol):

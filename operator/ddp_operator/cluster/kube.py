@@ -7,7 +7,7 @@ they do not know, and cost most of the time of a request (docs/decisions/0003-cl
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from urllib.parse import quote, urlencode
@@ -38,18 +38,37 @@ _MERGE_PATCH = "application/merge-patch+json"
 _REQUEST_SECONDS = 30
 _GONE = {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}
 """Answers to a change with a uid precondition that mean: that object is no more."""
+_UNSERVED = {0, HTTPStatus.UNAUTHORIZED, *range(500, 600)}
+"""Outcomes that mean: nobody serves this process. Any other answer is one of a healthy server."""
 _COMPONENT = "ddp-operator"
 
 
 class KubeCluster:
     """Talks to one API server. Make it with `connect`, end it with `close`."""
 
-    def __init__(self, api: client.ApiClient, agents: aiohttp.ClientSession) -> None:
+    def __init__(
+        self,
+        api: client.ApiClient,
+        agents: aiohttp.ClientSession,
+        *,
+        may_write: Callable[[], None] = lambda: None,
+        heard: Callable[[bool], None] = lambda _: None,
+        in_flight: int = 32,
+    ) -> None:
+        """`may_write` is called before each change and may raise, `heard` with each outcome."""
         self._api = api
         self._agents = agents
+        self._may_write, self._heard = may_write, heard
+        self._in_flight = asyncio.Semaphore(in_flight)
 
     @classmethod
-    async def connect(cls, *, in_flight: int = 32) -> "KubeCluster":
+    async def connect(
+        cls,
+        *,
+        in_flight: int = 32,
+        may_write: Callable[[], None] = lambda: None,
+        heard: Callable[[bool], None] = lambda _: None,
+    ) -> "KubeCluster":
         """Connect by the pod's service account where there is one, else by the kubeconfig."""
         configuration = client.Configuration()
         try:
@@ -57,7 +76,8 @@ class KubeCluster:
         except config.ConfigException:
             await config.load_kube_config(client_configuration=configuration)
         configuration.connection_pool_maxsize = in_flight
-        return cls(client.ApiClient(configuration), aiohttp.ClientSession())
+        api, agents = client.ApiClient(configuration), aiohttp.ClientSession()
+        return cls(api, agents, may_write=may_write, heard=heard, in_flight=in_flight)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -76,12 +96,7 @@ class KubeCluster:
 
     async def get_job(self, key: Key) -> Manifest | None:
         """See `Cluster`."""
-        try:
-            return await self._call("GET", _jobs_path(*key))
-        except ClusterError as error:
-            if error.status == HTTPStatus.NOT_FOUND:
-                return None
-            raise
+        return await self._get(_jobs_path(*key))
 
     async def list_pods(self, namespace: str, labels: Mapping[str, str]) -> Sequence[Manifest]:
         """See `Cluster`."""
@@ -190,6 +205,30 @@ class KubeCluster:
             return None
         return await ask_agent(self._agents, pod.ip, contract.AGENT_PORT)
 
+    async def get_lease(self, namespace: str, name: str) -> Manifest | None:
+        """See `Leases`."""
+        return await self._get(_lease_path(namespace, name))
+
+    async def create_lease(self, lease: Manifest) -> Manifest:
+        """See `Leases`."""
+        return await self._call("POST", _lease_path(lease["metadata"]["namespace"]), body=lease)
+
+    async def update_lease(self, lease: Manifest) -> Manifest:
+        """See `Leases`."""
+        metadata = lease["metadata"]
+        if not metadata.get("resourceVersion"):
+            raise ValueError("without a version the update would be unconditional")
+        path = _lease_path(metadata["namespace"], metadata["name"])
+        return await self._call("PUT", path, body=lease)
+
+    async def _get(self, path: str) -> Manifest | None:
+        try:
+            return await self._call("GET", path)
+        except ClusterError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+
     async def _delete(self, path: str, body: Manifest) -> None:
         try:
             await self._call("DELETE", path, body=body)
@@ -210,11 +249,27 @@ class KubeCluster:
         Raises:
             ConflictError: Status 409.
             ClusterError: Any other refusal, or no answer.
+            NotLeadingError: It is a change, and another process may lead by now.
         """
+        try:
+            async with self._in_flight:
+                document = await self._send(method, path, body, query)
+        except ClusterError as error:
+            self._heard(error.status not in _UNSERVED)
+            raise
+        self._heard(True)
+        return document
+
+    async def _send(
+        self, method: str, path: str, body: Manifest | None, query: Mapping[str, str] | None
+    ) -> Manifest:
         url = self._api.configuration.host + path + (f"?{urlencode(query)}" if query else "")
         headers = {"Accept": "application/json", "User-Agent": _COMPONENT}
         headers["Content-Type"] = _MERGE_PATCH if method == "PATCH" else "application/json"
         await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        if method != "GET":
+            # Nothing is waited for between this and the request: `_in_flight` keeps a connection.
+            self._may_write()
         try:
             answer = await self._api.call_api(
                 method, url, header_params=headers, body=body, _request_timeout=_REQUEST_SECONDS
@@ -224,7 +279,10 @@ class KubeCluster:
             raise ClusterError(f"the API server did not answer: {error!r}") from error
         if answer.status >= HTTPStatus.BAD_REQUEST:
             raise _refusal(answer.status, text, answer.headers.get("Retry-After"))
-        document: Manifest = json.loads(text)
+        try:
+            document: Manifest = json.loads(text)
+        except ValueError as error:
+            raise ClusterError(f"the answer to {method} {path} is no JSON") from error
         return document
 
 
@@ -244,6 +302,10 @@ def _listing(found: Manifest) -> Listing:
 
 def _jobs_path(namespace: str | None, name: str | None = None) -> str:
     return _path(f"/apis/{API_VERSION}", namespace, PLURAL, name)
+
+
+def _lease_path(namespace: str, name: str | None = None) -> str:
+    return _path("/apis/coordination.k8s.io/v1", namespace, "leases", name)
 
 
 def _core_path(kind: str, namespace: str | None, name: str | None = None) -> str:

@@ -27,6 +27,7 @@ from ddp_operator.reconcile.plan import (
 )
 from ddp_operator.reconcile.world import PodView, World, view_pod
 from ddp_operator.runtime.cache import Cache
+from ddp_operator.runtime.logs import note
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class Controller:
         try:
             job = parse_job(raw)
         except InvalidJobError as error:
-            _log.error("job %s/%s is left alone: %s", *key, error)
+            _log.error("left alone: %s", error)
             return None
         world = await self._observe(job, self._cache.children("Pod", key))
         plan = decide(world, self._defaults)
@@ -73,6 +74,8 @@ class Controller:
             pods = await self._cluster.list_pods(key[0], names.pod_selector(job))
             world = await self._observe(job, pods)
             plan = decide(world, self._defaults)
+        failure = plan.status.last_failure
+        note(attempt=plan.status.attempt or None, cause=failure.reason if failure else None)
         return await self._carry_out(key, raw, job, plan)
 
     async def refresh(self, key: Key) -> None:
@@ -116,7 +119,7 @@ class Controller:
             raw = await self._cluster.write_status(raw, status)
             self._cache.put_job(raw)
         for event in plan.events:
-            _log.info("job %s/%s: %s: %s", *key, event.reason, event.message)
+            _log.info("%s: %s", event.reason, event.message)
         # Events tell of what the status now says. No later look will find cause to tell them again,
         # so they do not wait for the actions, which may fail; nor do the actions wait for them.
         telling = [self._cluster.emit(raw, event) for event in plan.events]

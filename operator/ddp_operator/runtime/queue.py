@@ -26,6 +26,7 @@ class WorkQueue(Generic[K]):
         self._again: set[K] = set()
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
+        self._held: dict[K, float] = {}
         self._wakeup = asyncio.Event()
 
     def __len__(self) -> int:
@@ -37,8 +38,11 @@ class WorkQueue(Generic[K]):
         return frozenset(self._active)
 
     def add(self, key: K) -> None:
-        """Hand the key out as soon as a worker is free."""
-        if key in self._active:
+        """Hand the key out as soon as a worker is free, and the key is not held back."""
+        rest = self._held.get(key, 0.0) - asyncio.get_running_loop().time() if self._held else 0.0
+        if rest > 0.0:
+            self.add_after(key, rest)
+        elif key in self._active:
             self._again.add(key)
         elif key not in self._waiting:
             self._waiting.add(key)
@@ -80,15 +84,22 @@ class WorkQueue(Generic[K]):
             self.add(key)
 
     def retry(self, key: K, at_least: float | None = None) -> float:
-        """Hand the key out again after its backoff. Returns the seconds."""
+        """Hand the key out again after its backoff. Returns the seconds.
+
+        `at_least` holds the key back for a time in which nothing hands it out: the server asked
+        for it, and a change of the job is no reason to ask the server sooner.
+        """
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         delay = min(self._cap, self._base * 2.0 ** min(failures, 30))
         delay *= self._random.uniform(0.5, 1.0)
-        delay = max(delay, at_least or 0.0)
+        if at_least:
+            delay = max(delay, at_least)
+            self._held[key] = asyncio.get_running_loop().time() + at_least
         self.add_after(key, delay)
         return delay
 
     def forget(self, key: K) -> None:
         """The key went well: its next backoff begins anew."""
         self._failures.pop(key, None)
+        self._held.pop(key, None)

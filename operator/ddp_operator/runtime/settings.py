@@ -1,9 +1,17 @@
 """Settings of the operator, from its environment."""
 
 import os
+import socket
 from collections.abc import Mapping
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 PREFIX = "DDP_OPERATOR_"
 
@@ -31,6 +39,40 @@ class Settings(BaseModel):
     """Port of /healthz and /readyz."""
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
     """Least level that is logged."""
+    log_format: str = Field(default="text", pattern="^(text|json)$")
+    """Lines for people, or one JSON object per line."""
+    identity: str = Field(default_factory=socket.gethostname, min_length=1)
+    """Name of this replica in the Lease; the pod's."""
+    leader_election: bool = True
+    """Whether only the holder of a Lease works. Off for a process that is surely alone."""
+    lease_namespace: str | None = Field(default=None, validate_default=True)
+    """Where the Lease is; the operator's own namespace."""
+    lease_name: str = Field(default="ddp-trainer-operator", min_length=1)
+    """Name of the Lease."""
+    lease_seconds: int = Field(default=15, ge=1)
+    """How long others wait after the last renewal that they saw."""
+    renew_seconds: float = Field(default=10, gt=0)
+    """A leader that could not renew the Lease for this long ends."""
+    retry_seconds: float = Field(default=2, gt=0)
+    """Between two tries to acquire or to renew the Lease."""
+
+    @field_validator("lease_namespace")
+    @classmethod
+    def _has_a_place(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if not info.data.get("leader_election", True):
+            return None
+        if value is None:
+            raise ValueError(f"must be stated unless {PREFIX}LEADER_ELECTION is false")
+        return value
+
+    @field_validator("renew_seconds", "retry_seconds")
+    @classmethod
+    def _is_shorter(cls, value: float, info: ValidationInfo) -> float:
+        """A leader must stop before others begin, and try more than once before it stops."""
+        longer = "lease_seconds" if info.field_name == "renew_seconds" else "renew_seconds"
+        if value >= info.data.get(longer, float("inf")):
+            raise ValueError(f"must be less than {PREFIX}{longer.upper()}")
+        return value
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Settings":
