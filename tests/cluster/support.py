@@ -148,20 +148,15 @@ def kill_rank(job: Job, rank: int) -> float:
     return time.time()
 
 
-def operator_requests(cluster: Cluster, namespace: str) -> list[JSON]:
-    """Requests of the operator about a namespace, from the audit log, watches aside."""
-    found = []
-    for line in cluster.audit_log.read_text(encoding="utf-8").splitlines():
-        entry: JSON = json.loads(line)
-        about = entry.get("objectRef", {}).get("namespace") == namespace
-        mine = entry["user"]["username"] == OPERATOR_USER
-        if mine and about and entry["verb"] != "watch":
-            found.append(entry)
-    return found
+def operator_requests(cluster: Cluster, namespace: str | None = None) -> list[JSON]:
+    """Requests of the operator, of one namespace or all, from the audit log.
 
-
-def all_operator_requests(cluster: Cluster) -> list[JSON]:
-    """All requests of the operator but the ends of watches, from the audit log."""
+    The ends of watches are left out, and the renewals of its Lease, which no job causes.
+    """
     lines = cluster.audit_log.read_text(encoding="utf-8").splitlines()
     entries: list[JSON] = [json.loads(line) for line in lines]
-    return [e for e in entries if e["user"]["username"] == OPERATOR_USER and e["verb"] != "watch"]
+    mine = [e for e in entries if e["user"]["username"] == OPERATOR_USER and e["verb"] != "watch"]
+    caused = [e for e in mine if e.get("objectRef", {}).get("resource") != "leases"]
+    if namespace is None:
+        return caused
+    return [e for e in caused if e.get("objectRef", {}).get("namespace") == namespace]

@@ -109,11 +109,9 @@ def test_an_unchanged_job_causes_no_requests(cluster: Cluster, namespace: str) -
     job = Job.apply(cluster, namespace, script_job("steady", STEADY))
     job.wait_for("Running")
     window = 60.0
-    quiet_from = len(operator_requests(cluster, namespace))
+    quiet_from = len(operator_requests(cluster))
     with pytest.raises(TimeoutError):
-        eventually(
-            lambda: len(operator_requests(cluster, namespace)) > quiet_from, "a request", window
-        )
+        eventually(lambda: len(operator_requests(cluster)) > quiet_from, "a request", window)
     row = job.row()
     assert (row["STATUS"], row["READY"], row["ATTEMPT"]) == ("Running", "2/2", "1")
     job.kubectl("delete", "ddpjob", job.name)
