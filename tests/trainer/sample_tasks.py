@@ -11,6 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
+from ddp_trainer.errors import InputError
 from ddp_trainer.task import Data, RunEnv, Weighted
 
 
@@ -34,6 +35,8 @@ class ProbeConfig(BaseModel):
     """Forward passes in training after which that rank dies."""
     die_how: str = "kill"
     bad_loss: bool = False
+    refuse_rank: int = -1
+    """The rank that finds bad data in its third forward pass."""
     slow: float = 0.0
     """Seconds that each sample takes."""
 
@@ -100,6 +103,8 @@ class ProbeTask:
         x, y, weight, index = batch
         if model.training:
             self._note(index)
+        if self.cfg.refuse_rank == self.env.rank and self.passes > 2:
+            raise InputError("label 7 is not one of the 3 classes")
         if self.cfg.bad_loss:
             return cast("Weighted", x.mean())
         each = nn.functional.cross_entropy(model(x), y, reduction="none")
@@ -142,6 +147,24 @@ def build_stream(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
     task.train_data = Stream(Points(cfg.samples, 1, cfg))
     task.eval_data = Stream(Points(cfg.eval_samples, 2, cfg))
     return task
+
+
+def build_by_rank(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
+    task = ProbeTask(cfg, env)
+    task.train_data = Points(cfg.samples - env.rank, 1, cfg)
+    return task
+
+
+def build_absent(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
+    if env.rank == 1:
+        raise InputError('data folder "/data/flowers" does not exist')
+    return ProbeTask(cfg, env)
+
+
+def build_broken(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
+    if env.rank == 1:
+        raise RuntimeError("the probe cannot be built")
+    return ProbeTask(cfg, env)
 
 
 def untyped(cfg, env):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, ARG001

@@ -13,6 +13,7 @@ from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.checkpoint.snapshot import Snapshot, put_model, put_optimizer
 from ddp_trainer.config import BatchSplit, RunConfig
 from ddp_trainer.data.budget import Budget, share_out
+from ddp_trainer.data.fingerprint import fingerprint
 from ddp_trainer.data.loader import Loading, Sampler, make_sampler
 from ddp_trainer.data.prefetch import to_device
 from ddp_trainer.data.sampler import Taker
@@ -28,6 +29,7 @@ from ddp_trainer.observe.report import Reporter
 from ddp_trainer.parallel import process_group
 from ddp_trainer.parallel.agreement import Agreement
 from ddp_trainer.parallel.collectives import on_first_rank
+from ddp_trainer.parallel.preflight import Facts, build_alike, facts_of
 from ddp_trainer.parallel.strategy import Objective, replicate
 from ddp_trainer.run import Position, Run
 from ddp_trainer.settings import check
@@ -67,12 +69,15 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
     device = process_group.choose_device(order.config.device, ranks)
     set_matmul_precision(order.config.precision)
     split = order.config.batch_split(ranks.world_size)
-    task, config = _build(order, ranks, device)
-    process_group.join(ranks, device, config.parallel.timeout_seconds)
+    route = process_group.join(ranks, device, order.config.parallel.timeout_seconds)
+    (task, config, document), warnings = build_alike(
+        lambda: _built(order, ranks, device),
+        ranks,
+        device,
+        allow_mixed=order.config.parallel.allow_mixed,
+    )
     beats.phase(RankPhase.TRAINING)
-
     checkpoints = CheckpointManager(config.checkpoint)
-    document = {"task": order.task, "config": config.model_dump(mode="json")}
     opened = on_first_rank(lambda: checkpoints.open(order.attempt, document, order.job), device)
     saved = checkpoints.receive(device) if opened["resume"] else None
     sampler = make_sampler(task, config)
@@ -101,10 +106,21 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
         position=position,
         total_steps=total,
     )
-    _say_opened(run, opened, split)
-    if budget.warning:
-        run.report.warned(budget.warning)
+    _say_opened(run, opened, split, route)
+    for sentence in filter(None, [*warnings, route.warning, budget.warning]):
+        run.report.warned(sentence)
     return run
+
+
+def _built(
+    order: Order, ranks: Ranks, device: torch.device
+) -> tuple[tuple[Task, RunConfig, dict[str, Any]], Facts]:
+    """Task, resolved configuration and its document, with what other ranks shall compare."""
+    task, config = _build(order, ranks, device)
+    document = {"task": order.task, "config": config.model_dump(mode="json")}
+    joint = ranks.world_size > 1
+    data = "; ".join(map(fingerprint, (task.train_data, task.eval_data))) if joint else ""
+    return (task, config, document), facts_of(device, document, data)
 
 
 def _build(order: Order, ranks: Ranks, device: torch.device) -> tuple[Task, RunConfig]:
@@ -228,7 +244,9 @@ def _reporter(
     )
 
 
-def _say_opened(run: Run, opened: dict[str, Any], split: BatchSplit) -> None:
+def _say_opened(
+    run: Run, opened: dict[str, Any], split: BatchSplit, route: process_group.Route
+) -> None:
     run.report.opened(
         resumed_from=CheckpointInfo(**opened["resume"]) if opened["resume"] else None,
         skipped=opened["skipped"],
@@ -241,5 +259,6 @@ def _say_opened(run: Run, opened: dict[str, Any], split: BatchSplit) -> None:
         accumulation=split.accumulation,
         parameters=sum(param.numel() for param in run.learner.model.parameters()),
         train_samples=run.sampler.size,
+        **route.described(),
         checkpoint_dir=run.config.checkpoint.directory,
     )

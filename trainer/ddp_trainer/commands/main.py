@@ -59,7 +59,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _refuse(refusal: Refusal, stop: StopFlag) -> ExitCode:
-    """Says the sentence on rank 0.
+    """Says the sentence on rank 0, or where it is known.
 
     The launcher ends all ranks as soon as one has ended. So the others wait until it does, for a
     moment, or else rank 0 might be ended before it has spoken.
@@ -68,7 +68,7 @@ def _refuse(refusal: Refusal, stop: StopFlag) -> ExitCode:
         first = Ranks.from_environment(os.environ).is_first
     except InputError:
         first = True
-    if first:
+    if first or refusal.own:
         print(refusal, file=sys.stderr, flush=True)
     else:
         deadline = time.monotonic() + LAST_WORD_SECONDS

@@ -1,6 +1,7 @@
 """`train`: trains a task, from the beginning or from its newest checkpoint."""
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ddp_agent.contract import Env, ExitCode, RankPhase
 from ddp_trainer.environment import Ranks, integer
 from ddp_trainer.errors import InputError
+from ddp_trainer.launchers import variables_of_slurm
 from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.settings import (
     describe,
@@ -50,7 +52,9 @@ def run(
     Raises:
         InputError: If the run can never succeed as it was asked for.
     """
-    ranks = Ranks.from_environment(environ)
+    slurm = variables_of_slurm(environ)
+    os.environ.update(slurm)  # where torch looks for its rendezvous
+    ranks = Ranks.from_environment({**environ, **slurm})
     attempt = integer(environ, Env.ATTEMPT)
     beats_dir = environ.get(Env.BEATS_DIR)
     beats = BeatWriter(Path(beats_dir) if beats_dir else None, ranks, attempt or 0)
