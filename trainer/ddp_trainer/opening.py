@@ -5,18 +5,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ddp_agent.contract import CheckpointInfo, RankPhase
 from ddp_trainer.checkpoint.manager import CheckpointManager
-from ddp_trainer.checkpoint.snapshot import Snapshot, put_model, put_optimizer
+from ddp_trainer.checkpoint.snapshot import Snapshot
 from ddp_trainer.config import BatchSplit, DataConfig, RunConfig
 from ddp_trainer.data.loader import Micro, fetcher, make_loader, to_device
 from ddp_trainer.data.sampler import GlobalSampler, Taker, evaluation_portions
 from ddp_trainer.environment import Ranks
 from ddp_trainer.errors import InputError
-from ddp_trainer.numerics.optimizer import build_optimizer
-from ddp_trainer.numerics.precision import grad_scaler, set_matmul_precision
+from ddp_trainer.learner import Learner, build_learner
+from ddp_trainer.numerics.guard import Verdicts
+from ddp_trainer.numerics.precision import set_arithmetic
 from ddp_trainer.numerics.seeds import derive, seed_all
 from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.observe.events import EventLog
@@ -24,10 +25,10 @@ from ddp_trainer.observe.report import Reporter
 from ddp_trainer.parallel import process_group
 from ddp_trainer.parallel.agreement import Agreement
 from ddp_trainer.parallel.collectives import on_first_rank
-from ddp_trainer.parallel.strategy import Objective, replicate
 from ddp_trainer.run import Position, Run
 from ddp_trainer.settings import check
-from ddp_trainer.step import Learner, rehearse
+from ddp_trainer.state import restore
+from ddp_trainer.step import rehearse
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import HasOptimizer, RunEnv, Task, check_task, load_build
 
@@ -61,7 +62,7 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
         InputError: On every rank, if the run can never succeed as it was asked for.
     """
     device = process_group.choose_device(order.config.device, ranks)
-    set_matmul_precision(order.config.precision)
+    set_arithmetic(order.config)
     split = order.config.batch_split(ranks.world_size)
     task, config = _build(order, ranks, device)
     process_group.join(ranks, device, config.parallel.timeout_seconds)
@@ -79,8 +80,10 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
     total = _total_steps(sampler, position, config)
     taker = Taker(ranks.rank, ranks.world_size, split.micro_batch)
     work = sampler.portions(position.samples, total - position.step, taker)
-    learner = _learner(task, config, ranks, device, saved)
-    if ranks.world_size > COMMUTATIVE_RANKS and position.step < total:
+    learner = build_learner(task, config, ranks, device)
+    if saved:
+        restore(learner, saved, keep_groups=not isinstance(task, HasOptimizer))
+    if position.step < total and _needs_rehearsal(learner, ranks):
         portion = next(sampler.portions(position.samples, 1, taker))
         rehearse(learner, to_device(fetcher(task, task.train_data)[portion], device))
     run = Run(
@@ -99,6 +102,12 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
         report=_reporter(config, ranks, opened["attempt"], beats, total_steps=total),
         position=position,
         total_steps=total,
+        reported_step=position.step,
+        verdicts=Verdicts(
+            config.nonfinite,
+            learner.guard.policy,
+            saved.state if saved else {},
+        ),
     )
     _say_opened(run, opened, split)
     return run
@@ -125,43 +134,11 @@ def _build(order: Order, ranks: Ranks, device: torch.device) -> tuple[Task, RunC
     return task, resolved
 
 
-def _learner(
-    task: Task, config: RunConfig, ranks: Ranks, device: torch.device, saved: Snapshot | None
-) -> Learner:
-    """The model on its device, with saved state where there is any, replicated."""
-    model = task.model.to(device)
-    params = [param for param in model.parameters() if param.requires_grad]
-    optimizer = _optimizer(task, params, config)
-    peak_lrs = [float(group["lr"]) for group in optimizer.param_groups]
-    scaler = grad_scaler(config.precision, device)
-    if saved:
-        put_model(model, saved.model)
-        keep = not isinstance(task, HasOptimizer)
-        put_optimizer(model, optimizer, saved.optimizer, saved.optimizer_rest, keep_groups=keep)
-        if saved.state["scaler"] and scaler.is_enabled():
-            scaler.load_state_dict(saved.state["scaler"])
-    objective = Objective(model, task.loss)
-    return Learner(
-        objective=replicate(objective, device, config.parallel),
-        model=model,
-        carrier=objective.carrier,
-        optimizer=optimizer,
-        peak_lrs=peak_lrs,
-        scaler=scaler,
-        device=device,
-        precision=config.precision,
-        clip_norm=config.clip_norm,
-        share=config.batch_split(ranks.world_size).per_rank,
-        seed=config.seed,
-        rank=ranks.rank,
-        totals=torch.zeros(2, dtype=torch.float64, device=device),
-    )
-
-
-def _optimizer(task: Task, params: list[nn.Parameter], config: RunConfig) -> torch.optim.Optimizer:
-    if isinstance(task, HasOptimizer):
-        return task.optimizer(params)
-    return build_optimizer(params, config.optimizer)
+def _needs_rehearsal(learner: Learner, ranks: Ranks) -> bool:
+    """Whether an attempt's first update would differ in its bits, or in its buckets' state."""
+    if not isinstance(learner.objective, DistributedDataParallel):
+        return False
+    return ranks.world_size > COMMUTATIVE_RANKS or learner.compression is not None
 
 
 def _position(saved: Snapshot, sampler: GlobalSampler) -> Position:
