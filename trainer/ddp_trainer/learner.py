@@ -17,9 +17,13 @@ from ddp_trainer.numerics.precision import autocast, grad_scaler
 from ddp_trainer.numerics.schedule import peak_factor
 from ddp_trainer.parallel.compression import Compression
 from ddp_trainer.parallel.local_sgd import LocalSgd
+from ddp_trainer.parallel.memory import Footprint
 from ddp_trainer.parallel.objective import Objective
 from ddp_trainer.parallel.strategy import Strategy, choose_strategy
 from ddp_trainer.task import HasOptimizer, Task
+
+MOMENTS = 2
+"""Numbers per weight that an optimizer keeps, unless it is known better: those of Adam."""
 
 
 @dataclass(slots=True)
@@ -108,6 +112,17 @@ def build_learner(task: Task, config: RunConfig, ranks: Ranks, device: torch.dev
     )
     _equip(learner, config)
     return learner
+
+
+def footprint(learner: Learner) -> Footprint:
+    """What training keeps in memory, over all ranks."""
+    weights = sum(param.numel() * param.element_size() for param in learner.model.parameters())
+    trained = sum(param.numel() * param.element_size() for param in learner.params)
+    moments = MOMENTS
+    if isinstance(learner.optimizer, torch.optim.SGD):
+        moments = 1 if learner.optimizer.defaults["momentum"] else 0
+    average = sum(tensor.nbytes for tensor in learner.ema.state().values()) if learner.ema else 0
+    return Footprint(weights, trained, moments * trained, average)
 
 
 def _optimizer(task: Task, params: list[nn.Parameter], config: RunConfig) -> torch.optim.Optimizer:

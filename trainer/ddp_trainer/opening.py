@@ -8,6 +8,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_agent.contract import CheckpointInfo, RankPhase
+from ddp_trainer.checkpoint.initial import Fit, load_initial
 from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.checkpoint.snapshot import Snapshot
 from ddp_trainer.config import BatchSplit, DataConfig, RunConfig
@@ -15,7 +16,7 @@ from ddp_trainer.data.loader import Micro, fetcher, make_loader, to_device
 from ddp_trainer.data.sampler import GlobalSampler, Taker, evaluation_portions
 from ddp_trainer.environment import Ranks
 from ddp_trainer.errors import InputError
-from ddp_trainer.learner import Learner, build_learner
+from ddp_trainer.learner import Learner, build_learner, footprint
 from ddp_trainer.numerics.guard import Verdicts
 from ddp_trainer.numerics.precision import set_arithmetic
 from ddp_trainer.numerics.seeds import derive, seed_all
@@ -25,6 +26,7 @@ from ddp_trainer.observe.report import Reporter
 from ddp_trainer.parallel import process_group
 from ddp_trainer.parallel.agreement import Agreement
 from ddp_trainer.parallel.collectives import on_first_rank
+from ddp_trainer.parallel.memory import advise
 from ddp_trainer.run import Position, Run
 from ddp_trainer.settings import check
 from ddp_trainer.state import restore
@@ -80,6 +82,10 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
     total = _total_steps(sampler, position, config)
     taker = Taker(ranks.rank, ranks.world_size, split.micro_batch)
     work = sampler.portions(position.samples, total - position.step, taker)
+    begun_with = None
+    if saved is None and config.init_from:
+        strict = config.init_strict
+        begun_with = load_initial(task.model, config.init_from, device, strict=strict)
     learner = build_learner(task, config, ranks, device)
     if saved:
         restore(learner, saved, keep_groups=not isinstance(task, HasOptimizer))
@@ -110,6 +116,7 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
         ),
     )
     _say_opened(run, opened, split)
+    _say_advice(run, begun_with)
     return run
 
 
@@ -204,6 +211,20 @@ def _reporter(
     )
 
 
+def _say_advice(run: Run, begun_with: Fit | None) -> None:
+    """Tells what weights it begins with, and whether the model fits the device."""
+    if begun_with and begun_with.whole:
+        run.report.noted(f"began with {len(begun_with.loaded)} tensors of {begun_with.path}")
+    elif begun_with:
+        run.report.warned(begun_with.sentence())
+    if run.learner.device.type == "cuda":
+        room = torch.cuda.get_device_properties(run.learner.device).total_memory
+        strategy = run.config.parallel.strategy
+        advice = advise(footprint(run.learner), run.ranks.world_size, strategy, room)
+        if advice:
+            run.report.warned(advice)
+
+
 def _say_opened(run: Run, opened: dict[str, Any], split: BatchSplit) -> None:
     run.report.opened(
         resumed_from=CheckpointInfo(**opened["resume"]) if opened["resume"] else None,
@@ -215,7 +236,9 @@ def _say_opened(run: Run, opened: dict[str, Any], split: BatchSplit) -> None:
         global_batch=run.config.global_batch,
         micro_batch=split.micro_batch,
         accumulation=split.accumulation,
+        strategy=run.config.parallel.strategy,
         parameters=sum(param.numel() for param in run.learner.model.parameters()),
+        bytes_per_rank=footprint(run.learner).by_strategy(run.ranks.world_size),
         train_samples=run.sampler.size,
         checkpoint_dir=run.config.checkpoint.directory,
     )

@@ -14,6 +14,7 @@ from ddp_trainer.data.evaluation import evaluate
 from ddp_trainer.data.loader import Micro
 from ddp_trainer.data.sampler import GlobalSampler
 from ddp_trainer.environment import Ranks
+from ddp_trainer.garbage import Collector
 from ddp_trainer.learner import Learner
 from ddp_trainer.numerics.guard import NonFiniteError, Verdicts
 from ddp_trainer.numerics.norm import average_norm_statistics
@@ -200,6 +201,7 @@ class Run:
         if self.learner.local_sgd:
             self.learner.local_sgd.average()
         self.settled_step = self.position.step
+        Collector.paused()
 
     def _react(self, verdict: Verdict) -> None:
         """Answers what a report shows. The same on all ranks."""

@@ -5,6 +5,7 @@ import gc
 from ddp_agent.contract import ExitCode, RankPhase
 from ddp_trainer.data.loader import by_update, on_device
 from ddp_trainer.environment import Ranks
+from ddp_trainer.garbage import Collector
 from ddp_trainer.numerics.schedule import lr_factor
 from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.opening import Order, open_run
@@ -53,13 +54,15 @@ def loop(run: Run) -> bool:
         run.report.nothing_left(run.position.step)
         return False
     verdict = run.meet()
-    for micros in by_update(on_device(run.train_loader, run.learner.device)):
-        if verdict.stop or verdict.finish:
-            break
-        step = run.position.step
-        factor = lr_factor(step, run.total_steps, run.config.schedule)
-        run.advance(train_step(run.learner, micros, step, factor))
-        verdict = _between_updates(run, verdict)
+    with Collector(run.config.collect_every_steps) as garbage:
+        for micros in by_update(on_device(run.train_loader, run.learner.device)):
+            if verdict.stop or verdict.finish:
+                break
+            step = run.position.step
+            factor = lr_factor(step, run.total_steps, run.config.schedule)
+            run.advance(train_step(run.learner, micros, step, factor))
+            garbage.updated(run.position.step)
+            verdict = _between_updates(run, verdict)
     run.settle()
     return verdict.stop and not verdict.finish and run.position.step < run.total_steps
 

@@ -36,6 +36,10 @@ class Footprint:
         split = self.weights + self.gradients + self.optimizer + self.average - whole
         return whole + -(-split // ranks)
 
+    def by_strategy(self, ranks: int) -> dict[StrategyName, int]:
+        """Bytes on each rank, for each strategy."""
+        return {name: self.per_rank(name, ranks) for name in STRATEGIES}
+
 
 def advise(footprint: Footprint, ranks: int, chosen: StrategyName, device_bytes: int) -> str | None:
     """A sentence, if another strategy would fit where the chosen one leaves too little room.
@@ -47,7 +51,7 @@ def advise(footprint: Footprint, ranks: int, chosen: StrategyName, device_bytes:
         device_bytes: Memory of a device.
     """
     room = int(device_bytes * ADVISABLE_PART)
-    needed = {name: footprint.per_rank(name, ranks) for name in STRATEGIES}
+    needed = footprint.by_strategy(ranks)
     if needed[chosen] <= room:
         return None
     what = (
