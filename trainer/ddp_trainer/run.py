@@ -11,8 +11,8 @@ import torch
 from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.config import RunConfig
 from ddp_trainer.data.evaluation import evaluate
-from ddp_trainer.data.loader import Micro
-from ddp_trainer.data.sampler import GlobalSampler
+from ddp_trainer.data.loader import Sampler
+from ddp_trainer.data.micro import Micro
 from ddp_trainer.environment import Ranks
 from ddp_trainer.garbage import Collector
 from ddp_trainer.learner import Learner
@@ -48,7 +48,7 @@ class Run:
     attempt: int
     task: Task
     learner: Learner
-    sampler: GlobalSampler
+    sampler: Sampler
     train_loader: Iterable[Micro]
     eval_loader: Iterable[Micro] | None
     checkpoints: CheckpointManager
@@ -69,9 +69,12 @@ class Run:
     """Update after which the ranks were made one model last."""
 
     @property
-    def epoch(self) -> int:
-        """Number of the epoch that the newest update belonged to, from 1; 0 before the first."""
-        return -(-self.position.samples // self.sampler.size)
+    def epoch(self) -> int | None:
+        """Number of the epoch that the newest update belonged to, from 1; 0 before the first.
+
+        Nothing where the data have no length.
+        """
+        return self.sampler.epoch_of(self.position.samples)
 
     @property
     def complete(self) -> bool:

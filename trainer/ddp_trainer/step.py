@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from ddp_trainer.data.loader import Micro
+from ddp_trainer.data.micro import Micro
 from ddp_trainer.learner import Learner
 from ddp_trainer.numerics.seeds import derive, seed_torch
 from ddp_trainer.parallel.parts import whole
