@@ -10,6 +10,7 @@ from ddp_trainer.data.loader import by_update
 from ddp_trainer.data.prefetch import on_device
 from ddp_trainer.environment import Ranks
 from ddp_trainer.errors import Refusal
+from ddp_trainer.garbage import Collector
 from ddp_trainer.numerics.schedule import lr_factor
 from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.opening import Order, open_run
@@ -59,15 +60,17 @@ def loop(run: Run) -> bool:
         return False
     verdict = run.meet()
     arriving = on_device(run.train_loader, run.learner.device, run.report.data_wait)
-    for micros in by_update(arriving):
-        if verdict.stop or verdict.finish:
-            break
-        step = run.position.step
-        factor = lr_factor(step, run.total_steps, run.config.schedule)
-        with _place_told(run.ranks, step):
-            samples = train_step(run.learner, micros, step, factor)
-        run.advance(samples)
-        verdict = _between_updates(run, verdict)
+    with Collector(run.config.collect_every_steps) as garbage:
+        for micros in by_update(arriving):
+            if verdict.stop or verdict.finish:
+                break
+            step = run.position.step
+            factor = lr_factor(step, run.total_steps, run.config.schedule)
+            with _place_told(run.ranks, step):
+                samples = train_step(run.learner, micros, step, factor)
+            run.advance(samples)
+            garbage.updated(run.position.step)
+            verdict = _between_updates(run, verdict)
     run.settle()
     return verdict.stop and not verdict.finish and run.position.step < run.total_steps
 

@@ -84,6 +84,14 @@ class RunConfig(Section):
             raise ValueError(
                 "parallel.local_sgd excludes fp16: each rank would scale its loss differently"
             )
+        if self.precision == "fp16":
+            if self.parallel.strategy != "ddp":
+                raise ValueError("precision fp16 needs parallel.strategy ddp; bf16 goes with all")
+            if self.nonfinite.policy in ("stop", "rollback"):
+                raise ValueError(
+                    "nonfinite.policy must be skip with precision fp16: its loss scale is found by"
+                    " overflows"
+                )
         if self.nonfinite.policy == "rollback" and self.checkpoint.directory is None:
             raise ValueError("nonfinite.policy rollback needs checkpoint.directory")
         return self

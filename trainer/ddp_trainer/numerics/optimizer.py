@@ -37,3 +37,18 @@ def build_optimizer(
     return torch.optim.SGD(
         groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=True
     )
+
+
+def begin_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Gives fused SGD its momentum as zeros, which is what its first update makes of none.
+
+    If that first update is skipped, because its gradients are not finite, torch leaves memory that
+    nothing was written to as the momentum of the second.
+    """
+    if not isinstance(optimizer, torch.optim.SGD):
+        return
+    for group in optimizer.param_groups:
+        if group["momentum"] and group["fused"] and not group["dampening"]:
+            for param in group["params"]:
+                buffer = torch.zeros_like(param, memory_format=torch.preserve_format)
+                optimizer.state[param]["momentum_buffer"] = buffer
