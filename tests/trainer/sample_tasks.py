@@ -37,6 +37,7 @@ class ProbeConfig(BaseModel):
     bad_loss: bool = False
     refuse_rank: int = -1
     """The rank that finds bad data in its third forward pass."""
+    spoilt: str = ""
     slow: float = 0.0
     """Seconds that each sample takes."""
 
@@ -146,6 +147,35 @@ def build_stream(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
     task = ProbeTask(cfg, env)
     task.train_data = Stream(Points(cfg.samples, 1, cfg))
     task.eval_data = Stream(Points(cfg.eval_samples, 2, cfg))
+    return task
+
+
+class Spoilt(Points):
+    """Points of which number 17 is unlike the others."""
+
+    how = ""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        x, y, *rest = super().__getitem__(index)
+        if index == 17:
+            match self.how:
+                case "label":
+                    y = torch.tensor(7)
+                case "shape":
+                    x = x[:5]
+                case "dtype":
+                    x = x.double()
+                case "nan":
+                    x[3] = float("nan")
+                case _:
+                    raise FileNotFoundError("no file of that name")
+        return x, y, *rest
+
+
+def build_spoilt(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
+    task = ProbeTask(cfg, env)
+    data = Spoilt(cfg.samples, 1, cfg)
+    data.how, task.train_data = cfg.spoilt, data
     return task
 
 
