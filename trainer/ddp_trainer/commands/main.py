@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from ddp_agent.contract import ExitCode
-from ddp_trainer.commands import train
+from ddp_trainer.commands import train, verify
 from ddp_trainer.environment import Ranks
 from ddp_trainer.errors import InputError, Refusal
 from ddp_trainer.stop import StopFlag
@@ -44,7 +44,10 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], stop: StopFlag) -
     parser = _Parser(prog="ddp-trainer", description="Trains a task on any number of ranks.")
     commands = parser.add_subparsers(dest="command", required=True)
     train.add_to(commands)
+    verify.add_to(commands)
     options, rest = parser.parse_known_args(arguments)
+    if options.command == "verify":
+        return verify.run(options, rest, environ)
     return train.run(options, rest, environ, stop)
 
 

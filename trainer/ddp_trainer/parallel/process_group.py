@@ -37,13 +37,15 @@ def choose_device(wanted: Device, ranks: Ranks) -> torch.device:
 def join(ranks: Ranks, device: torch.device, timeout_seconds: float) -> None:
     """Joins the process group that torchrun's environment names; nothing without torchrun.
 
+    A process that has joined already stays in its group.
+
     Args:
         ranks: This process's place.
         device: Decides the backend: NCCL on CUDA, bound to the device so that it connects now and
             not in the first update, or else gloo.
         timeout_seconds: Longest wait in one collective.
     """
-    if not ranks.launched:
+    if not ranks.launched or dist.is_initialized():
         return
     on_gpu = device.type == "cuda"
     dist.init_process_group(
