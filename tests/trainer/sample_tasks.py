@@ -34,6 +34,8 @@ class ProbeConfig(BaseModel):
     """Forward passes in training after which that rank dies."""
     die_how: str = "kill"
     bad_loss: bool = False
+    nan_sample: int = -1
+    """Sample whose loss is not a number."""
     slow: float = 0.0
     """Seconds that each sample takes."""
 
@@ -103,6 +105,8 @@ class ProbeTask:
         if self.cfg.bad_loss:
             return cast("Weighted", x.mean())
         each = nn.functional.cross_entropy(model(x), y, reduction="none")
+        if model.training and self.cfg.nan_sample >= 0:
+            each = each * torch.where(index == self.cfg.nan_sample, float("nan"), 1.0)
         return Weighted((each * weight).sum(), weight.sum() if self.cfg.uneven else len(x))
 
     def _note(self, index: Tensor) -> None:
