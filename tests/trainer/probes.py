@@ -16,6 +16,7 @@ from ddp_trainer.environment import Ranks
 from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.opening import Order, open_run
 from ddp_trainer.parallel import process_group
+from ddp_trainer.parallel.collectives import sum_over_ranks
 from ddp_trainer.settings import resolve
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
@@ -35,7 +36,8 @@ def steady_step(config: dict[str, Any]) -> None:
     assert events is not None
     wrapped = run.learner.objective
     assert isinstance(wrapped, DistributedDataParallel)
-    sizes = str(wrapped._get_ddp_logging_data()["rebuilt_bucket_sizes"])
+    logged = wrapped._get_ddp_logging_data()
+    sizes = str(logged.get("rebuilt_bucket_sizes", logged["bucket_sizes"]))
     found = {
         "reductions": sum(event.name == "gloo:all_reduce" for event in events),
         "other": [e.name for e in events if e.name.startswith("gloo:") and "reduce" not in e.name],
@@ -78,3 +80,23 @@ def _fused(event: Any) -> bool:
         if event.name.startswith("aten::_fused"):
             return True
     return False
+
+
+def local_sgd(config: dict[str, Any]) -> None:
+    """Prints after each of eight updates how far the weights of two ranks are apart."""
+    ranks = Ranks.from_environment(os.environ)
+    run = open_run(
+        Order("sample_tasks:build", resolve(config)), ranks, StopFlag(), BeatWriter(None, ranks, 0)
+    )
+    updates = by_update(on_device(run.train_loader, run.learner.device))
+    for step in range(8):
+        train_step(run.learner, next(updates), step, 1.0)
+        flat = torch.cat([param.detach().flatten() for param in run.learner.params])
+        moments = run.learner.optimizer.state.values()
+        flat = torch.cat([flat, *(state["momentum_buffer"].flatten() for state in moments)])
+        apart = float((sum_over_ranks(flat.clone()) / 2 - flat).abs().max())
+        if ranks.is_first:
+            print(json.dumps({"event": "probe", "apart": apart}), flush=True)
+    del run, updates
+    gc.collect()
+    process_group.leave()

@@ -38,6 +38,8 @@ class ProbeConfig(BaseModel):
     refuse_rank: int = -1
     """The rank that finds bad data in its third forward pass."""
     spoilt: str = ""
+    nan_sample: int = -1
+    """Sample whose loss is not a number."""
     slow: float = 0.0
     """Seconds that each sample takes."""
 
@@ -109,6 +111,8 @@ class ProbeTask:
         if self.cfg.bad_loss:
             return cast("Weighted", x.mean())
         each = nn.functional.cross_entropy(model(x), y, reduction="none")
+        if model.training and self.cfg.nan_sample >= 0:
+            each = each * torch.where(index == self.cfg.nan_sample, float("nan"), 1.0)
         return Weighted((each * weight).sum(), weight.sum() if self.cfg.uneven else len(x))
 
     def _note(self, index: Tensor) -> None:

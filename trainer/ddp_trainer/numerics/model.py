@@ -10,7 +10,7 @@ IMAGE_DIMENSIONS = 4
 
 
 def prepare(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Module:
-    """The model with synchronised BatchNorm and in the memory format that the run asks for.
+    """The model with the BatchNorm, number format and memory format that the run asks for.
 
     Names of parameters and buffers stay as they are.
 
@@ -29,10 +29,20 @@ def prepare(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Mod
                 " batch, and statistics are averaged over ranks before they are used"
             )
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    if config.precision == "fp64":
+        model = model.double()
+        model.register_forward_pre_hook(_inputs_double)
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         model.register_forward_pre_hook(_inputs_channels_last)
     return model
+
+
+def _inputs_double(_model: nn.Module, inputs: tuple[object, ...]) -> tuple[object, ...]:
+    return tuple(
+        value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+        for value in inputs
+    )
 
 
 def _inputs_channels_last(_model: nn.Module, inputs: tuple[object, ...]) -> tuple[object, ...]:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ddp_trainer.config import OptimizerConfig
+from ddp_trainer.parallel.parts import is_split
 
 MATRIX_DIMENSIONS = 2
 """Weights with at least so many dimensions are decayed; biases and norm scales have one."""
@@ -34,8 +35,10 @@ def build_optimizer(
     ]
     if config.name == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
+    # torch has no fused SGD for parameters in parts.
+    fused = not any(is_split(param) for param in (*decayed, *plain))
     return torch.optim.SGD(
-        groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=True
+        groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused
     )
 
 

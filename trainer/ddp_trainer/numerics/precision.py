@@ -1,4 +1,4 @@
-"""The arithmetic of a run: fp32, tf32, bf16 or fp16 around weights that stay in fp32."""
+"""The arithmetic of a run: fp32, tf32, bf16 or fp16 around weights that stay in fp32; or fp64."""
 
 import os
 from contextlib import AbstractContextManager, nullcontext

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from ddp_trainer.parallel.objective import Objective
+from ddp_trainer.parallel.parts import is_split
 from ddp_trainer.parallel.strategy import Strategy
 
 REPEATED = 2
@@ -27,15 +28,22 @@ class FullySharded(Strategy):
         mesh = init_device_mesh(self.device.type, (dist.get_world_size(),))
         blocks = repeated_blocks(objective.model)
         for block in blocks:
-            block.to(self.device)
+            self._place(block)
             if compiled:
                 block.compile(dynamic=False)
             fully_shard(block, mesh=mesh)
-        objective.to(self.device)
+        self._place(objective)
         if compiled and not blocks:
             objective.model.compile(dynamic=False)
         fully_shard(objective.model, mesh=mesh)
         return objective
+
+    def _place(self, part: nn.Module) -> None:
+        """Moves a part to the device with rank 0's values, unless it is split already."""
+        part.to(self.device)
+        for tensor in (*part.parameters(), *part.buffers()):
+            if not is_split(tensor):
+                dist.broadcast(tensor.detach(), src=0)
 
     def synchronised(self, wrapped: nn.Module, *, reduce: bool) -> AbstractContextManager[object]:
         """Reduces the gradients in the backward pass, or adds to whole ones."""

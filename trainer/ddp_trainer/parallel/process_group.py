@@ -61,6 +61,8 @@ class Route:
 def join(ranks: Ranks, device: torch.device, timeout_seconds: float) -> Route:
     """Joins the process group that the environment names; nothing where there is none.
 
+    A process that has joined already stays in its group.
+
     Args:
         ranks: This process's place.
         device: Decides the backend: NCCL on CUDA, bound to the device so that it connects now and
@@ -73,7 +75,7 @@ def join(ranks: Ranks, device: torch.device, timeout_seconds: float) -> Route:
     Raises:
         Refusal: If node 0 cannot be reached.
     """
-    if not ranks.launched:
+    if not ranks.launched or dist.is_initialized():
         return Route()
     require_reach(ranks, os.environ)
     on_gpu = device.type == "cuda"
