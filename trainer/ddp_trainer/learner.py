@@ -1,7 +1,7 @@
 """What learns: model, optimizer and all that an update reads or changes."""
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from ddp_trainer.numerics.model import prepare
 from ddp_trainer.numerics.optimizer import begin_momentum, build_optimizer
 from ddp_trainer.numerics.precision import autocast, grad_scaler
 from ddp_trainer.numerics.schedule import peak_factor
+from ddp_trainer.observe.trace import Trace
 from ddp_trainer.parallel.compression import Compression
 from ddp_trainer.parallel.local_sgd import LocalSgd
 from ddp_trainer.parallel.memory import Footprint
@@ -59,6 +60,7 @@ class Learner:
     compression: Compression | None = None
     grad_norm: Tensor | None = None
     """Norm before clipping of the newest update, on the device; only when clipping."""
+    trace: Trace = field(default_factory=Trace)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Context of the forward pass."""

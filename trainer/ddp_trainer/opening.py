@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from ddp_trainer.numerics.precision import set_arithmetic
 from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.observe.events import EventLog
 from ddp_trainer.observe.report import Reporter
+from ddp_trainer.observe.trace import Trace
 from ddp_trainer.parallel import process_group
 from ddp_trainer.parallel.agreement import Agreement
 from ddp_trainer.parallel.collectives import on_first_rank
@@ -97,6 +99,8 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
         strict = config.init_strict
         begun_with = load_initial(task.model, config.init_from, device, strict=strict)
     learner = build_learner(task, config, ranks, device)
+    if ranks.is_first and config.checkpoint.directory:
+        learner.trace = Trace(Path(config.checkpoint.directory))
     if saved:
         restore(learner, saved, keep_groups=not isinstance(task, HasOptimizer))
     if position.step < total and _needs_rehearsal(learner, ranks):

@@ -123,6 +123,7 @@ class Run:
                 lr=learner.optimizer.param_groups[0]["lr"],
                 grad_norm=None if learner.grad_norm is None else learner.grad_norm.item(),
             )
+        learner.trace.look(self.report.warned)
         return verdict
 
     def save(self, *, required: bool = False) -> None:
@@ -141,7 +142,7 @@ class Run:
         if self._weights_lost(required=required):
             return
         self._settle_ranks()
-        with self.report.rates.pause():
+        with self.report.rates.pause(), self.learner.trace.range("checkpoint"):
             begun = time.monotonic()
             taken = gather(self.learner)
             if taken is None:
@@ -165,7 +166,7 @@ class Run:
         self._settle_ranks()
         begun = time.monotonic()
         averaged = self.learner.evaluated(averaged=self.config.ema.evaluate)
-        with self.report.rates.pause(), averaged:
+        with self.report.rates.pause(), averaged, self.learner.trace.range("evaluation"):
             self.metrics = evaluate(
                 self.task,
                 self.learner.model,

@@ -38,14 +38,16 @@ def train_step(learner: Learner, micros: Iterator[Micro], step: int, lr_factor: 
         seed_torch(derive(learner.seed, "compute", step, learner.rank, index))
         reduce = micro.last and not alone
         with learner.strategy.synchronised(learner.objective, reduce=reduce):
-            with learner.autocast():
+            with learner.trace.range("forward"), learner.autocast():
                 total, count, carried = learner.objective(micro.batch)
             # Dividing by a constant keeps fp16 gradients in range; it cancels against the count.
             weight = micro.weight / learner.share
-            (learner.scaler.scale(total * weight) + carried * weight).backward()
+            with learner.trace.range("backward"):
+                (learner.scaler.scale(total * weight) + carried * weight).backward()
         learner.totals[:2].add_(torch.stack((total.detach(), count)), alpha=micro.weight)
         samples = micro.update_samples
-    _finish_update(learner, step)
+    with learner.trace.range("optimizer"):
+        _finish_update(learner, step)
     return samples
 
 

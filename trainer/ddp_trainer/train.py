@@ -59,7 +59,9 @@ def loop(run: Run) -> bool:
         run.report.nothing_left(run.position.step)
         return False
     verdict = run.meet()
+    trace = run.learner.trace
     arriving = on_device(run.train_loader, run.learner.device, run.report.data_wait)
+    arriving = trace.ranges("data", arriving)
     with Collector(run.config.collect_every_steps) as garbage:
         for micros in by_update(arriving):
             if verdict.stop or verdict.finish:
@@ -70,7 +72,9 @@ def loop(run: Run) -> bool:
                 samples = train_step(run.learner, micros, step, factor)
             run.advance(samples)
             garbage.updated(run.position.step)
+            run.report.traced(trace.updated(run.position.step))
             verdict = _between_updates(run, verdict)
+    run.report.traced(trace.end(run.position.step))
     run.settle()
     return verdict.stop and not verdict.finish and run.position.step < run.total_steps
 

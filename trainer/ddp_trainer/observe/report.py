@@ -1,5 +1,6 @@
 """What a run tells: the same facts as lines for collectors and as beats for the agent."""
 
+from pathlib import Path
 from typing import Any
 
 from ddp_agent.contract import CheckpointInfo, Progress
@@ -97,6 +98,11 @@ class Reporter:
         self.beats.checkpoint(checkpoint)
         fields = {"step": checkpoint.step, "path": checkpoint.path, "seconds": seconds}
         self._events.emit("checkpoint", **fields)
+
+    def traced(self, path: Path | None) -> None:
+        """Tells of a profile that was asked for, once it is there. Rank 0 only."""
+        if path is not None:
+            self._events.emit("profile", path=str(path))
 
     def warned(self, message: str) -> None:
         """Tells of something that a person should look at, while the run goes on."""
