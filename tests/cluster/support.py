@@ -1,17 +1,13 @@
 """What the cluster tests share: jobs as a person applies them, and what a person then sees."""
 
 import json
-import os
-import signal
-import time
 import urllib.request
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ddp_agent.contract import AGENT_PORT, AgentStatus
+from ddp_agent.contract import AGENT_PORT, AgentStatus, Beat
 from tests.harness.cluster import Cluster
 from tests.tools.install import OPERATOR_USER, ROOT, eventually
 
@@ -95,6 +91,25 @@ class Job:
         pods: list[JSON] = found["items"]
         return pods
 
+    def words(self) -> list[tuple[JSON, AgentStatus]]:
+        """What the agents of all running pods say, each with its pod."""
+        found = []
+        for pod in self.pods():
+            address = pod["status"].get("podIP")
+            if address is None or "deletionTimestamp" in pod["metadata"]:
+                continue
+            url = f"http://{address}:{AGENT_PORT}/status"
+            try:
+                with urllib.request.urlopen(url, timeout=1) as said:
+                    found.append((pod, AgentStatus.model_validate_json(said.read())))
+            except OSError:
+                continue  # It starts or ends.
+        return found
+
+    def beats(self) -> list[tuple[JSON, Beat]]:
+        """The newest beat of each rank, with its pod."""
+        return [(pod, beat) for pod, said in self.words() for beat in said.ranks]
+
     def wait_for(self, reason: str, seconds: float = 120.0) -> JSON:
         """Wait until STATUS shows a reason; the status then. Says what it saw when it does not."""
         try:
@@ -108,44 +123,7 @@ class Job:
 
 def agents(job: Job) -> list[AgentStatus]:
     """What the agents of all running pods say."""
-    found = []
-    for pod in job.pods():
-        address = pod["status"].get("podIP")
-        if address is None or "deletionTimestamp" in pod["metadata"]:
-            continue
-        try:
-            with urllib.request.urlopen(f"http://{address}:{AGENT_PORT}/status", timeout=1) as said:
-                found.append(AgentStatus.model_validate_json(said.read()))
-        except OSError:
-            continue  # It starts or ends.
-    return found
-
-
-def rank_process(job: Job, rank: int) -> int:
-    """Process id, on this machine, of a rank that beats."""
-    uid = job.read()["metadata"]["uid"]
-    beats = [(agent.node_index, beat) for agent in agents(job) for beat in agent.ranks]
-    node, pid = next((node, beat.pid) for node, beat in beats if beat.rank == rank)
-    wanted = {f"DDP_NODE_INDEX={node}".encode(), f"DDP_JOB_UID={uid}".encode()}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            variables = set((entry / "environ").read_bytes().split(b"\0"))
-            status = (entry / "status").read_text(encoding="utf-8")
-        except OSError:
-            continue  # It ended meanwhile.
-        inside = next(line.split()[-1] for line in status.splitlines() if line.startswith("NSpid"))
-        if wanted <= variables and int(inside) == pid:
-            return int(entry.name)
-    raise AssertionError(f"rank {rank} of {job.name} does not run")
-
-
-def kill_rank(job: Job, rank: int) -> float:
-    """SIGKILL to one rank. Returns when, in Unix seconds."""
-    pid = rank_process(job, rank)
-    os.kill(pid, signal.SIGKILL)
-    return time.time()
+    return [said for _, said in job.words()]
 
 
 def operator_requests(cluster: Cluster, namespace: str | None = None) -> list[JSON]:

@@ -7,11 +7,11 @@ import pytest
 from tests.cluster.support import (
     STEADY,
     Job,
-    kill_rank,
     operator_requests,
     sample,
     script_job,
 )
+from tests.faults.strikes import kill_rank
 from tests.harness.cluster import Cluster
 from tests.tools.install import eventually
 

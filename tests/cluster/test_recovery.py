@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.cluster.support import Job, kill_rank, sample, script_job
+from tests.cluster.support import Job, sample, script_job
+from tests.faults.strikes import kill_rank
 from tests.harness.cluster import Cluster
 from tests.tools.install import RELEASE, SYSTEM_NAMESPACE, eventually
 
