@@ -1,12 +1,13 @@
 """What was measured, and its tables."""
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tests.bench.cases import Case
+from tests.bench.gangs import TRACE
 
-PARTS = ("ordered", "launched", "spawned", "joined", "stepped")
 OURS = "ours"
 
 
@@ -89,15 +90,17 @@ def table(results: Sequence[Result]) -> str:
 
 def parts_table(results: Sequence[Result]) -> str:
     """Where the time of our recoveries goes: median seconds after the fault."""
-    lines = _head(["fault", *(f"{part} p50" for part in PARTS)])
+    lines = _head(["fault, median seconds after it", *TRACE])
     for result in results:
-        told = [r for r in result.recoveries if r.parts]
-        if not told:
-            continue
-        kept = Result(result.case, result.label, told)
-        cells = [f"{kept.quantile(0.5, lambda r, p=p: r.parts[p]):.2f}" for p in PARTS]  # type: ignore[misc]
-        lines.append("| " + " | ".join([result.case.name, *cells]) + " |")
+        told = [r.parts for r in result.recoveries if r.parts]
+        if told:
+            cells = [_median([parts[p] for parts in told if p in parts]) for p in TRACE]
+            lines.append("| " + " | ".join([result.case.name, *cells]) + " |")
     return "\n".join(lines)
+
+
+def _median(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.2f}" if values else "-"
 
 
 def notes(limit: float, seed: int) -> str:

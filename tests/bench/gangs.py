@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -21,6 +22,17 @@ CONFIG = {"max_steps": 1_000_000, "global_batch": 256, "eval_every_steps": 1_000
 """A run that outlasts the measurement."""
 SAVE_EVERY_STEPS = 20
 MEMORY = {"limits": {"memory": "2Gi"}}
+TRACE = {
+    "noticed": "noticed",
+    "decided": "decided",
+    "told": "told",
+    "torn down": "tornDown",
+    "forked": "forked",
+    "rendezvous": "rendezvous",
+    "process group": "processGroup",
+    "first step": "firstStep",
+}
+"""Parts of a recovery, and how `status.lastRecovery` calls them."""
 START_SECONDS = 180.0
 """How long a set-up may take until it trains."""
 
@@ -95,10 +107,21 @@ class Ours:
         return False
 
     def parts(self, began: float) -> dict[str, float]:
-        """By the agents' timelines, of the last node to get there; by the status, when noticed."""
-        times = [said.timeline for _, said in self.job.words() if said.timeline is not None]
-        known = ("ordered", "launched", "spawned", "joined", "stepped")
-        return {part: max(getattr(t, part) or began for t in times) - began for part in known}
+        """By the trace in the job's status, which counts from when the first one saw the fault."""
+        traces: list[JSON] = []
+
+        def traced() -> bool:
+            status = self.job.status
+            trace = status.get("lastRecovery", {})
+            if trace.get("attempt") == status["attempt"] and "firstStepMilliseconds" in trace:
+                traces.append(trace)
+            return bool(traces)
+
+        eventually(traced, "the trace of the recovery", START_SECONDS)
+        trace = traces[0]
+        seen = datetime.fromisoformat(trace["time"]).timestamp() - began
+        known = {part: trace.get(f"{key}Milliseconds") for part, key in TRACE.items()}
+        return {part: seen + ms / 1000 for part, ms in known.items() if ms is not None}
 
     def _manifest(self) -> JSON:
         return {
