@@ -3,6 +3,7 @@
 import json
 import urllib.request
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -30,6 +31,22 @@ def script_job(name: str, script: str, **spec: Any) -> JSON:
         "spec": {"nodes": 2, "procsPerNode": 2, "command": ["python", "-c", script], **spec},
     }
 
+
+def long_job(name: str = "digits", epochs: int = 60, **config: Any) -> JSON:
+    """The sample, long enough to be struck, with a checkpoint each 20 updates."""
+    manifest = sample()
+    manifest["metadata"]["name"] = name
+    manifest["spec"]["config"] |= {"epochs": epochs, **config}
+    manifest["spec"]["checkpoint"] |= {"everySteps": 20}
+    return manifest
+
+
+MEET = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+"""
+"""Ranks that meet and are done."""
 
 STEADY = """
 import time, torch, torch.distributed as dist
@@ -93,22 +110,34 @@ class Job:
 
     def words(self) -> list[tuple[JSON, AgentStatus]]:
         """What the agents of all running pods say, each with its pod."""
-        found = []
-        for pod in self.pods():
-            address = pod["status"].get("podIP")
-            if address is None or "deletionTimestamp" in pod["metadata"]:
-                continue
-            url = f"http://{address}:{AGENT_PORT}/status"
-            try:
-                with urllib.request.urlopen(url, timeout=1) as said:
-                    found.append((pod, AgentStatus.model_validate_json(said.read())))
-            except OSError:
-                continue  # It starts or ends.
-        return found
+        here = [pod for pod in self.pods() if "deletionTimestamp" not in pod["metadata"]]
+        words = [(pod, ask(pod["status"].get("podIP"))) for pod in here]
+        return [(pod, said) for pod, said in words if said is not None]
 
     def beats(self) -> list[tuple[JSON, Beat]]:
         """The newest beat of each rank, with its pod."""
         return [(pod, beat) for pod, said in self.words() for beat in said.ranks]
+
+    @property
+    def saved_step(self) -> int:
+        """The newest committed step that the status knows of; 0 before there is one."""
+        return int(self.status.get("lastCheckpoint", {}).get("step", 0))
+
+    def wait_for_a_checkpoint(self) -> int:
+        """Wait until a step is saved that was not saved before; that step."""
+        before = self.saved_step
+        eventually(lambda: self.saved_step > before, "a new checkpoint", 120)
+        return self.saved_step
+
+    def uids(self) -> dict[str, str]:
+        """The identity of each pod, by its name."""
+        return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.pods()}
+
+    @property
+    def run_directory(self) -> Path:
+        """The run's directory on the shared volume, as this machine sees it."""
+        uid = self.read()["metadata"]["uid"]
+        return self.cluster.shared_dir / self.namespace / f"{self.name}-{uid}"
 
     def wait_for(self, reason: str, seconds: float = 120.0) -> JSON:
         """Wait until STATUS shows a reason; the status then. Says what it saw when it does not."""
@@ -119,6 +148,17 @@ class Job:
             logs = self.kubectl("logs", "-l", f"ddp-trainer.dev/job-name={self.name}", check=False)
             raise AssertionError(f"{error}\n{story}\n{logs}") from error
         return self.status
+
+
+def ask(address: str | None) -> AgentStatus | None:
+    """What the agent at an address says; None while it starts or ends."""
+    if address is None:
+        return None
+    try:
+        with urllib.request.urlopen(f"http://{address}:{AGENT_PORT}/status", timeout=1) as said:
+            return AgentStatus.model_validate_json(said.read())
+    except OSError:
+        return None
 
 
 def agents(job: Job) -> list[AgentStatus]:

@@ -193,9 +193,7 @@ class Ordeal:
     def judge(self, watch: PodWatch, operator_logs: str) -> list[str]:
         """Everything that does not hold, in sentences."""
         status = self.look()
-        uid = self.job.read()["metadata"]["uid"]
-        folder = self.cluster.shared_dir / self.job.namespace / f"{self.job.name}-{uid}"
-        lives = read_lives(folder)
+        lives = read_lives(self.job.run_directory)
         edited = {n for n, entry in self.ended.items() if entry["reason"] == "SpecChanged"}
         found = [
             *self.violations,
@@ -208,7 +206,7 @@ class Ordeal:
         if watch.broke:
             found.append("the watch of the pods broke off: it did not see everything")
         if not any(life.updates for life in lives):
-            found.append(f"no attempt has told of an update below {folder}")
+            found.append(f"no attempt has told of an update below {self.job.run_directory}")
         if "Traceback" in operator_logs:
             found.append(f"the operator's log has a traceback:\n{operator_logs}")
         return found

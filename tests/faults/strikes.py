@@ -49,8 +49,8 @@ class Gang(Protocol):
         ...
 
 
-def kill_rank(gang: Gang, rank: int) -> float:
-    """SIGKILL to one rank.
+def rank_process(gang: Gang, rank: int) -> int:
+    """Process id, on this machine, of a rank.
 
     Raises:
         LookupError: It does not run.
@@ -58,9 +58,18 @@ def kill_rank(gang: Gang, rank: int) -> float:
     for pod, beat in gang.beats():
         found = processes(pod) if beat.rank == rank else {}
         if beat.pid in found:
-            os.kill(found[beat.pid], signal.SIGKILL)
-            return time.time()
+            return found[beat.pid]
     raise LookupError(f"rank {rank} does not run")
+
+
+def kill_rank(gang: Gang, rank: int) -> float:
+    """SIGKILL to one rank.
+
+    Raises:
+        LookupError: It does not run.
+    """
+    os.kill(rank_process(gang, rank), signal.SIGKILL)
+    return time.time()
 
 
 def delete_pod(gang: Gang, name: str) -> float:
