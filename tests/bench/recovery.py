@@ -17,15 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.bench.cases import CASES, Case
-from tests.bench.figures import Recovery, Result, missed, notes, parts_table, table
+from tests.bench.figures import LIMIT_SECONDS, Recovery, Result, missed, notes, parts_table, table
 from tests.bench.gangs import Ours, SetUp, default_torchrun, trains, tuned_torchrun
 from tests.harness.cluster import Cluster
 from tests.tools import install
 from tests.tools.install import eventually
 
 NAMESPACE = "bench"
-LIMIT_SECONDS = 120.0
-"""What has not recovered by then counts as not recovered."""
 GIVE_UP_AFTER = 2
 """That many times in a row, each in a fresh set-up, are never."""
 OPERATOR_NODE = "node-1"
@@ -110,7 +108,7 @@ def main() -> None:
         results = play(gangs, cases, options.repeats, options.seed)
     finally:
         cluster.down()
-    print(f"\n{table(results)}\n\n{notes(LIMIT_SECONDS, options.seed)}\n\n{parts_table(results)}")
+    print(f"\n{table(results)}\n\n{notes(options.seed)}\n\n{parts_table(results)}")
     late = missed(results)
     if late:
         sys.exit(f"goal missed: {', '.join(late)}")
