@@ -39,6 +39,8 @@ RESTART_GRACE_SECONDS = 3.0
 """Between SIGTERM and SIGKILL when a new attempt is ordered: its ranks resume from a checkpoint."""
 STOP_GRACE_SECONDS = 45.0
 """The same when the run is to stop: time to save, within the pod's own grace period."""
+REMINDER_SECONDS = 5.0
+"""After this ranks that still run are told to stop directly, once."""
 NEXT_ORDER_SECONDS = 300.0
 """How long a failed attempt waits for the next one before the container ends."""
 
@@ -283,8 +285,12 @@ class Agent:
         """SIGTERM, a grace in which ranks may save, and no more."""
         grace = STOP_GRACE_SECONDS if order is Order.STOP else RESTART_GRACE_SECONDS
         tree.signal(signal.SIGTERM)
-        deadline = self._clock.monotonic() + grace
-        while tree.poll() is None and self._clock.monotonic() < deadline:
+        began, reminded = self._clock.monotonic(), False
+        while tree.poll() is None and self._clock.monotonic() < began + grace:
+            if not reminded and self._clock.monotonic() > began + REMINDER_SECONDS:
+                # torchrun loses a signal that comes while it starts its ranks (seen with 2.13).
+                tree.terminate_ranks()
+                reminded = True
             self._tick()
 
     def _conclude(self, tree: ProcessTree | WarmTree, launch: Launch, order: Order | None) -> None:
