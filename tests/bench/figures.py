@@ -110,7 +110,7 @@ def notes(seed: int) -> str:
     return f"""\
 - 2 nodes x 2 ranks, gloo, MiniResNet, a checkpoint every 20 updates, seed {seed}; both nodes are
   this machine.
-- never: not recovered within {LIMIT_SECONDS:.0f} s (after detection, for a lost node), twice in a row in
+- never: not recovered within {LIMIT_SECONDS:.0f} s (for a lost node: 30 s more), twice in a row in
   fresh set-ups.
 - torchrun runs in a StatefulSet (Parallel, restartPolicy Always, headless Service) with the same
   image, task and claim. default: its own defaults, --max-restarts=0 among them. tuned:
