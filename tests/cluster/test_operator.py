@@ -65,7 +65,7 @@ def api_server(cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.mark.parametrize(
     "updates",
-    [500, pytest.param(3000, marks=pytest.mark.sweep)],
+    [100, pytest.param(3000, marks=pytest.mark.sweep)],
     ids=["briefly", "for-long"],
 )
 def test_case_52_training_goes_on_without_the_api_server(
