@@ -35,11 +35,10 @@ def small_volume(cluster: Cluster, namespace: str) -> Iterator[Path]:
 def fill(directory: Path) -> Path:
     """Use up the volume."""
     filler = directory / "filler"
-    with filler.open("wb") as file:
+    with filler.open("wb", buffering=0) as file:
         try:
             while True:
                 file.write(bytes(4096))
-                file.flush()
         except OSError:
             pass
     return filler
