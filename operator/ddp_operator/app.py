@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
+import os
 import signal
 import sys
-import time
 import uuid
 from collections.abc import Coroutine
 from datetime import UTC, datetime
@@ -26,8 +26,6 @@ from ddp_operator.runtime.settings import Settings, SettingsError
 from ddp_operator.runtime.workers import Heart, first_sync, resync_for_ever, work
 
 _log = logging.getLogger("ddp_operator")
-
-_AGAIN_SECONDS = 1.0
 
 
 class WatchError(Exception):
@@ -167,25 +165,23 @@ def main() -> None:
         sys.exit(f"ddp-operator: {error}")
     logs.configure(settings.log_level, settings.log_format)
     try:
-        while not _ran_to_its_end(settings):
-            time.sleep(_AGAIN_SECONDS)
+        asyncio.run(_run_anew(settings))
     except NotLeadingError as error:
         _log.critical("this process ends: %s", error)
         sys.exit(1)
 
 
-def _ran_to_its_end(settings: Settings) -> bool:
-    """Whether the operator was told to stop; else it must begin anew.
+async def _run_anew(settings: Settings) -> None:
+    """Run; begin anew in the place of this process when nothing can be watched any more.
 
-    In a new event loop, so that nothing of kopf's is left over: a watcher that fails leaves the
-    others behind. The first sync then waits, not ready, until everything can be listed again.
+    A watcher of kopf's that fails leaves others behind, which do not end when they are cancelled:
+    only a new program is free of them. It waits, not ready, until everything can be listed again.
     """
     try:
-        asyncio.run(run(settings))
+        await run(settings)
     except WatchError as error:
         _log.warning("beginning anew: %s", error)
-        return False
-    return True
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
 
 
 if __name__ == "__main__":

@@ -23,7 +23,13 @@ VERSION = {"version": "v1alpha1"}
 DISCOVERY = {
     "/version": {"major": "1", "minor": "35"},
     "/api": {"versions": ["v1"]},
-    "/api/v1": {"resources": [_resource("pods", "Pod"), _resource("services", "Service")]},
+    "/api/v1": {
+        "resources": [
+            _resource("pods", "Pod"),
+            _resource("services", "Service"),
+            _resource("namespaces", "Namespace"),  # Without it kopf begins no watch.
+        ]
+    },
     "/apis": {
         "groups": [
             {"name": "ddp-trainer.dev", "versions": [VERSION], "preferredVersion": VERSION},

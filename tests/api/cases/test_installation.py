@@ -82,7 +82,7 @@ async def _absent(api: Api, path: str) -> bool:
 
 async def _served(api: Api) -> bool:
     crd = await api.call("GET", CRD)
-    conditions = {c["type"]: c["status"] for c in crd.get("status", {}).get("conditions", [])}
+    conditions = {c["type"]: c["status"] for c in crd.get("status", {}).get("conditions") or []}
     return conditions.get("Established") == "True"
 
 

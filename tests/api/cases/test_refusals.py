@@ -108,7 +108,16 @@ async def test_case_31_an_admission_policy_refuses_pods(proxy: Proxy, api: Api, 
 
 
 async def _refused(api: Api, namespace: str) -> bool:
-    container = {"name": "probe", "image": "probe"}
+    container = {
+        "name": "probe",
+        "image": "probe",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "runAsNonRoot": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
     pod = {"metadata": {"name": "probe"}, "spec": {"containers": [container]}}
     try:
         await api.call("POST", path_of("pods", namespace), pod, {"dryRun": "All"})
