@@ -61,3 +61,6 @@ class Vigil:
                 revision = word.revision
                 self._words[pod.uid] = word
                 self._wake(key)
+            else:
+                # It has waited already; an agent that does not know how to is not asked in a loop.
+                await asyncio.sleep(_FIRST_RETRY_SECONDS)
