@@ -115,11 +115,11 @@ async def test_pods_without_an_address_or_that_have_ended_are_left_alone(bench: 
 class Older(FakeCluster):
     """Agents of a version that knows no revisions, and answers at once."""
 
-    asked = 0
+    times = 0
 
     async def await_agent(self, pod: PodView, revision: int) -> AgentStatus | None:
         del pod, revision
-        self.asked += 1
+        self.times += 1
         await asyncio.sleep(0)
         return word(0)
 
@@ -131,4 +131,4 @@ async def test_an_agent_that_does_not_wait_is_not_asked_in_a_loop() -> None:
     assert await asyncio.wait_for(woken.get(), 5) == KEY
     await asyncio.sleep(0.1)
     await vigil.close()
-    assert cluster.asked <= 3
+    assert cluster.times <= 3
