@@ -5,9 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
-from kubernetes.aio import client
+from kubernetes.aio import client, config
 
-from ddp_operator.cluster import kube
 from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest, NotLeadingError
 from ddp_operator.cluster.kube import KubeCluster
@@ -98,7 +97,7 @@ async def test_a_token_that_is_refused_is_read_anew(
     def only_the_new(request: web.Request) -> web.Response | None:
         return None if request.headers.get("Authorization") == "bearer new" else refusal(401, "no")
 
-    monkeypatch.setattr(kube.config, "load_incluster_config", load)
+    monkeypatch.setattr(config, "load_incluster_config", load)
     bench.api.fault = only_the_new
     with pytest.raises(ClusterError, match="no"):
         await bench.cluster.get_job(("team-a", "digits"))
