@@ -208,6 +208,25 @@ def test_what_the_api_server_refuses_is_what_people_read() -> None:
     assert summary(status) == ("Unknown", "Pending", "exceeded quota: pods")
 
 
+REFUSALS = {
+    'pods "a" is forbidden: exceeded quota: two, requested: pods=1': "QuotaExceeded",
+    'pods "a" is forbidden: violates PodSecurity "restricted:latest"': "AdmissionRejected",
+    'admission webhook "no.example" denied the request: no': "AdmissionRejected",
+    'Internal error occurred: failed calling webhook "no.example"': "WebhookFailed",
+    'pods is forbidden: User "x" cannot create resource "pods"': "NotPermitted",
+    "Pod a exists already and is not this job's": "NameConflict",
+    "the API server did not answer: TimeoutError()": "NotServed",
+}
+
+
+@pytest.mark.parametrize(("sentence", "reason"), REFUSALS.items())
+def test_pods_ready_says_in_a_word_what_kind_of_refusal_it_is(sentence: str, reason: str) -> None:
+    status = plan_for(active_job(formed=False), blocked=sentence).status
+    ready = status.condition(ConditionType.PODS_READY)
+    assert ready is not None
+    assert (ready.status, ready.reason, ready.message) == ("False", reason, sentence)
+
+
 def test_every_condition_speaks_of_the_generation_that_was_judged() -> None:
     job = active_job()
     edited = job.model_copy(update={"metadata": job.metadata.model_copy(update={"generation": 5})})

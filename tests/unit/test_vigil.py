@@ -132,3 +132,25 @@ async def test_pods_without_an_address_or_that_have_ended_are_left_alone(bench: 
     bench.vigil.attend(KEY, [pod(JOB, 0, ip=None), pod(JOB, 1, phase="Failed")])
     await asyncio.sleep(0)
     assert bench.cluster.open == set()
+
+
+class Older(FakeCluster):
+    """Agents of a version that knows no revisions, and answers at once."""
+
+    times = 0
+
+    async def await_agent(self, pod: PodView, revision: int) -> AgentStatus | None:
+        del pod, revision
+        self.times += 1
+        await asyncio.sleep(0)
+        return word(0)
+
+
+async def test_an_agent_that_does_not_wait_is_not_asked_in_a_loop() -> None:
+    cluster, woken = Older(), asyncio.Queue[Key]()
+    vigil = Vigil(cluster, woken.put_nowait)
+    vigil.attend(KEY, [pod(JOB, 0)])
+    assert await asyncio.wait_for(woken.get(), 5) == KEY
+    await asyncio.sleep(0.1)
+    await vigil.close()
+    assert cluster.times <= 3

@@ -16,6 +16,16 @@ MESSAGE_CHARACTERS = 2048
 _ON_ITS_WAY = {"ContainerCreating", "PodInitializing"}
 """What the kubelet says of each pod that starts as it should."""
 
+_BLOCKED_REASONS = (
+    ("exceeded quota", "QuotaExceeded"),
+    ("is not this job's", "NameConflict"),
+    (" cannot ", "NotPermitted"),
+    ("failed calling webhook", "WebhookFailed"),
+    ("denied the request", "AdmissionRejected"),
+    (" is forbidden: ", "AdmissionRejected"),
+)
+"""What a sentence of refusal is known by, and its word; the first that fits."""
+
 
 def set_condition(
     status: DDPJobStatus,
@@ -102,9 +112,20 @@ def _trains(world: World, status: DDPJobStatus, pod: PodView) -> bool:
 
 
 def _pods_ready(out: ConditionWriter, ready: int, wanted: int) -> None:
-    reason = "AllReady" if ready == wanted else "NotReady"
-    out.set(ConditionType.PODS_READY, ready == wanted, reason, f"{ready} of {wanted} pods train")
+    blocked = out.world.blocked
+    if ready == wanted:
+        reason, message = "AllReady", f"{ready} of {wanted} pods train"
+    elif blocked is not None:
+        reason, message = _blocked_reason(blocked), blocked
+    else:
+        reason, message = "NotReady", f"{ready} of {wanted} pods train"
+    out.set(ConditionType.PODS_READY, ready == wanted, reason, message)
     out.status = out.status.model_copy(update={"ready": f"{ready}/{wanted}"})
+
+
+def _blocked_reason(sentence: str) -> str:
+    """Why the API server did not do what it was asked for, in a word."""
+    return next((word for part, word in _BLOCKED_REASONS if part in sentence), "NotServed")
 
 
 def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:

@@ -64,6 +64,9 @@ class Vigil:
                 revision = word.revision
                 self._words[pod.uid] = word
                 self._wake(key)
+            else:
+                # It has waited already; an agent that does not know how to is not asked in a loop.
+                await asyncio.sleep(_FIRST_RETRY_SECONDS)
 
     def _forget(self, uid: str) -> bool:
         """Drop the word of an agent that is silent now; whether there was one to be dropped.
