@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import aiohttp
-from kubernetes.aio import client, config
+from kubernetes.aio.config import kube_config
 
 from ddp_operator.cluster.kube import KubeCluster
 from tests.harness import paths
@@ -101,6 +102,16 @@ class Api:
         ]
         return items
 
+    async def stream(self, path: str, query: Mapping[str, str]) -> AsyncIterator[bytes]:
+        """Lines of an answer that does not end."""
+        endless = aiohttp.ClientTimeout(total=None)
+        async with self._session.get(
+            path, params=query, timeout=endless, read_bufsize=1 << 21
+        ) as answer:
+            assert answer.status == HTTPStatus.OK, await answer.text()
+            async for line in answer.content:
+                yield line
+
     async def make_namespace(self, name: str) -> str:
         """A namespace under Restricted Pod Security that pods can be created in; its name."""
         metadata = {"name": name, "labels": _RESTRICTED}
@@ -142,15 +153,14 @@ async def eventually(
 
 @asynccontextmanager
 async def operator_client(
-    kubeconfig: Path, may_write: Callable[[], None] = lambda: None
+    kubeconfig: Path,
+    may_write: Callable[[], None] = lambda: None,
+    heard: Callable[[bool], None] = lambda _: None,
 ) -> AsyncIterator[KubeCluster]:
     """The operator's own client, with the certificate of a kubeconfig."""
-    configuration = client.Configuration()
-    await config.load_kube_config(config_file=str(kubeconfig), client_configuration=configuration)
-    configuration.connection_pool_maxsize = 64
-    cluster = KubeCluster(
-        client.ApiClient(configuration), aiohttp.ClientSession(), may_write=may_write, in_flight=64
-    )
+    # The library reads the variable KUBECONFIG once, when it is imported.
+    with patch.object(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig)):
+        cluster = await KubeCluster.connect(in_flight=64, may_write=may_write, heard=heard)
     try:
         yield cluster
     finally:

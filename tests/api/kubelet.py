@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
@@ -120,9 +120,11 @@ class Kubelet:
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}}
         await self._try("DELETE", pod, body)
 
-    async def play(self, played: PlayedPods, nodes: int, now: datetime) -> None:
-        """Carry out what the pods of the job here do in one second."""
-        for move in played.step(await self.pods(), nodes, now):
+    async def play(
+        self, played: PlayedPods, pods: Sequence[JSON], nodes: int, now: datetime
+    ) -> None:
+        """Carry out what the pods of a job of so many nodes do in one second."""
+        for move in played.step(pods, nodes, now):
             if isinstance(move, Say):
                 await self.say(move.pod, move.word, ready=move.ready)
             elif isinstance(move, End):

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from tests.harness.cluster import Cluster
-from tests.tools.install import RELEASE, ROOT, SYSTEM_NAMESPACE
+from tests.tools.install import RELEASE, ROOT, SYSTEM_NAMESPACE, eventually
 
 OPERATOR = "ddp-operator"
 """The operator's name in the audit log."""
@@ -51,6 +51,8 @@ def _install(cluster: Cluster) -> None:
     """The CRD as a person applies it, and the chart's rights for a user in place of its account."""
     cluster.kubectl("apply", "-f", str(ROOT / "manifests" / "crd" / "ddpjobs.yaml"))
     cluster.kubectl("wait", "--for=condition=Established", "crd/ddpjobs.ddp-trainer.dev")
+    # It serves the new kind a moment after it has taken it in.
+    eventually(lambda: cluster.kubectl("get", "ddpjobs", check=False).returncode == 0, "DDPJobs")
     cluster.kubectl("create", "namespace", SYSTEM_NAMESPACE)
     chart = cluster.helm("template", RELEASE, str(ROOT / "charts"), "-n", SYSTEM_NAMESPACE).stdout
     grants = [d for d in yaml.safe_load_all(chart) if d and d["kind"] in _GRANTS]
