@@ -24,6 +24,9 @@ class Outcome:
     """What became of a run."""
 
     writes: int
+    """Served by the API server, of all processes."""
+    sent: int
+    """By the last process: to the API server and to agents."""
     deaths: int
     end: tuple[str, int, int, int] | None = None
     """Reason, attempt and restarts by cause."""
@@ -54,7 +57,9 @@ class Run:
         history = await self._bench.history(self._namespace)
         problems += violations(history)
         statuses = history.statuses()
-        found = Outcome(len(history.requests), self._deaths, problems=problems)
+        found = Outcome(
+            len(history.requests), self._operator.writes, self._deaths, problems=problems
+        )
         if statuses:
             found.end = end_of(statuses[-1]["status"])
             found.rest = _rest(history, job["metadata"]["uid"])

@@ -1,5 +1,6 @@
 """One job in a namespace of its own, with its pods, their clock, and operators that come and go."""
 
+import asyncio
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -21,28 +22,32 @@ _SECONDS = 20
 class Stage:
     """See the module."""
 
-    def __init__(self, bench: Bench, namespace: str, script: Script | None = None) -> None:
-        self.bench, self.namespace = bench, namespace
+    def __init__(
+        self, bench: Bench, namespace: str, script: Script | None = None, *, name: str = NAME
+    ) -> None:
+        self.bench, self.namespace, self.name = bench, namespace, name
         self.kubelet = Kubelet(bench.api, bench.agents, namespace)
         self.now: datetime = NOW
         self._played = PlayedPods(script or Script())
-        self._path = path_of("ddpjobs", namespace, NAME)
+        self._path = path_of("ddpjobs", namespace, name)
 
     def operator(self, kill: Kill | None = None) -> Operator:
         """A new process of the operator."""
-        return Operator(self.bench.cluster, self.namespace, lambda: self.now, kill=kill)
+        return Operator(
+            self.bench.cluster, self.namespace, lambda: self.now, kill=kill, name=self.name
+        )
 
     async def apply(self, manifest: JSON | None = None, **spec: Any) -> JSON:
         """A user creates the job."""
-        job = manifest or job_manifest(NAME, **({"nodes": 2} | spec))
+        job = manifest or job_manifest(**({"nodes": 2} | spec))
         # Without what only the API server says.
         return await self.bench.api.apply_job(
-            self.namespace, {**job, "metadata": {"name": job["metadata"]["name"]}}
+            self.namespace, {**job, "metadata": {"name": self.name}}
         )
 
     async def edit(self, **spec: Any) -> JSON:
         """A user changes fields of the spec."""
-        return await self.bench.api.edit_job(self.namespace, NAME, spec)
+        return await self.bench.api.edit_job(self.namespace, self.name, spec)
 
     async def job(self) -> JSON | None:
         """The job, while there is one."""
@@ -63,7 +68,7 @@ class Stage:
 
     async def pods(self) -> list[JSON]:
         """The job's pods, by name."""
-        return [p for p in await self.kubelet.pods() if not _is_stranger(p)]
+        return [p for p in await self.kubelet.pods() if self._is_its_own(p)]
 
     async def second(self) -> None:
         """A second passes for the pods."""
@@ -76,6 +81,19 @@ class Stage:
         """Whether any of the job's pods lives."""
         return any(pod["status"]["phase"] not in TERMINAL for pod in await self.pods())
 
+    async def clear(self) -> None:
+        """Delete the job and its pods, whatever their state."""
+        pods = await self.pods()
+        job = await self.job()
+        if job is not None:
+            await self.bench.api.call("DELETE", self._path)
+        await asyncio.gather(*(self.kubelet.remove(pod) for pod in pods))
+
+    def _is_its_own(self, pod: JSON) -> bool:
+        labels = pod["metadata"]["labels"]
+        foreign = labels.get(contract.LABEL_JOB_UID) == FOREIGN_UID
+        return labels.get(contract.LABEL_JOB_NAME) == self.name and not foreign
+
     async def until(self, reason: str, operator: Operator | None = None) -> Operator:
         """Let the job come to a reason under an operator, or a new one. Returns that operator."""
         operator = operator or self.operator()
@@ -85,7 +103,3 @@ class Stage:
                 return operator
             await self.second()
         raise AssertionError(f"{await self.summary()} after {_SECONDS} s, not {reason}")
-
-
-def _is_stranger(pod: JSON) -> bool:
-    return bool(pod["metadata"]["labels"].get(contract.LABEL_JOB_UID) == FOREIGN_UID)

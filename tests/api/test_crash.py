@@ -53,12 +53,12 @@ async def enumerate_kills(plane: Plane, api: Api, agents: Agents, sample: int | 
     async with Bench.of(plane, api, agents) as bench:
         whole = dict(zip(FLOWS, await play(bench, [(flow, None) for flow in FLOWS]), strict=True))
         problems = [f"{flow}: {p}" for flow, run in whole.items() for p in run.problems]
-        cases = [case for flow, run in whole.items() for case in kills(flow, run.writes)]
+        cases = [case for flow, run in whole.items() for case in kills(flow, run.sent)]
         if sample is not None:
             cases = random.Random(os.environ.get("DDP_SEED", "0")).sample(cases, sample)  # noqa: S311
         for (flow, kill), run in zip(cases, await play(bench, cases), strict=True):
             problems += [f"{flow}, {kill}: {p}" for p in compared(whole[flow], run)]
-    writes = sum(run.writes for run in whole.values())
+    writes = sum(run.sent for run in whole.values())
     print(
         f"\ncrash enumeration: {len(FLOWS)} flows, {writes} writes, {len(FLOWS) + len(cases)} runs,"
         f" {len(problems)} violations, {time.monotonic() - start:.0f} s"
@@ -78,7 +78,7 @@ def compared(whole: Outcome, run: Outcome) -> list[str]:
     return problems
 
 
-async def test_an_operator_killed_at_some_write_changes_nothing_about_the_end(
+async def test_case_01_an_operator_killed_at_some_write_changes_nothing_about_the_end(
     plane: Plane, api: Api, agents: Agents
 ) -> None:
     await enumerate_kills(plane, api, agents, SAMPLE)

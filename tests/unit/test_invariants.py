@@ -202,7 +202,7 @@ VIOLATIONS: dict[Callable[[Story], None], str] = {
     an_attempt_that_is_skipped: "counts_are_honest: the attempt moved by 2",
     a_pod_of_an_attempt_that_nobody_has_decided: "digits-0 was told of attempt 3 in attempt 2",
     a_stranger_that_is_deleted: "it touched what is not its own: delete pods somebody-elses (200)",
-    a_stranger_that_changes: "pods x is not its own and was MODIFIED",
+    a_stranger_that_changes: "pods x is not its own and was changed",
     a_request_that_it_has_no_use_for: "it tried to create secrets token (200)",
 }
 
