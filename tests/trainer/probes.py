@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import socket
 from typing import Any
 
 import torch
@@ -72,6 +73,26 @@ def odd_rank(what: str) -> int:
         case _:
             pass
     return main(arguments)
+
+
+def without_network(arguments: list[str]) -> int:
+    """Trains where Python can open no connection beyond this machine, and resolve no other name."""
+    connect, resolve = socket.socket.connect, socket.getaddrinfo
+
+    def near(place: Any) -> bool:
+        return not isinstance(place, tuple) or str(place[0]) in {"127.0.0.1", "localhost", "::1"}
+
+    def guarded_connect(self: socket.socket, place: Any) -> None:
+        assert near(place), f"a connection to {place}"
+        connect(self, place)
+
+    def guarded_resolve(host: Any, *rest: Any, **named: Any) -> Any:
+        assert near((host,)), f"a look-up of {host}"
+        return resolve(host, *rest, **named)
+
+    socket.socket.connect = guarded_connect  # type: ignore[method-assign,assignment]
+    socket.getaddrinfo = guarded_resolve
+    return main(["train", "--task=sample_tasks:build", "--max_steps=3", *arguments])
 
 
 def _fused(event: Any) -> bool:

@@ -15,6 +15,7 @@ from ddp_operator.builders.pod import Defaults, build_pod
 from ddp_operator.cli.view import View, summary_lines
 from ddp_operator.cluster.base import Key, Manifest
 from ddp_operator.cluster.local import LocalCluster, refuse_what_needs_a_cluster
+from ddp_operator.cluster.local_volumes import ConfigMaps
 from ddp_operator.reconcile.life import is_finished
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.runtime.cache import Cache
@@ -31,7 +32,9 @@ INTERRUPTED = 130
 class LocalRun:
     """One job on this machine, from start to end."""
 
-    def __init__(self, manifest: Manifest, home: Path, console: Console) -> None:
+    def __init__(
+        self, manifest: Manifest, config_maps: ConfigMaps, home: Path, console: Console
+    ) -> None:
         metadata = manifest["metadata"]
         self._key: Key = (metadata["namespace"], metadata["name"])
         # A stable uid: the same job run again finds its own checkpoints.
@@ -43,7 +46,9 @@ class LocalRun:
         self._finished = asyncio.Event()
         self._interrupts = 0
         self._status = DDPJobStatus()
-        self._cluster = LocalCluster(home, self._on_job, self._on_child, self._on_event)
+        self._cluster = LocalCluster(
+            home, self._on_job, self._on_child, self._on_event, config_maps
+        )
 
     async def run(self) -> int:
         """Run the job. Returns the exit code of the command."""
@@ -138,11 +143,13 @@ class LocalRun:
             self._console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
-async def run_locally(manifest: Manifest, home: Path, console: Console) -> int:
-    """Run one job here.
+async def run_locally(
+    manifest: Manifest, config_maps: ConfigMaps, home: Path, console: Console
+) -> int:
+    """Run one job here, with the ConfigMaps that it may mount.
 
     Raises:
         ClusterError: The job asks for something that only a cluster has.
     """
-    refuse_what_needs_a_cluster(build_pod(parse_job(manifest), 0, 1, DEFAULTS))
-    return await LocalRun(manifest, home, console).run()
+    refuse_what_needs_a_cluster(build_pod(parse_job(manifest), 0, 1, DEFAULTS), config_maps)
+    return await LocalRun(manifest, config_maps, home, console).run()

@@ -11,7 +11,7 @@ from rich.console import Console
 from ddp_agent.contract import ExitCode
 from ddp_operator.api.job import InvalidJobError
 from ddp_operator.cli.local_run import run_locally
-from ddp_operator.cli.manifest import load_manifest
+from ddp_operator.cli.manifest import load_config_maps, load_manifest
 from ddp_operator.cluster.base import ClusterError
 
 
@@ -53,7 +53,7 @@ def run(file: Path, settings: tuple[str, ...], home: Path, verbose: bool) -> Non
     try:
         manifest = load_manifest(file, settings)
         name = manifest["metadata"]["name"]
-        code = asyncio.run(run_locally(manifest, home / name, console))
+        code = asyncio.run(run_locally(manifest, load_config_maps(file), home / name, console))
     except (InvalidJobError, ClusterError) as error:
         click.echo(f"ddpjob: {error}", err=True)
         sys.exit(ExitCode.BAD_INPUT)

@@ -30,7 +30,28 @@ def load_manifest(path: Path, settings: Sequence[str]) -> Manifest:
     return manifest
 
 
+def load_config_maps(path: Path) -> dict[str, dict[str, str]]:
+    """Files by name, by the name of their ConfigMap, of the ConfigMaps in a job's file.
+
+    Raises:
+        InvalidJobError: The file cannot be read.
+    """
+    found = {}
+    for document in _documents(path):
+        if document.get("kind") == "ConfigMap":
+            files = (document.get("data") or {}).items()
+            found[document["metadata"]["name"]] = {str(name): str(text) for name, text in files}
+    return found
+
+
 def _read(path: Path) -> Manifest:
+    jobs = [document for document in _documents(path) if document.get("kind") == KIND]
+    if len(jobs) != 1:
+        raise InvalidJobError(f"{path}: must hold exactly one {KIND}, got {len(jobs)}")
+    return jobs[0]
+
+
+def _documents(path: Path) -> list[dict[str, Any]]:
     try:
         documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
     except OSError as error:
@@ -39,10 +60,7 @@ def _read(path: Path) -> Manifest:
         raise InvalidJobError(f"{path}: must be text in UTF-8") from error
     except (yaml.YAMLError, ValueError) as error:
         raise InvalidJobError(f"{path}: must be YAML: {_yaml_problem(error)}") from error
-    jobs = [d for d in documents if isinstance(d, dict) and d.get("kind") == KIND]
-    if len(jobs) != 1:
-        raise InvalidJobError(f"{path}: must hold exactly one {KIND}, got {len(jobs)}")
-    return jobs[0]
+    return [document for document in documents if isinstance(document, dict)]
 
 
 def _yaml_problem(error: Exception) -> str:

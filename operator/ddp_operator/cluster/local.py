@@ -18,6 +18,12 @@ from ddp_agent.processes import adopt_orphans
 from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import ClusterError, ConflictError, Key, Manifest
 from ddp_operator.cluster.local_pod import LocalPod, container_environment
+from ddp_operator.cluster.local_volumes import (
+    ConfigMaps,
+    place_volumes,
+    refuse_volumes,
+    with_local_paths,
+)
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.world import PodView
 
@@ -36,15 +42,16 @@ class LocalCluster:
         on_job: Callable[[Manifest], None],
         on_child: Callable[[str, Manifest, bool], None],
         on_event: Callable[[Event], None],
+        config_maps: ConfigMaps | None = None,
     ) -> None:
-        """`home` keeps volumes and logs.
+        """`home` keeps volumes and logs; pods may mount `config_maps`.
 
         The callbacks are the watch: `on_child` gets the kind, the object, and whether it is gone.
 
         Raises:
             ClusterError: This machine has no loopback addresses to give.
         """
-        self._home = home.absolute()
+        self._home, self._config_maps = home.absolute(), config_maps or {}
         self._on_job, self._on_child, self._on_event = on_job, on_child, on_event
         self._versions = itertools.count(1)
         self._jobs: dict[Key, Manifest] = {}
@@ -199,8 +206,12 @@ class LocalCluster:
 
     def _make_pod(self, manifest: Manifest) -> LocalPod:
         home = self._home / "pods" / manifest["metadata"]["uid"]
-        refuse_what_needs_a_cluster(manifest)
-        environment = self._resolve(container_environment(manifest))
+        refuse_what_needs_a_cluster(manifest, self._config_maps)
+        places = place_volumes(manifest, self._config_maps, home / "volumes")
+        own = container_environment(manifest).items()
+        environment = self._resolve({name: with_local_paths(text, places) for name, text in own})
+        if "PYTHONPATH" in environment and (ours := os.environ.get("PYTHONPATH")):
+            environment["PYTHONPATH"] += os.pathsep + ours  # the agent is found there too
         index = int(manifest["metadata"]["labels"][contract.LABEL_NODE_INDEX])
         environment |= {
             Env.AGENT_BIND: self._address(index),
@@ -229,17 +240,15 @@ def _checkpoint_volumes(manifest: Manifest) -> list[dict[str, Any]]:
     return [v for v in manifest["spec"]["volumes"] if v["name"] == "ddp-checkpoint"]
 
 
-def refuse_what_needs_a_cluster(manifest: Manifest) -> None:
-    """Check that a worker pod can be run here.
+def refuse_what_needs_a_cluster(manifest: Manifest, config_maps: ConfigMaps) -> None:
+    """Check that a worker pod can be run here, with the ConfigMaps that come with it.
 
     Raises:
         ClusterError: It asks for something that only a cluster has.
     """
     if int(container_environment(manifest)[Env.NODES]) > MAX_NODES:
         raise ClusterError(f"spec.nodes: at most {MAX_NODES} without a cluster")
-    for volume in manifest["spec"]["volumes"]:
-        if not volume["name"].startswith("ddp-"):
-            raise ClusterError(f"spec.volumes: {volume['name']} needs a cluster")
+    refuse_volumes(manifest, config_maps)
 
 
 def _free_network() -> str:

@@ -1,0 +1,73 @@
+"""ConfigMaps of the job's own file, where there is no cluster."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_operator.cli.manifest import load_config_maps
+from ddp_operator.cluster.base import ClusterError
+from ddp_operator.cluster.local_volumes import place_volumes, refuse_volumes, with_local_paths
+
+CODE = {"code": {"a.py": "A = 1\n", "b.txt": "text"}}
+
+
+def pod(volume: dict[str, Any], mount: dict[str, Any] | None = None) -> dict[str, Any]:
+    mounts = [{"name": "ddp-tmp", "mountPath": "/tmp"}, {"name": "v", "mountPath": "/code"}]
+    mounts[1] |= mount or {}
+    volumes = [{"name": "ddp-tmp", "emptyDir": {}}, {"name": "v", **volume}]
+    return {"spec": {"volumes": volumes, "containers": [{"volumeMounts": mounts}]}}
+
+
+def test_a_config_map_becomes_a_folder(tmp_path: Path) -> None:
+    manifest = pod({"configMap": {"name": "code"}})
+    refuse_volumes(manifest, CODE)
+    places = place_volumes(manifest, CODE, tmp_path)
+    assert places == {"/code": tmp_path / "v"}
+    assert {path.name: path.read_text() for path in (tmp_path / "v").iterdir()} == CODE["code"]
+
+
+def test_a_single_file_can_be_mounted(tmp_path: Path) -> None:
+    manifest = pod({"configMap": {"name": "code"}}, {"subPath": "b.txt"})
+    assert place_volumes(manifest, CODE, tmp_path)["/code"].read_text() == "text"
+
+
+@pytest.mark.parametrize(
+    ("volume", "sentence"),
+    [
+        ({"emptyDir": {}}, "spec.volumes: v needs a cluster"),
+        ({"configMap": {"name": "code", "items": []}}, "spec.volumes: v needs a cluster"),
+        (
+            {"configMap": {"name": "other"}},
+            "spec.volumes: v needs a cluster, or the ConfigMap other in the same file",
+        ),
+    ],
+)
+def test_other_volumes_are_refused(volume: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ClusterError) as caught:
+        refuse_volumes(pod(volume), CODE)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("value", "here"),
+    [
+        ("/code", "/home/v"),
+        ("/lib:/code/sub:/code", "/lib:/home/v/sub:/home/v"),
+        ('{"data": "/code/a.csv"}', '{"data": "/home/v/a.csv"}'),
+        ("/codec", "/codec"),
+        ("/my/code", "/my/code"),
+        ("code", "code"),
+    ],
+)
+def test_paths_in_variables_are_those_here(value: str, here: str) -> None:
+    assert with_local_paths(value, {"/code": Path("/home/v")}) == here
+
+
+def test_config_maps_are_read_from_the_jobs_file(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "kind: ConfigMap\nmetadata: {name: code}\ndata: {a.py: 'A = 1'}\n"
+        "---\nkind: ConfigMap\nmetadata: {name: empty}\n---\nkind: DDPJob\n---\n- 1\n"
+    )
+    assert load_config_maps(file) == {"code": {"a.py": "A = 1"}, "empty": {}}
