@@ -125,11 +125,11 @@ class Api:
         return name
 
     async def apply_job(self, namespace: str, manifest: JSON) -> JSON:
-        """Create a job in a namespace."""
+        """Create a job in a namespace, as kubectl does: unknown fields are refused."""
         metadata = {**manifest["metadata"], "namespace": namespace}
-        return await self.call(
-            "POST", path_of("ddpjobs", namespace), {**manifest, "metadata": metadata}
-        )
+        body = {**manifest, "metadata": metadata}
+        strict = {"fieldValidation": "Strict"}
+        return await self.call("POST", path_of("ddpjobs", namespace), body, strict)
 
     async def edit_job(self, namespace: str, name: str, spec: Mapping[str, Any]) -> JSON:
         """Change fields of a job's spec."""

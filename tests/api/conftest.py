@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from tests.api.bench import Bench
 from tests.api.client import Api
 from tests.api.kubelet import Agents
 from tests.api.plane import Plane
@@ -42,3 +43,10 @@ async def namespace(request: pytest.FixtureRequest, api: Api) -> str:
     words = re.sub(r"[^a-z0-9]+", "-", test.lower().removeprefix("test_"))
     # Cut to a label, and told apart from others that begin alike.
     return await api.make_namespace(f"{words[:40].strip('-')}-{zlib.crc32(test.encode()):08x}")
+
+
+@pytest.fixture
+async def bench(plane: Plane, api: Api, agents: Agents) -> AsyncIterator[Bench]:
+    """The operator's client, and records of all that happens."""
+    async with Bench.of(plane, api, agents) as ready:
+        yield ready

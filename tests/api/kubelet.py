@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any
 
 from aiohttp import web
@@ -13,9 +14,9 @@ from aiohttp import web
 from ddp_agent import contract
 from ddp_agent.contract import AgentStatus
 from tests.api.client import Api, RefusedError, path_of
+from tests.scenarios.pods import End, PlayedPods, Say, ended_status, running_status
 
 JSON = dict[str, Any]
-TERMINAL = {"Succeeded", "Failed"}
 _GONE = {404, 409}
 
 
@@ -109,29 +110,14 @@ class Kubelet:
         await self.bind(pod)
         address = pod["status"].get("podIP") or self._agents.address()
         self._agents.say(address, word)
-        conditions = [{"type": "Ready", "status": str(ready)}]
-        running = {"phase": "Running", "podIP": address, "conditions": conditions}
-        running["podIPs"] = [{"ip": address}]
-        await self.set_status(pod, running)
+        running = running_status(address, ready=ready)
+        await self.set_status(pod, {**running, "podIPs": [{"ip": address}]})
 
     async def end(self, pod: JSON, code: int, word: AgentStatus | None, reason: str = "") -> None:
         """The worker container ends with a code, and leaves its agent's last word if it has one."""
         await self.bind(pod)
         self._agents.say(pod["status"].get("podIP", ""), None)
-        terminated = {"exitCode": code, "message": word.to_json() if word else ""}
-        if reason:
-            terminated["reason"] = reason
-        worker = {
-            "name": contract.WORKER_CONTAINER,
-            "image": "x",
-            "imageID": "",
-            "ready": False,
-            "restartCount": 0,
-            "state": {"terminated": terminated},
-        }
-        phase = "Failed" if code else "Succeeded"
-        ended = {"phase": phase, "conditions": [], "containerStatuses": [worker]}
-        await self.set_status(pod, ended)
+        await self.set_status(pod, ended_status(code, word, reason))
 
     async def set_status(self, pod: JSON, status: JSON) -> None:
         """Change fields of a pod's status."""
@@ -144,6 +130,18 @@ class Kubelet:
         self._agents.say(pod["status"].get("podIP", ""), None)
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}}
         await self._try("DELETE", pod, body)
+
+    async def play(
+        self, played: PlayedPods, pods: Sequence[JSON], nodes: int, now: datetime
+    ) -> None:
+        """Carry out what the pods of a job of so many nodes do in one second."""
+        for move in played.step(pods, nodes, now):
+            if isinstance(move, Say):
+                await self.say(move.pod, move.word, ready=move.ready)
+            elif isinstance(move, End):
+                await self.end(move.pod, move.code, move.word)
+            else:
+                await self.remove(move.pod)
 
     async def finish_deletions(self) -> None:
         """Let every pod go that is marked deleted."""

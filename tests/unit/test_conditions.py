@@ -169,6 +169,21 @@ def test_recovering_says_from_what() -> None:
 
 
 @pytest.mark.parametrize(
+    ("waiting", "told"),
+    [
+        (None, ""),
+        ("ContainerCreating", ""),
+        ("Unschedulable: 0/3 nodes", "; digits-1 waits: Unschedulable: 0/3 nodes"),
+    ],
+)
+def test_recovering_says_what_holds_it_up(waiting: str | None, told: str) -> None:
+    job = active_job(attempt=2, formed=False, status={"last_failure": last_failure(1)})
+    pending = pod(job, 1, phase="Pending", ready=False, waiting=waiting)
+    said = summary(plan_for(job, [pod(job, 0, ready=False), pending]).status)
+    assert said[2] == "attempt 2 follows because rank 0 failed" + told
+
+
+@pytest.mark.parametrize(
     ("status", "message"),
     [
         ({}, "4 ranks train in attempt 2"),

@@ -13,6 +13,8 @@ from ddp_operator.reconcile.world import PodView, World
 
 MESSAGE_CHARACTERS = 2048
 """What a message is cut to: an API server's refusal can be of any length."""
+_ON_ITS_WAY = {"ContainerCreating", "PodInitializing"}
+"""What the kubelet says of each pod that starts as it should."""
 
 _BLOCKED_REASONS = (
     ("exceeded quota", "QuotaExceeded"),
@@ -133,14 +135,21 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
     if status.is_true(ConditionType.RENDEZVOUSED):
         return "Running", _running_message(world, status)
     failure = status.last_failure
-    if failure is not None and failure.attempt == status.attempt - 1:
-        return "Recovering", f"attempt {status.attempt} follows because {failure.message}"
     waiting = [p for p in world.pods if p.phase == "Pending"]
+    if failure is not None and failure.attempt == status.attempt - 1:
+        follows = f"attempt {status.attempt} follows because {failure.message}"
+        stuck = (f"{p.name} waits: {p.waiting}" for p in waiting if _is_stuck(p))
+        return "Recovering", "; ".join([follows, *stuck][:2])
     if len(world.pods) < world.job.spec.nodes or waiting:
         said = next((f"{p.name} waits: {p.waiting}" for p in waiting if p.waiting), None)
         return "Pending", said or f"{len(world.pods)} of {world.job.spec.nodes} pods exist"
     late = [p.name for p in world.pods if not p.ready]
     return "Starting", f"ranks of {', '.join(late[:4])} are not in the process group yet"
+
+
+def _is_stuck(pod: PodView) -> bool:
+    """Whether a pod waits for more than its own start, which needs no word."""
+    return pod.waiting is not None and pod.waiting not in _ON_ITS_WAY
 
 
 def _running_message(world: World, status: DDPJobStatus) -> str:
