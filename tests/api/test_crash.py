@@ -21,7 +21,7 @@ from tests.scenarios.flows import FLOWS
 pytestmark = pytest.mark.api
 
 AT_ONCE = 24
-SAMPLE = 36
+SAMPLE = 24
 MORE_WRITES = 8
 """How many more writes than undisturbed a run with one kill may take."""
 Case = tuple[str, Kill | None]
