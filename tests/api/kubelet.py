@@ -1,6 +1,7 @@
 """The test plays kubelets and agents: pods are bound, run, end and go as it says."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -26,8 +27,10 @@ class Agents:
     """
 
     def __init__(self) -> None:
-        self._words: dict[str, str] = {}
+        self._words: dict[str, AgentStatus] = {}
         self._numbers = itertools.count(2)
+        self._revisions = itertools.count(1)
+        self._news = asyncio.Event()
 
     @classmethod
     @asynccontextmanager
@@ -54,14 +57,22 @@ class Agents:
         if word is None:
             self._words.pop(address, None)
         else:
-            self._words[address] = word.to_json()
+            self._words[address] = word.model_copy(update={"revision": next(self._revisions)})
+        self._news.set()
+        self._news = asyncio.Event()
 
     async def _answer(self, request: web.Request) -> web.Response:
         assert request.transport is not None
-        word = self._words.get(request.transport.get_extra_info("sockname")[0])
+        address = request.transport.get_extra_info("sockname")[0]
+        known, wait = int(request.query.get("revision", "-1")), request.query.get("wait", "0")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(float(wait)):
+                while (word := self._words.get(address)) and word.revision == known:
+                    await self._news.wait()
+        word = self._words.get(address)
         if word is None:
             return web.Response(status=503)
-        return web.Response(text=word, content_type="application/json")
+        return web.Response(text=word.to_json(), content_type="application/json")
 
 
 class Kubelet:
