@@ -2,6 +2,8 @@
 
 import os
 import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,7 +11,8 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
-from ddp_trainer.task import RunEnv, Weighted
+from ddp_trainer.errors import InputError
+from ddp_trainer.task import Data, RunEnv, Weighted
 
 
 class ProbeConfig(BaseModel):
@@ -32,6 +35,13 @@ class ProbeConfig(BaseModel):
     """Forward passes in training after which that rank dies."""
     die_how: str = "kill"
     bad_loss: bool = False
+    refuse_rank: int = -1
+    """The rank that finds bad data in its third forward pass."""
+    spoilt: str = ""
+    nan_sample: int = -1
+    """Sample whose loss is not a number."""
+    slow: float = 0.0
+    """Seconds that each sample takes."""
 
 
 class Points(torch.utils.data.Dataset[tuple[Tensor, ...]]):
@@ -40,14 +50,30 @@ class Points(torch.utils.data.Dataset[tuple[Tensor, ...]]):
         self.x = torch.randn(count, 6, generator=generator)
         self.y = (self.x.sum(1) > 0).long() + (self.x[:, 0] > 1).long()
         self.weight = 1.0 + (torch.arange(count) % 4 if cfg.uneven else torch.zeros(count))
-        self.noise = cfg.noise
+        self.noise, self.slow = cfg.noise, cfg.slow
 
     def __len__(self) -> int:
         return len(self.x)
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        time.sleep(self.slow)
         x = self.x[index] + self.noise * torch.randn(6)
         return x, self.y[index], self.weight[index], torch.tensor(index)
+
+
+class Stream(torch.utils.data.IterableDataset[tuple[Tensor, ...]]):
+    """The same points in an order of each pass's own, without a length."""
+
+    def __init__(self, points: Points) -> None:
+        self.points, self.epoch = points, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        generator = torch.Generator().manual_seed(self.epoch)
+        for index in torch.randperm(len(self.points), generator=generator).tolist():
+            yield self.points[index]
 
 
 class Probe(nn.Module):
@@ -72,17 +98,21 @@ class ProbeTask:
     def __init__(self, cfg: ProbeConfig, env: RunEnv) -> None:
         self.cfg, self.env = cfg, env
         self.model: nn.Module = Probe(cfg)
-        self.train_data = Points(cfg.samples, 1, cfg)
-        self.eval_data = Points(cfg.eval_samples, 2, cfg) if cfg.eval_samples else None
+        self.train_data: Data = Points(cfg.samples, 1, cfg)
+        self.eval_data: Data | None = Points(cfg.eval_samples, 2, cfg) if cfg.eval_samples else None
         self.passes = 0
 
     def loss(self, model: nn.Module, batch: Any) -> Weighted:
         x, y, weight, index = batch
         if model.training:
             self._note(index)
+        if self.cfg.refuse_rank == self.env.rank and self.passes > 2:
+            raise InputError("label 7 is not one of the 3 classes")
         if self.cfg.bad_loss:
             return cast("Weighted", x.mean())
         each = nn.functional.cross_entropy(model(x), y, reduction="none")
+        if model.training and self.cfg.nan_sample >= 0:
+            each = each * torch.where(index == self.cfg.nan_sample, float("nan"), 1.0)
         return Weighted((each * weight).sum(), weight.sum() if self.cfg.uneven else len(x))
 
     def _note(self, index: Tensor) -> None:
@@ -115,6 +145,60 @@ def build(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
 
 def build_own(cfg: ProbeConfig, env: RunEnv) -> OwnTask:
     return OwnTask(cfg, env)
+
+
+def build_stream(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
+    task = ProbeTask(cfg, env)
+    task.train_data = Stream(Points(cfg.samples, 1, cfg))
+    task.eval_data = Stream(Points(cfg.eval_samples, 2, cfg))
+    return task
+
+
+class Spoilt(Points):
+    """Points of which number 17 is unlike the others."""
+
+    how = ""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        x, y, *rest = super().__getitem__(index)
+        if index == 17:
+            match self.how:
+                case "label":
+                    y = torch.tensor(7)
+                case "shape":
+                    x = x[:5]
+                case "dtype":
+                    x = x.double()
+                case "nan":
+                    x[3] = float("nan")
+                case _:
+                    raise FileNotFoundError("no file of that name")
+        return x, y, *rest
+
+
+def build_spoilt(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
+    task = ProbeTask(cfg, env)
+    data = Spoilt(cfg.samples, 1, cfg)
+    data.how, task.train_data = cfg.spoilt, data
+    return task
+
+
+def build_by_rank(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
+    task = ProbeTask(cfg, env)
+    task.train_data = Points(cfg.samples - env.rank, 1, cfg)
+    return task
+
+
+def build_absent(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
+    if env.rank == 1:
+        raise InputError('data folder "/data/flowers" does not exist')
+    return ProbeTask(cfg, env)
+
+
+def build_broken(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
+    if env.rank == 1:
+        raise RuntimeError("the probe cannot be built")
+    return ProbeTask(cfg, env)
 
 
 def untyped(cfg, env):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, ARG001

@@ -1,11 +1,15 @@
 """Writing a checkpoint so that it is there as a whole or not at all."""
 
+import secrets
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from safetensors.torch import save_file
 
 from ddp_trainer.checkpoint.format import (
+    AVERAGE,
+    COMPRESSION,
     MODEL,
     OPTIMIZER,
     OPTIMIZER_REST,
@@ -16,10 +20,12 @@ from ddp_trainer.checkpoint.format import (
     write_json,
     write_manifest,
 )
-from ddp_trainer.checkpoint.snapshot import Snapshot
+from ddp_trainer.checkpoint.snapshot import Snapshot, Tensors
 
 
-def commit(run_directory: Path, name: Name, snapshot: Snapshot) -> Path:
+def commit(
+    run_directory: Path, name: Name, snapshot: Snapshot, may_commit: Callable[[], None]
+) -> Path:
     """Writes one checkpoint under its final name. One process of the run only.
 
     Files are written and flushed in a pending directory, the manifest last; then the directory is
@@ -30,6 +36,7 @@ def commit(run_directory: Path, name: Name, snapshot: Snapshot) -> Path:
         run_directory: The run's own directory; must exist.
         name: Step and attempt.
         snapshot: In host memory.
+        may_commit: Called right before the rename; raises if the directory is no longer ours.
 
     Returns:
         The committed directory.
@@ -43,14 +50,14 @@ def commit(run_directory: Path, name: Name, snapshot: Snapshot) -> Path:
         raise FileExistsError(f"{final} exists already")
     pending.mkdir()
     try:
-        save_file(snapshot.model, pending / MODEL)
-        save_file(snapshot.optimizer, pending / OPTIMIZER)
-        sync(pending / MODEL)
-        sync(pending / OPTIMIZER)
+        for file, tensors in _files(snapshot).items():
+            save_file(tensors, pending / file)
+            sync(pending / file)
         write_json(pending / OPTIMIZER_REST, snapshot.optimizer_rest)
         write_json(pending / STATE, snapshot.state)
         write_manifest(pending, name)
         sync(pending)
+        may_commit()
         pending.rename(final)
         sync(run_directory)
     except BaseException:
@@ -59,9 +66,19 @@ def commit(run_directory: Path, name: Name, snapshot: Snapshot) -> Path:
     return final
 
 
+def _files(snapshot: Snapshot) -> dict[str, Tensors]:
+    optional = {AVERAGE: snapshot.average, COMPRESSION: snapshot.compression}
+    always = {MODEL: snapshot.model, OPTIMIZER: snapshot.optimizer}
+    return always | {file: tensors for file, tensors in optional.items() if tensors}
+
+
 def replace_json(path: Path, document: object) -> None:
-    """Writes a JSON document in place of an older one, at once."""
-    pending = path.with_name(path.name + PENDING)
-    write_json(pending, document)
-    pending.replace(path)
+    """Writes a JSON document in place of an older one, at once, whoever else does so meanwhile."""
+    pending = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PENDING}")
+    try:
+        write_json(pending, document)
+        pending.replace(path)
+    except BaseException:
+        pending.unlink(missing_ok=True)
+        raise
     sync(path.parent)

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from ddp_agent.contract import ExitCode
-from ddp_trainer.commands import train
+from ddp_trainer.commands import check, export, profile, train, verify
 from ddp_trainer.environment import Ranks
-from ddp_trainer.errors import InputError
+from ddp_trainer.errors import InputError, Refusal
 from ddp_trainer.stop import StopFlag
 
 LAST_WORD_SECONDS = 2.0
@@ -29,8 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop.install()
     try:
         code = _run(sys.argv[1:] if arguments is None else arguments, os.environ, stop)
-    except InputError as error:
-        code = _refuse(str(error), stop)
+    except Refusal as refusal:
+        code = _refuse(refusal, stop)
     except Exception:  # noqa: BLE001 - the end of the process for whatever it was
         traceback.print_exc()
         code = ExitCode.FAILED
@@ -43,9 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str], environ: Mapping[str, str], stop: StopFlag) -> ExitCode:
     parser = _Parser(prog="ddp-trainer", description="Trains a task on any number of ranks.")
     commands = parser.add_subparsers(dest="command", required=True)
-    train.add_to(commands)
+    for command in (train, check, verify, export, profile):
+        command.add_to(commands)
     options, rest = parser.parse_known_args(arguments)
-    return train.run(options, rest, environ, stop)
+    code: ExitCode = options.run(options, rest, environ, stop)
+    return code
 
 
 class _Parser(argparse.ArgumentParser):
@@ -58,8 +60,8 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"{self.prog}: {message}")
 
 
-def _refuse(sentence: str, stop: StopFlag) -> ExitCode:
-    """Says the sentence on rank 0.
+def _refuse(refusal: Refusal, stop: StopFlag) -> ExitCode:
+    """Says the sentence on rank 0, or where it is known.
 
     The launcher ends all ranks as soon as one has ended. So the others wait until it does, for a
     moment, or else rank 0 might be ended before it has spoken.
@@ -68,13 +70,13 @@ def _refuse(sentence: str, stop: StopFlag) -> ExitCode:
         first = Ranks.from_environment(os.environ).is_first
     except InputError:
         first = True
-    if first:
-        print(sentence, file=sys.stderr, flush=True)
+    if first or refusal.own:
+        print(refusal, file=sys.stderr, flush=True)
     else:
         deadline = time.monotonic() + LAST_WORD_SECONDS
         while not stop.requested and time.monotonic() < deadline:
             time.sleep(0.05)
-    return ExitCode.BAD_INPUT
+    return refusal.code
 
 
 def _end_now_if_joined(code: ExitCode) -> None:
