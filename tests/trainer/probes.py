@@ -9,6 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
+from ddp_trainer.commands.main import main
 from ddp_trainer.data.loader import by_update
 from ddp_trainer.data.prefetch import on_device
 from ddp_trainer.environment import Ranks
@@ -48,6 +49,29 @@ def steady_step(config: dict[str, Any]) -> None:
     del run, wrapped, updates
     gc.collect()
     process_group.leave()
+
+
+def odd_rank(what: str) -> int:
+    """Trains with rank 1 unlike the others in one respect."""
+    arguments = ["train", "--task=sample_tasks:build", "--max_steps=3", "--global_batch=12"]
+    odd = os.environ["RANK"] == "1"
+    match what:
+        case "config" if odd:
+            arguments.append("--optimizer.lr=0.5")
+        case "data":
+            arguments[1] = "--task=sample_tasks:build_by_rank"
+        case "absent":
+            arguments[1] = "--task=sample_tasks:build_absent"
+        case "broken":
+            arguments[1] = "--task=sample_tasks:build_broken"
+        case "torch" | "mixed":
+            if odd:
+                setattr(torch, "__version__", "1.0.0")  # noqa: B010 - its type is torch's own
+            if what == "mixed":
+                arguments.append("--parallel.allow_mixed=true")
+        case _:
+            pass
+    return main(arguments)
 
 
 def _fused(event: Any) -> bool:

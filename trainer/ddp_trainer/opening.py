@@ -9,11 +9,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_agent.contract import CheckpointInfo, RankPhase
 from ddp_agent.machine import cpu_count
+from ddp_trainer.building import build_task, document_of
 from ddp_trainer.checkpoint.initial import Fit, load_initial
 from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.checkpoint.snapshot import Snapshot
 from ddp_trainer.config import BatchSplit, RunConfig
 from ddp_trainer.data.budget import Budget, share_out
+from ddp_trainer.data.fingerprint import fingerprint
 from ddp_trainer.data.loader import Loading, Sampler, make_sampler
 from ddp_trainer.data.prefetch import to_device
 from ddp_trainer.data.sampler import Taker
@@ -23,7 +25,6 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.learner import Learner, build_learner, footprint
 from ddp_trainer.numerics.guard import Verdicts
 from ddp_trainer.numerics.precision import set_arithmetic
-from ddp_trainer.numerics.seeds import derive, seed_all
 from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.observe.events import EventLog
 from ddp_trainer.observe.report import Reporter
@@ -31,12 +32,12 @@ from ddp_trainer.parallel import process_group
 from ddp_trainer.parallel.agreement import Agreement
 from ddp_trainer.parallel.collectives import on_first_rank
 from ddp_trainer.parallel.memory import advise
+from ddp_trainer.parallel.preflight import Facts, build_alike, facts_of
 from ddp_trainer.run import Position, Run
-from ddp_trainer.settings import check
 from ddp_trainer.state import restore
 from ddp_trainer.step import rehearse
 from ddp_trainer.stop import StopFlag
-from ddp_trainer.task import HasOptimizer, RunEnv, Task, check_task, load_build
+from ddp_trainer.task import HasOptimizer, Task
 
 COMMUTATIVE_RANKS = 2
 """Up to so many numbers have the same sum in any order."""
@@ -70,12 +71,19 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
     device = process_group.choose_device(order.config.device, ranks)
     set_arithmetic(order.config)
     split = order.config.batch_split(ranks.world_size)
-    task, config = _build(order, ranks, device)
-    process_group.join(ranks, device, config.parallel.timeout_seconds)
-    beats.phase(RankPhase.TRAINING)
+    route = process_group.join(ranks, device, order.config.parallel.timeout_seconds)
 
+    def built() -> tuple[tuple[Task, RunConfig], Facts]:
+        task, config = build_task(order.task, order.config, ranks, device)
+        both = (task.train_data, task.eval_data) if ranks.world_size > 1 else ()
+        data = "; ".join(map(fingerprint, both))
+        return (task, config), facts_of(device, document_of(order.task, config), data)
+
+    mixed = order.config.parallel.allow_mixed
+    (task, config), warnings = build_alike(built, ranks, device, allow_mixed=mixed)
+    document = document_of(order.task, config)
+    beats.phase(RankPhase.TRAINING)
     checkpoints = CheckpointManager(config.checkpoint)
-    document = {"task": order.task, "config": config.model_dump(mode="json")}
     opened = on_first_rank(lambda: checkpoints.open(order.attempt, document, order.job), device)
     saved = checkpoints.receive(device) if opened["resume"] else None
     sampler = make_sampler(task, config)
@@ -116,32 +124,11 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
             saved.state if saved else {},
         ),
     )
-    _say_opened(run, opened, split)
-    if budget.warning:
-        run.report.warned(budget.warning)
+    _say_opened(run, opened, split, route)
+    for sentence in filter(None, [*warnings, route.warning, budget.warning]):
+        run.report.warned(sentence)
     _say_advice(run, begun_with)
     return run
-
-
-def _build(order: Order, ranks: Ranks, device: torch.device) -> tuple[Task, RunConfig]:
-    """The task, and the configuration with the task's own settings resolved."""
-    build, model = load_build(order.task)
-    settings = check(model, order.config.task, prefix="task.")
-    env = RunEnv(
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        local_rank=ranks.local_rank,
-        local_world_size=ranks.local_world_size,
-        device=device,
-        seed=order.config.seed,
-    )
-    seed_all(derive(order.config.seed, "build"))
-    task = check_task(build(settings, env), order.task)
-    if isinstance(task, HasOptimizer) and (stated := order.config.optimizer.model_fields_set):
-        key = f"optimizer.{min(stated)}"
-        raise InputError(f"config: {key} has no effect: the task brings its own optimizer")
-    resolved = order.config.model_copy(update={"task": settings.model_dump(mode="json")})
-    return task, resolved
 
 
 def _needs_rehearsal(learner: Learner, ranks: Ranks) -> bool:
@@ -226,7 +213,9 @@ def _say_advice(run: Run, begun_with: Fit | None) -> None:
             run.report.warned(advice)
 
 
-def _say_opened(run: Run, opened: dict[str, Any], split: BatchSplit) -> None:
+def _say_opened(
+    run: Run, opened: dict[str, Any], split: BatchSplit, route: process_group.Route
+) -> None:
     run.report.opened(
         resumed_from=CheckpointInfo(**opened["resume"]) if opened["resume"] else None,
         skipped=opened["skipped"],
@@ -241,5 +230,6 @@ def _say_opened(run: Run, opened: dict[str, Any], split: BatchSplit) -> None:
         parameters=sum(param.numel() for param in run.learner.model.parameters()),
         bytes_per_rank=footprint(run.learner).by_strategy(run.ranks.world_size),
         train_samples=run.sampler.size,
+        **route.described(),
         checkpoint_dir=run.config.checkpoint.directory,
     )

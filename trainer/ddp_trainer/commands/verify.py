@@ -8,6 +8,7 @@ from typing import Any
 from ddp_agent.contract import Env, ExitCode
 from ddp_trainer.errors import InputError
 from ddp_trainer.settings import Document, merge, read_document, read_overrides, resolve
+from ddp_trainer.stop import StopFlag
 
 STEPS = 20
 TOLERANCE = 1e-6
@@ -41,15 +42,22 @@ def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
         default=TOLERANCE,
         help=f"largest difference of a weight; default {TOLERANCE}",
     )
+    parser.set_defaults(run=run)
 
 
-def run(options: argparse.Namespace, rest: Sequence[str], environ: Mapping[str, str]) -> ExitCode:
+def run(
+    options: argparse.Namespace,
+    rest: Sequence[str],
+    environ: Mapping[str, str],
+    stop: StopFlag,  # noqa: ARG001
+) -> ExitCode:
     """Runs the command.
 
     Args:
         options: Parsed.
         rest: The settings.
         environ: The process's environment.
+        stop: Raised by signals; it ends with its ranks.
 
     Returns:
         FAILED if any difference is too large.
