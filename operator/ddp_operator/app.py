@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 import uuid
@@ -22,9 +23,14 @@ from ddp_operator.runtime.health import serve_health
 from ddp_operator.runtime.leader import Elector, Timing
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.settings import Settings, SettingsError
+from ddp_operator.runtime.vigil import Vigil
 from ddp_operator.runtime.workers import Heart, first_sync, resync_for_ever, work
 
 _log = logging.getLogger("ddp_operator")
+
+
+class WatchError(Exception):
+    """Watching has ended for good: the resource is gone, or the credentials are refused."""
 
 
 async def run(settings: Settings) -> None:
@@ -32,6 +38,7 @@ async def run(settings: Settings) -> None:
 
     Raises:
         NotLeadingError: Another process may lead by now.
+        WatchError: Everything must begin anew.
     """
     stop = asyncio.Event()
     _listen(stop)
@@ -85,7 +92,8 @@ async def _operate(
     cache = Cache()
     queue: WorkQueue[Key] = WorkQueue()
     defaults = Defaults(settings.trainer_image, settings.image_pull_policy)
-    controller = Controller(cluster, cache, defaults, lambda: datetime.now(UTC))
+    vigil = Vigil(cluster, queue.add)
+    controller = Controller(cluster, cache, defaults, lambda: datetime.now(UTC), vigil=vigil)
 
     def take() -> Coroutine[Any, Any, Any]:
         return cluster.snapshot(settings.namespace)
@@ -97,13 +105,20 @@ async def _operate(
     ]
     parts.append(resync_for_ever(take, cache, queue, settings.resync_seconds))
     parts.append(_watch(settings, cache, queue, stop))
-    await _until(asyncio.Event(), parts)
+    try:
+        await _until(asyncio.Event(), parts)
+    finally:
+        await vigil.close()
 
 
 async def _watch(
     settings: Settings, cache: Cache, queue: WorkQueue[Key], stop: asyncio.Event
 ) -> None:
-    ours = asyncio.all_tasks()
+    """Feed the queue from watches.
+
+    Raises:
+        WatchError: Kopf cannot go on.
+    """
     watching = await kopf.spawn_tasks(
         registry=build_registry(cache, queue),
         settings=build_settings(),
@@ -112,7 +127,14 @@ async def _watch(
         namespaces=[settings.namespace] if settings.namespace else [],
     )
     _listen(stop)  # kopf has put its own handlers in the place of ours, and would end alone.
-    await kopf.run_tasks(watching, ignored=ours)
+    try:
+        done, _ = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
+    cause = next((e for t in done if not t.cancelled() and (e := t.exception())), None)
+    raise WatchError(f"jobs and pods cannot be watched: {cause!r}") from cause
 
 
 async def _until(stop: asyncio.Event, parts: list[Coroutine[Any, Any, None]]) -> None:
@@ -120,6 +142,7 @@ async def _until(stop: asyncio.Event, parts: list[Coroutine[Any, Any, None]]) ->
 
     Raises:
         NotLeadingError: A part found that this process does not lead.
+        WatchError: Nothing can be watched any more.
         RuntimeError: A part ended unasked.
     """
     tasks = [asyncio.ensure_future(part) for part in parts]
@@ -132,7 +155,7 @@ async def _until(stop: asyncio.Event, parts: list[Coroutine[Any, Any, None]]) ->
         await asyncio.gather(asked, *tasks, return_exceptions=True)
     causes = [t.exception() for t in done if not t.cancelled()]
     for cause in causes:
-        if isinstance(cause, NotLeadingError):
+        if isinstance(cause, NotLeadingError | WatchError):
             raise cause
     if asked not in done:
         cause = next((c for c in causes if c is not None), None)
@@ -147,10 +170,23 @@ def main() -> None:
         sys.exit(f"ddp-operator: {error}")
     logs.configure(settings.log_level, settings.log_format)
     try:
-        asyncio.run(run(settings))
+        asyncio.run(_run_anew(settings))
     except NotLeadingError as error:
         _log.critical("this process ends: %s", error)
         sys.exit(1)
+
+
+async def _run_anew(settings: Settings) -> None:
+    """Run; begin anew in the place of this process when nothing can be watched any more.
+
+    A watcher of kopf's that fails leaves others behind, which do not end when they are cancelled:
+    only a new program is free of them. It waits, not ready, until everything can be listed again.
+    """
+    try:
+        await run(settings)
+    except WatchError as error:
+        _log.warning("beginning anew: %s", error)
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ they do not know, and cost most of the time of a request (docs/decisions/0003-cl
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +17,9 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from ddp_agent import contract
-from ddp_agent.contract import AgentStatus
-from ddp_operator.api.base import API_VERSION, KIND, PLURAL
-from ddp_operator.cluster.agents import ask_agent
+from ddp_agent.contract import AgentStatus, AttemptOrder
+from ddp_operator.api.base import API_GROUP, API_VERSION, KIND, PLURAL
+from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import (
     ClusterError,
     ConflictError,
@@ -49,7 +50,7 @@ class KubeCluster:
     def __init__(
         self,
         api: client.ApiClient,
-        agents: aiohttp.ClientSession,
+        agents: Agents,
         *,
         may_write: Callable[[], None] = lambda: None,
         heard: Callable[[bool], None] = lambda _: None,
@@ -76,7 +77,7 @@ class KubeCluster:
         except config.ConfigException:
             await config.load_kube_config(client_configuration=configuration)
         configuration.connection_pool_maxsize = in_flight
-        api, agents = client.ApiClient(configuration), aiohttp.ClientSession()
+        api, agents = client.ApiClient(configuration), Agents()
         return cls(api, agents, may_write=may_write, heard=heard, in_flight=in_flight)
 
     async def close(self) -> None:
@@ -87,12 +88,27 @@ class KubeCluster:
     async def snapshot(self, namespace: str | None) -> Snapshot:
         """All jobs and their children, of one namespace or of all."""
         children = {"labelSelector": f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"}
-        jobs, pods, services = await asyncio.gather(
-            self._call("GET", _jobs_path(namespace)),
+        outcomes = await asyncio.gather(
+            self._list_jobs(namespace),
             self._call("GET", _core_path("Pod", namespace), query=children),
             self._call("GET", _core_path("Service", namespace), query=children),
+            return_exceptions=True,
         )
-        return Snapshot(*(_listing(found) for found in (jobs, pods, services)))
+        found = []
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome  # The same one each time, whichever came first.
+            found.append(_listing(outcome))
+        return Snapshot(*found)
+
+    async def _list_jobs(self, namespace: str | None) -> Manifest:
+        try:
+            return await self._call("GET", _jobs_path(namespace))
+        except ClusterError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            message = f"the CRD {PLURAL}.{API_GROUP} is not installed"
+            raise ClusterError(message, status=error.status) from error
 
     async def get_job(self, key: Key) -> Manifest | None:
         """See `Cluster`."""
@@ -201,9 +217,16 @@ class KubeCluster:
 
     async def ask_agent(self, pod: PodView) -> AgentStatus | None:
         """See `Cluster`."""
-        if pod.ip is None:
-            return None
-        return await ask_agent(self._agents, pod.ip, contract.AGENT_PORT)
+        return await self._agents.ask(pod.ip) if pod.ip else None
+
+    async def await_agent(self, pod: PodView, revision: int) -> AgentStatus | None:
+        """See `Cluster`."""
+        return await self._agents.news(pod.ip, revision) if pod.ip else None
+
+    async def order_attempt(self, address: str, order: AttemptOrder) -> None:
+        """See `Cluster`."""
+        self._may_write()
+        await self._agents.order(address, order)
 
     async def get_lease(self, namespace: str, name: str) -> Manifest | None:
         """See `Leases`."""
@@ -256,9 +279,16 @@ class KubeCluster:
                 document = await self._send(method, path, body, query)
         except ClusterError as error:
             self._heard(error.status not in _UNSERVED)
+            if error.status == HTTPStatus.UNAUTHORIZED:
+                self._read_token()
             raise
         self._heard(True)
         return document
+
+    def _read_token(self) -> None:
+        """Take the pod's token as it is now: the client itself looks once a minute only."""
+        with contextlib.suppress(config.ConfigException):  # Outside a pod there is none.
+            config.load_incluster_config(client_configuration=self._api.configuration)
 
     async def _send(
         self, method: str, path: str, body: Manifest | None, query: Mapping[str, str] | None

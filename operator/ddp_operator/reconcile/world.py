@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from ddp_agent import contract
 from ddp_agent.contract import AgentStatus
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.builders import names
 
 
@@ -39,6 +40,10 @@ class PodView:
     """Value of the attempt annotation."""
     spec_hash: str = ""
     deleting: bool = False
+    deletion_asked: datetime | None = None
+    """When its deletion was asked for."""
+    deletion_due: datetime | None = None
+    """When its kubelet must have ended it."""
     node: str | None = None
     ip: str | None = None
     waiting: str | None = None
@@ -53,15 +58,6 @@ class PodView:
     def terminal(self) -> bool:
         """Whether its container will never run again."""
         return self.phase in {"Succeeded", "Failed"}
-
-    @property
-    def ended_attempt(self) -> str:
-        """The attempt that a terminal pod's end belongs to.
-
-        By the agent's last word: the annotation may name the next one, which came too late.
-        """
-        final = self.termination.final if self.termination else None
-        return str(final.attempt) if final is not None else self.attempt
 
 
 @dataclass(frozen=True)
@@ -87,6 +83,21 @@ class World:
         if pod.termination is not None and pod.termination.final is not None:
             return pod.termination.final
         return self.reports.get(pod.uid)
+
+
+def ended_in(pod: PodView, status: DDPJobStatus) -> bool:
+    """Whether the end of a terminal pod belongs to the attempt of a status.
+
+    By the agent's last word: the annotation may name the next attempt, which came too late. Without
+    one by the clock: the word of a container's end comes late when its kubelet had been away.
+    """
+    end = pod.termination
+    if end is not None and end.final is not None:
+        return end.final.attempt == status.attempt
+    if pod.attempt != str(status.attempt):
+        return False
+    begun = status.attempt_start_time
+    return end is None or end.at is None or begun is None or end.at >= begun
 
 
 def moment(seconds: float, otherwise: datetime) -> datetime:
@@ -117,6 +128,8 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         {},
     )
     termination = _termination(container)
+    due = parse_time(metadata.get("deletionTimestamp"))
+    grace = timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
     return PodView(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -125,7 +138,9 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         ready=conditions.get("Ready", {}).get("status") == "True",
         attempt=annotations.get(contract.ANNOTATION_ATTEMPT, ""),
         spec_hash=annotations.get(contract.ANNOTATION_SPEC_HASH, ""),
-        deleting="deletionTimestamp" in metadata,
+        deleting=due is not None,
+        deletion_asked=due - grace if due is not None else None,
+        deletion_due=due,
         node=spec.get("nodeName"),
         ip=status.get("podIP"),
         waiting=_waiting(conditions, container),
