@@ -27,7 +27,7 @@ def saved(directory: Path, *steps: int, attempt: int = 1) -> None:
     for step in steps:
         taken = snapshot.take(*state(step))
         taken.state = {"step": step}
-        writer.commit(directory, Name(step, attempt), taken)
+        writer.commit(directory, Name(step, attempt), taken, lambda: None)
 
 
 def chosen(directory: Path) -> tuple[int | None, list[str]]:
@@ -146,7 +146,8 @@ def test_the_newest_are_kept_and_broken_ones_until_they_are_older(tmp_path: Path
     (tmp_path / "step-00000001.attempt-1").rename(tmp_path / "step-00000001.attempt-1.broken")
     (tmp_path / "step-00000004.attempt-1").rename(tmp_path / "step-00000004.attempt-1.broken")
     (tmp_path / "notes").mkdir()
-    retention.keep_newest(tmp_path, 1)
+    known = [Name(2, 1), Name(3, 1)]
+    assert retention.keep_newest(tmp_path, known, 1, lambda: None) == [Name(3, 1)]
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"step-00000003.attempt-1", "step-00000004.attempt-1.broken", "notes"}
 

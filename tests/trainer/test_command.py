@@ -103,7 +103,8 @@ def test_the_environment_states_all_and_arguments_come_over_it(
     assert progress["epoch"] == 5
     assert {"loss", "lr", "samples_per_second", "eta_seconds"} <= progress.keys()
     names = sorted(path.name for path in (tmp_path / "ck").iterdir())
-    assert names == ["config.json", "step-00000009.attempt-7", "step-00000010.attempt-7"]
+    steps = ["step-00000009.attempt-7", "step-00000010.attempt-7"]
+    assert names == ["FENCE.json", "config.json", *steps]
     resolved = json.loads((tmp_path / "ck" / "config.json").read_text())
     assert resolved["config"]["epochs"] == 5
     assert resolved["config"]["task"]["eval_samples"] == 11

@@ -1,10 +1,30 @@
-"""The errors that are answers to a user rather than defects of the program."""
+"""The errors that are answers to a person rather than defects of the program."""
+
+from ddp_agent.contract import ExitCode
 
 
-class InputError(ValueError):
+class Refusal(Exception):  # noqa: N818 - what it is to the person who reads it
+    """Why a rank ends: one sentence, printed without a traceback."""
+
+    code = ExitCode.FAILED
+    """What the rank exits with."""
+
+
+class InputError(Refusal, ValueError):
     """What was asked for cannot be done, however often it is tried.
 
     Its text is one sentence for the person who asked. The command prints that sentence once and
     ends every rank with `ExitCode.BAD_INPUT`. A task's `build` may raise it too, for example when a
     data folder is empty.
     """
+
+    code = ExitCode.BAD_INPUT
+
+
+class FencedError(Refusal):
+    """A newer attempt has opened the run's directory: this one may no longer change it."""
+
+
+def refusal(code: int, sentence: str) -> Refusal:
+    """The refusal of another rank, to be raised here too."""
+    return InputError(sentence) if code == ExitCode.BAD_INPUT else Refusal(sentence)

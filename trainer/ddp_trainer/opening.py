@@ -44,6 +44,8 @@ class Order:
     config: RunConfig
     attempt: int | None = None
     """Number of this attempt; the next free one when not stated."""
+    job: str = ""
+    """Whose attempt it is: the job's uid."""
 
 
 def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> Run:
@@ -67,7 +69,7 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
 
     checkpoints = CheckpointManager(config.checkpoint)
     document = {"task": order.task, "config": config.model_dump(mode="json")}
-    opened = on_first_rank(lambda: checkpoints.open(order.attempt, document), device)
+    opened = on_first_rank(lambda: checkpoints.open(order.attempt, document, order.job), device)
     saved = checkpoints.receive(device) if opened["resume"] else None
     data = config.data
     sampler = GlobalSampler(

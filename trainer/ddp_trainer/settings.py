@@ -134,7 +134,8 @@ def describe() -> str:
     lines = []
     for path, setting in _settings_of(RunConfig, ""):
         default = json.dumps(setting.get_default(call_default_factory=True))
-        lines.append(f"  --{path}={default}\n        {setting.description}")
+        sentence = " ".join((setting.description or "").split())
+        lines.append(f"  --{path}={default}\n        {sentence}")
     return "\n".join(lines)
 
 
@@ -187,7 +188,8 @@ def _sentence(error: ValidationError, prefix: str) -> str:
     if first["type"] == "missing":
         return f'config: "{path}" must be stated'
     if first["type"] == "value_error":
-        return f"config: {path}: {message.removeprefix('Value error, ')}"
+        place = f"{path}: " if first["loc"] else ""
+        return f"config: {place}{message.removeprefix('Value error, ')}"
     must = message.replace("Input should be", "must be", 1)
     return f"config: {path} {must}, not {_shown(first['input'])}"
 

@@ -1,5 +1,6 @@
 """The checkpoints of one run: opened, resumed from, saved on time, thinned out."""
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from torch import nn
 
 from ddp_agent.contract import CheckpointInfo
 from ddp_trainer.checkpoint import load, retention, snapshot, writer
+from ddp_trainer.checkpoint.fence import Fence, holder
 from ddp_trainer.checkpoint.format import CONFIG, Name, names_in
 from ddp_trainer.checkpoint.snapshot import Snapshot
 from ddp_trainer.config import CheckpointConfig
@@ -25,7 +27,8 @@ class CheckpointManager:
         self._config = config
         self._directory = Path(config.directory) if config.directory else None
         self._attempt = 0
-        self._newest: Name | None = None
+        self._fence: Fence | None = None
+        self._known: list[Name] = []
         self._last_time = time.monotonic()
 
     @property
@@ -36,17 +39,18 @@ class CheckpointManager:
     @property
     def newest(self) -> CheckpointInfo | None:
         """The newest whole checkpoint that this process knows of."""
-        if self._directory is None or self._newest is None:
+        if self._directory is None or not self._known:
             return None
-        path = self._directory / str(self._newest)
-        return CheckpointInfo(step=self._newest.step, path=str(path), at=path.stat().st_mtime)
+        path = self._directory / str(self._known[-1])
+        return CheckpointInfo(step=self._known[-1].step, path=str(path), at=path.stat().st_mtime)
 
-    def open(self, attempt: int | None, config: dict[str, Any]) -> dict[str, Any]:
-        """Prepares the run's directory. Rank 0 only.
+    def open(self, attempt: int | None, config: dict[str, Any], job: str = "") -> dict[str, Any]:
+        """Claims and prepares the run's directory. Rank 0 only.
 
         Args:
             attempt: This attempt's number; when not stated, the next one that is free.
             config: The resolved configuration, to be written there.
+            job: Whose attempt this is.
 
         Returns:
             JSON: `attempt`, its number; `resume`, the fields of the `CheckpointInfo` to resume from
@@ -54,21 +58,25 @@ class CheckpointManager:
 
         Raises:
             InputError: If the directory cannot be used.
+            FencedError: If a newer attempt of this job has opened it.
         """
         if self._directory is None:
             return {"attempt": attempt or 0, "resume": None, "skipped": []}
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            names = names_in(self._directory)
             if attempt is None:
-                attempt = max((name.attempt + 1 for name in names), default=0)
+                attempt = _next_attempt(self._directory)
+            self._fence = Fence(self._directory, job, attempt)
+            self._fence.open()
             retention.sweep_pending(self._directory, attempt)
             writer.replace_json(self._directory / CONFIG, config)
         except OSError as error:
             raise InputError(f"checkpoint: cannot use {self._directory}: {error}") from error
         self._attempt = attempt
         choice = load.choose(self._directory)
-        self._newest = choice.name
+        found = [name for name in names_in(self._directory) if not name.suffix]
+        # One that is not whole and cannot be set aside is newer than the choice: never kept for it.
+        self._known = [name for name in found if choice.name and name <= choice.name]
         resume = self.newest.model_dump() if self.newest else None
         return {"attempt": attempt, "resume": resume, "skipped": choice.skipped}
 
@@ -115,15 +123,34 @@ class CheckpointManager:
 
         Raises:
             OSError: If the volume refuses.
+            FencedError: If a newer attempt has opened the directory; nothing is changed then.
         """
         step = state["step"]
-        if self._directory is None or (self._newest and self._newest.step == step):
+        if self._directory is None or self._fence is None:
+            return None
+        if self._known and self._known[-1].step == step:
             return None
         self._last_time = time.monotonic()
         taken = snapshot.take(model, optimizer)
         taken.state = state
         name = Name(step, self._attempt)
-        writer.commit(self._directory, name, taken)
-        self._newest = name
-        retention.keep_newest(self._directory, self._config.keep)
+        try:
+            writer.commit(self._directory, name, taken, self._fence.check)
+        except OSError:
+            # A newer attempt sweeps away what it finds half-written: then that is the reason.
+            with contextlib.suppress(OSError):
+                self._fence.check()
+            raise
+        self._known = [*self._known, name]
+        with contextlib.suppress(OSError):  # what cannot be deleted now, goes with the next one
+            self._known = retention.keep_newest(
+                self._directory, self._known, self._config.keep, self._fence.check
+            )
         return self.newest
+
+
+def _next_attempt(directory: Path) -> int:
+    """A number above that of every attempt that has left a trace."""
+    held = holder(directory)
+    traces = [name.attempt for name in names_in(directory)]
+    return max([*traces, held["attempt"] if held else -1], default=-1) + 1

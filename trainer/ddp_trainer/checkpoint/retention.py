@@ -1,29 +1,37 @@
 """Which checkpoints stay."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from ddp_trainer.checkpoint.format import BROKEN, PENDING, Name, names_in
 
 
-def keep_newest(run_directory: Path, count: int) -> None:
-    """Deletes all but the newest checkpoints, and broken ones that are older than those.
+def keep_newest(
+    run_directory: Path, known: list[Name], count: int, may_delete: Callable[[], None]
+) -> list[Name]:
+    """Deletes all but the newest known checkpoints, and broken ones that are older than those.
 
-    Called right after a commit, so the newest one is known to be whole.
+    Called right after a commit, so the newest one is known to be whole. What another attempt has
+    committed meanwhile is not known, and stays.
 
     Args:
         run_directory: The run's own directory.
+        known: What this attempt found or committed, oldest first.
         count: How many stay; at least 1.
+        may_delete: Called first; raises if the directory is no longer ours.
+
+    Returns:
+        The known checkpoints that are left.
     """
-    names = names_in(run_directory)
-    committed = [name for name in names if not name.suffix]
-    kept = committed[-count:]
-    for name in names:
-        if name.suffix == PENDING or name in kept:
-            continue
-        if name.suffix == BROKEN and name.step >= kept[0].step:
-            continue
+    kept = known[-count:]
+    may_delete()
+    for name in known[:-count]:
         _delete(run_directory, name)
+    for name in names_in(run_directory):
+        if name.suffix == BROKEN and name.step < kept[0].step:
+            _delete(run_directory, name)
+    return kept
 
 
 def sweep_pending(run_directory: Path, attempt: int) -> list[str]:

@@ -1,6 +1,8 @@
 """Writing a checkpoint so that it is there as a whole or not at all."""
 
+import secrets
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -19,7 +21,9 @@ from ddp_trainer.checkpoint.format import (
 from ddp_trainer.checkpoint.snapshot import Snapshot
 
 
-def commit(run_directory: Path, name: Name, snapshot: Snapshot) -> Path:
+def commit(
+    run_directory: Path, name: Name, snapshot: Snapshot, may_commit: Callable[[], None]
+) -> Path:
     """Writes one checkpoint under its final name. One process of the run only.
 
     Files are written and flushed in a pending directory, the manifest last; then the directory is
@@ -30,6 +34,7 @@ def commit(run_directory: Path, name: Name, snapshot: Snapshot) -> Path:
         run_directory: The run's own directory; must exist.
         name: Step and attempt.
         snapshot: In host memory.
+        may_commit: Called right before the rename; raises if the directory is no longer ours.
 
     Returns:
         The committed directory.
@@ -51,6 +56,7 @@ def commit(run_directory: Path, name: Name, snapshot: Snapshot) -> Path:
         write_json(pending / STATE, snapshot.state)
         write_manifest(pending, name)
         sync(pending)
+        may_commit()
         pending.rename(final)
         sync(run_directory)
     except BaseException:
@@ -60,8 +66,12 @@ def commit(run_directory: Path, name: Name, snapshot: Snapshot) -> Path:
 
 
 def replace_json(path: Path, document: object) -> None:
-    """Writes a JSON document in place of an older one, at once."""
-    pending = path.with_name(path.name + PENDING)
-    write_json(pending, document)
-    pending.replace(path)
+    """Writes a JSON document in place of an older one, at once, whoever else does so meanwhile."""
+    pending = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PENDING}")
+    try:
+        write_json(pending, document)
+        pending.replace(path)
+    except BaseException:
+        pending.unlink(missing_ok=True)
+        raise
     sync(path.parent)

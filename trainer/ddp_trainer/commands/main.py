@@ -11,7 +11,7 @@ from typing import NoReturn
 from ddp_agent.contract import ExitCode
 from ddp_trainer.commands import train
 from ddp_trainer.environment import Ranks
-from ddp_trainer.errors import InputError
+from ddp_trainer.errors import InputError, Refusal
 from ddp_trainer.stop import StopFlag
 
 LAST_WORD_SECONDS = 2.0
@@ -29,8 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop.install()
     try:
         code = _run(sys.argv[1:] if arguments is None else arguments, os.environ, stop)
-    except InputError as error:
-        code = _refuse(str(error), stop)
+    except Refusal as refusal:
+        code = _refuse(refusal, stop)
     except Exception:  # noqa: BLE001 - the end of the process for whatever it was
         traceback.print_exc()
         code = ExitCode.FAILED
@@ -58,7 +58,7 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"{self.prog}: {message}")
 
 
-def _refuse(sentence: str, stop: StopFlag) -> ExitCode:
+def _refuse(refusal: Refusal, stop: StopFlag) -> ExitCode:
     """Says the sentence on rank 0.
 
     The launcher ends all ranks as soon as one has ended. So the others wait until it does, for a
@@ -69,12 +69,12 @@ def _refuse(sentence: str, stop: StopFlag) -> ExitCode:
     except InputError:
         first = True
     if first:
-        print(sentence, file=sys.stderr, flush=True)
+        print(refusal, file=sys.stderr, flush=True)
     else:
         deadline = time.monotonic() + LAST_WORD_SECONDS
         while not stop.requested and time.monotonic() < deadline:
             time.sleep(0.05)
-    return ExitCode.BAD_INPUT
+    return refusal.code
 
 
 def _end_now_if_joined(code: ExitCode) -> None:

@@ -83,4 +83,5 @@ def _order(
     source = options.config or environ.get(Env.CONFIG)
     if source:
         document = merge(document, read_document(source))
-    return Order(task, resolve(merge(document, read_overrides(rest))), attempt)
+    config = resolve(merge(document, read_overrides(rest)))
+    return Order(task, config, attempt, environ.get(Env.JOB_UID, ""))

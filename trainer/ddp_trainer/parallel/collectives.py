@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddp_trainer.errors import InputError
+from ddp_trainer.errors import Refusal, refusal
 
 
 def is_joined() -> bool:
@@ -57,15 +57,15 @@ def on_first_rank(act: Callable[[], Any], device: torch.device) -> Any:
     """Runs `act` on rank 0 and gives its JSON result to every rank.
 
     Raises:
-        InputError: On every rank, if `act` raised it on rank 0.
+        Refusal: On every rank, if `act` raised one on rank 0.
     """
     answer: dict[str, Any] = {}
     if not is_joined() or dist.get_rank() == 0:
         try:
             answer = {"result": act()}
-        except InputError as error:
-            answer = {"refused": str(error)}
+        except Refusal as error:
+            answer = {"refused": str(error), "code": error.code}
     answer = broadcast_json(answer, device)
     if "refused" in answer:
-        raise InputError(answer["refused"])
+        raise refusal(answer["code"], answer["refused"])
     return answer["result"]

@@ -1,0 +1,197 @@
+"""A writer of an older attempt changes nothing any more."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ddp_trainer.checkpoint import format as format_
+from ddp_trainer.checkpoint import writer
+from ddp_trainer.checkpoint.fence import FENCE, Fence
+from ddp_trainer.checkpoint.format import names_in
+from ddp_trainer.checkpoint.manager import CheckpointManager
+from ddp_trainer.config import CheckpointConfig
+from ddp_trainer.errors import FencedError
+from tests.trainer.rank_processes import Launcher
+
+
+class Writer:
+    """Rank 0 of one attempt, as far as checkpoints go."""
+
+    def __init__(
+        self, directory: Path, attempt: int | None, job: str = "uid", keep: int = 1
+    ) -> None:
+        self.directory = directory
+        self.manager = CheckpointManager(CheckpointConfig(directory=str(directory), keep=keep))
+        self.opened = self.manager.open(attempt, {"by": attempt}, job)
+        model = nn.Linear(2, 2)
+        self.model, self.optimizer = model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def save(self, step: int) -> None:
+        self.manager.save(self.model, self.optimizer, {"step": step})
+
+    def pass_the_fence(self) -> None:
+        """As if every look at the fence came just before another attempt opened the directory."""
+        assert self.manager._fence
+        self.manager._fence.check = lambda: None  # type: ignore[method-assign]
+
+
+def present(directory: Path) -> list[str]:
+    return [str(name) for name in names_in(directory)]
+
+
+def test_a_late_writer_leaves_nothing_and_takes_nothing(tmp_path: Path) -> None:
+    old = Writer(tmp_path, 1)
+    old.save(10)
+    new = Writer(tmp_path, 2)
+    assert new.opened["resume"]["step"] == 10
+    for step in (15, 20):
+        with pytest.raises(FencedError) as caught:
+            old.save(step)
+        assert str(caught.value) == (
+            f"checkpoint: attempt 1 may no longer write to {tmp_path}:"
+            " attempt 2 has opened it since"
+        )
+        new.save(step - 3)
+    assert present(tmp_path) == ["step-00000017.attempt-2"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        FENCE,
+        "config.json",
+        "step-00000017.attempt-2",
+    ]
+
+
+def test_an_older_attempt_cannot_open_what_a_newer_one_has(tmp_path: Path) -> None:
+    Writer(tmp_path, 3).save(5)
+    (tmp_path / "step-00000006.attempt-2.tmp").mkdir()
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    with pytest.raises(FencedError, match="attempt 2 may no longer write"):
+        Writer(tmp_path, 2)
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    assert Writer(tmp_path, 3).opened["resume"]["step"] == 5
+    assert Writer(tmp_path, 4).opened["attempt"] == 4
+
+
+def test_what_passes_in_the_window_replaces_nothing_and_is_kept(tmp_path: Path) -> None:
+    old = Writer(tmp_path, 1)
+    old.save(10)
+    new = Writer(tmp_path, 2)
+    old.pass_the_fence()
+    new.save(12)
+    old.save(20)
+    new.save(14)
+    assert present(tmp_path) == ["step-00000014.attempt-2", "step-00000020.attempt-1"]
+    assert new.manager.newest
+    assert new.manager.newest.step == 14
+    # The late one is a state of the run like any other, and thinned out like any other.
+    third = Writer(tmp_path, 3)
+    assert third.opened["resume"]["step"] == 20
+    third.save(25)
+    assert present(tmp_path) == ["step-00000025.attempt-3"]
+
+
+def test_half_a_checkpoint_that_a_newer_attempt_swept_away_is_told_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = Writer(tmp_path, 1)
+    write = format_.write_manifest
+
+    def slowly(*arguments: Any) -> None:
+        Writer(tmp_path, 2)
+        write(*arguments)
+
+    monkeypatch.setattr(writer, "write_manifest", slowly)
+    with pytest.raises(FencedError):
+        old.save(1)
+    assert present(tmp_path) == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"job": "uid"}', '{"job": 1, "attempt": "x"}'])
+def test_a_fence_that_cannot_be_read_is_written_anew(tmp_path: Path, text: str) -> None:
+    run = Writer(tmp_path, 2)
+    (tmp_path / FENCE).write_text(text)
+    run.save(3)
+    assert json.loads((tmp_path / FENCE).read_text()) == {"job": "uid", "attempt": 2}
+    (tmp_path / FENCE).write_text(text)
+    assert Writer(tmp_path, 3).opened["resume"]["step"] == 3
+    with pytest.raises(FencedError):
+        run.save(4)
+
+
+def test_a_slow_claim_of_an_older_attempt_does_not_last(tmp_path: Path) -> None:
+    new = Writer(tmp_path, 2)
+    old = Fence(tmp_path, "uid", 1)
+    old._claim()  # it looked before attempt 2 opened the directory
+    new.save(3)
+    with pytest.raises(FencedError):
+        old.check()
+
+
+def test_a_volume_that_fails_is_no_fence(tmp_path: Path) -> None:
+    run = Writer(tmp_path, 1)
+    (tmp_path / FENCE).unlink()
+    (tmp_path / FENCE).mkdir()
+    with pytest.raises(IsADirectoryError):
+        run.save(1)
+    assert present(tmp_path) == []
+
+
+def _nothing(*_: object) -> None:
+    raise InterruptedError("the process ended here")
+
+
+@pytest.mark.parametrize("step", ["write_json", "sync"])
+def test_a_crash_while_claiming_leaves_the_fence_old_or_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    Writer(tmp_path, 1).save(4)
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, step, _nothing)
+        with pytest.raises(InterruptedError):
+            Fence(tmp_path, "uid", 2).open()
+    held = json.loads((tmp_path / FENCE).read_text())
+    assert held["attempt"] == (1 if step == "write_json" else 2)
+    assert Writer(tmp_path, 2).opened["resume"]["step"] == 4
+
+
+def test_jobs_on_one_directory_follow_one_another(tmp_path: Path) -> None:
+    first = Writer(tmp_path, 7, job="one")
+    first.save(10)
+    second = Writer(tmp_path, 1, job="two")
+    assert second.opened["resume"]["step"] == 10
+    with pytest.raises(FencedError, match="attempt 1 of another job has opened it since"):
+        first.save(11)
+    second.save(12)
+    assert present(tmp_path) == ["step-00000012.attempt-1"]
+
+
+def test_attempts_by_hand_count_on(tmp_path: Path) -> None:
+    runs = [Writer(tmp_path, None, job="") for _ in range(3)]
+    assert [run.opened["attempt"] for run in runs] == [0, 1, 2]
+    saves: list[Callable[[int], None]] = [run.save for run in runs]
+    with pytest.raises(FencedError):
+        saves[1](1)
+    saves[2](1)
+
+
+def test_a_run_whose_directory_was_taken_says_one_sentence_and_may_be_tried_again(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    environ = {"DDP_CHECKPOINT_DIR": str(tmp_path / "ck"), "DDP_JOB_UID": "uid"}
+    arguments = ["--task=sample_tasks:build", "--global_batch=6"]
+    endless = ["--epochs=100000", "--checkpoint.every_steps=5", "--log.every_steps=100000"]
+    old = launcher.train(*arguments, *endless, world=2, DDP_ATTEMPT="1", **environ)
+    old.until(lambda: len(names_in(tmp_path / "ck")) > 1)
+    new = launcher.train(*arguments, "--max_steps=1", world=1, DDP_ATTEMPT="2", **environ)
+    assert new.wait() == [0]
+    assert old.wait()[0] == 1
+    sentence = f"checkpoint: attempt 1 may no longer write to {tmp_path / 'ck'}: attempt 2 has"
+    assert old.err(0) == f"{sentence} opened it since\n"
+    late = launcher.train(*arguments, world=2, DDP_ATTEMPT="1", **environ)
+    assert late.wait() == [1, 1]
+    assert late.err(0).startswith("checkpoint: attempt 1 may no longer write")
+    assert late.err(1) == ""

@@ -1,0 +1,20 @@
+"""The base of all sections."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """Frozen, strict about types, and closed to unknown keys."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+    def changed(self) -> set[str]:
+        """Settings that differ from their defaults."""
+        fields = type(self).model_fields
+        return {name for name, field in fields.items() if getattr(self, name) != field.default}
