@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from ddp_agent.contract import ExitCode
-from ddp_trainer.commands import train
+from ddp_trainer.commands import bench, train
 from ddp_trainer.environment import Ranks
 from ddp_trainer.errors import InputError, Refusal
 from ddp_trainer.stop import StopFlag
@@ -43,9 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str], environ: Mapping[str, str], stop: StopFlag) -> ExitCode:
     parser = _Parser(prog="ddp-trainer", description="Trains a task on any number of ranks.")
     commands = parser.add_subparsers(dest="command", required=True)
-    train.add_to(commands)
+    for command in (train, bench):
+        command.add_to(commands)
     options, rest = parser.parse_known_args(arguments)
-    return train.run(options, rest, environ, stop)
+    code: ExitCode = options.run(options, rest, environ, stop)
+    return code
 
 
 class _Parser(argparse.ArgumentParser):

@@ -34,6 +34,7 @@ def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("--task", help=f"package.module:function; default ${Env.TASK}")
     parser.add_argument("--config", help=f"JSON text or the path of a file; default ${Env.CONFIG}")
+    parser.set_defaults(run=run)
 
 
 def run(
