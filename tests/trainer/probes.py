@@ -8,7 +8,8 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
-from ddp_trainer.data.loader import by_update, on_device
+from ddp_trainer.data.loader import by_update
+from ddp_trainer.data.prefetch import on_device
 from ddp_trainer.environment import Ranks
 from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.opening import Order, open_run

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,7 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
-from ddp_trainer.task import RunEnv, Weighted
+from ddp_trainer.task import Data, RunEnv, Weighted
 
 
 class ProbeConfig(BaseModel):
@@ -32,6 +34,8 @@ class ProbeConfig(BaseModel):
     """Forward passes in training after which that rank dies."""
     die_how: str = "kill"
     bad_loss: bool = False
+    slow: float = 0.0
+    """Seconds that each sample takes."""
 
 
 class Points(torch.utils.data.Dataset[tuple[Tensor, ...]]):
@@ -40,14 +44,30 @@ class Points(torch.utils.data.Dataset[tuple[Tensor, ...]]):
         self.x = torch.randn(count, 6, generator=generator)
         self.y = (self.x.sum(1) > 0).long() + (self.x[:, 0] > 1).long()
         self.weight = 1.0 + (torch.arange(count) % 4 if cfg.uneven else torch.zeros(count))
-        self.noise = cfg.noise
+        self.noise, self.slow = cfg.noise, cfg.slow
 
     def __len__(self) -> int:
         return len(self.x)
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        time.sleep(self.slow)
         x = self.x[index] + self.noise * torch.randn(6)
         return x, self.y[index], self.weight[index], torch.tensor(index)
+
+
+class Stream(torch.utils.data.IterableDataset[tuple[Tensor, ...]]):
+    """The same points in an order of each pass's own, without a length."""
+
+    def __init__(self, points: Points) -> None:
+        self.points, self.epoch = points, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        generator = torch.Generator().manual_seed(self.epoch)
+        for index in torch.randperm(len(self.points), generator=generator).tolist():
+            yield self.points[index]
 
 
 class Probe(nn.Module):
@@ -72,8 +92,8 @@ class ProbeTask:
     def __init__(self, cfg: ProbeConfig, env: RunEnv) -> None:
         self.cfg, self.env = cfg, env
         self.model: nn.Module = Probe(cfg)
-        self.train_data = Points(cfg.samples, 1, cfg)
-        self.eval_data = Points(cfg.eval_samples, 2, cfg) if cfg.eval_samples else None
+        self.train_data: Data = Points(cfg.samples, 1, cfg)
+        self.eval_data: Data | None = Points(cfg.eval_samples, 2, cfg) if cfg.eval_samples else None
         self.passes = 0
 
     def loss(self, model: nn.Module, batch: Any) -> Weighted:
@@ -115,6 +135,13 @@ def build(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
 
 def build_own(cfg: ProbeConfig, env: RunEnv) -> OwnTask:
     return OwnTask(cfg, env)
+
+
+def build_stream(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
+    task = ProbeTask(cfg, env)
+    task.train_data = Stream(Points(cfg.samples, 1, cfg))
+    task.eval_data = Stream(Points(cfg.eval_samples, 2, cfg))
+    return task
 
 
 def untyped(cfg, env):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, ARG001

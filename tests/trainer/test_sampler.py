@@ -11,11 +11,11 @@ WORLDS = st.integers(1, 7)
 
 def walk(
     sampler: GlobalSampler, start: int, updates: int, world: int, micro: int
-) -> list[list[list[Portion]]]:
+) -> list[list[list[Portion[int]]]]:
     """Portions by rank and update."""
     ranks = []
     for rank in range(world):
-        grouped: list[list[Portion]] = [[]]
+        grouped: list[list[Portion[int]]] = [[]]
         for portion in sampler.portions(start, updates, Taker(rank, world, micro)):
             grouped[-1].append(portion)
             if portion.last:
@@ -24,14 +24,14 @@ def walk(
     return ranks
 
 
-def counted(ranks: list[list[list[Portion]]]) -> Counter[int]:
+def counted(ranks: list[list[list[Portion[int]]]]) -> Counter[int]:
     return Counter(
         index
         for updates in ranks
         for update in updates
         for portion in update
         if portion.weight
-        for index in portion.indices
+        for index in portion.items
     )
 
 
@@ -46,7 +46,7 @@ def test_an_epoch_has_every_sample_once_and_as_many_updates_on_every_rank(
     assert counted(ranks) == Counter(range(size))
     assert {len(done) for done in ranks} == {updates}
     for update in zip(*ranks, strict=True):
-        shares = [sum(len(p.indices) * p.weight for p in portions) for portions in update]
+        shares = [sum(len(p.items) * p.weight for p in portions) for portions in update]
         assert max(shares) - min(shares) <= 1
         assert {p.update_samples for portions in update for p in portions} == {sum(shares)}
 

@@ -9,7 +9,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ddp_trainer.config import RunConfig
-from ddp_trainer.data.loader import by_update, on_device
+from ddp_trainer.data.loader import by_update
+from ddp_trainer.data.prefetch import on_device
+from ddp_trainer.data.sampler import GlobalSampler
 from ddp_trainer.environment import Ranks
 from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.opening import Order, open_run
@@ -17,6 +19,7 @@ from ddp_trainer.run import Run
 from ddp_trainer.settings import resolve
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
+from ddp_trainer.task import is_indexed
 from ddp_trainer.train import loop
 from tests.trainer.rank_processes import Launcher
 
@@ -57,7 +60,9 @@ def test_an_update_is_that_of_plain_torch() -> None:
     biases = [param for param in twin.parameters() if param.dim() == 1]
     groups = [{"params": weights, "weight_decay": 0.01}, {"params": biases, "weight_decay": 0.0}]
     optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True)
+    assert isinstance(run.sampler, GlobalSampler)
     order, data = run.sampler.order(0), run.task.train_data
+    assert is_indexed(data)
     updates = by_update(on_device(run.train_loader, run.learner.device))
     for step in range(2):
         samples = [data[index] for index in order[10 * step : 10 * step + 10]]

@@ -1,18 +1,22 @@
 """Opening a run: build the task, join the other ranks, resume."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import os
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from ddp_agent.contract import CheckpointInfo, RankPhase
+from ddp_agent.machine import cpu_count
 from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.checkpoint.snapshot import Snapshot, put_model, put_optimizer
-from ddp_trainer.config import BatchSplit, DataConfig, RunConfig
-from ddp_trainer.data.loader import Micro, fetcher, make_loader, to_device
-from ddp_trainer.data.sampler import GlobalSampler, Taker, evaluation_portions
+from ddp_trainer.config import BatchSplit, RunConfig
+from ddp_trainer.data.budget import Budget, share_out
+from ddp_trainer.data.loader import Loading, Sampler, make_sampler
+from ddp_trainer.data.prefetch import to_device
+from ddp_trainer.data.sampler import Taker
+from ddp_trainer.data.stream import StreamSampler
 from ddp_trainer.environment import Ranks
 from ddp_trainer.errors import InputError
 from ddp_trainer.numerics.optimizer import build_optimizer
@@ -71,18 +75,15 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
     document = {"task": order.task, "config": config.model_dump(mode="json")}
     opened = on_first_rank(lambda: checkpoints.open(order.attempt, document, order.job), device)
     saved = checkpoints.receive(device) if opened["resume"] else None
-    data = config.data
-    sampler = GlobalSampler(
-        len(task.train_data), config.global_batch, config.seed, shuffle=data.shuffle
-    )
+    sampler = make_sampler(task, config)
     position = _position(saved, sampler) if saved else Position()
     total = _total_steps(sampler, position, config)
     taker = Taker(ranks.rank, ranks.world_size, split.micro_batch)
-    work = sampler.portions(position.samples, total - position.step, taker)
+    budget = _budget(config, ranks)
+    loading = Loading(task, config.data, budget, device)
     learner = _learner(task, config, ranks, device, saved)
     if ranks.world_size > COMMUTATIVE_RANKS and position.step < total:
-        portion = next(sampler.portions(position.samples, 1, taker))
-        rehearse(learner, to_device(fetcher(task, task.train_data)[portion], device))
+        rehearse(learner, to_device(loading.first(sampler, taker, position.samples), device))
     run = Run(
         config=config,
         task_path=order.task,
@@ -91,8 +92,8 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
         task=task,
         learner=learner,
         sampler=sampler,
-        train_loader=make_loader(task, task.train_data, work, data, device),
-        eval_loader=_eval_loader(task, taker, data, device),
+        train_loader=loading.training(sampler, taker, position.samples, total - position.step),
+        eval_loader=loading.evaluation(taker),
         checkpoints=checkpoints,
         agreement=_agreement(position, config, ranks),
         stop=stop,
@@ -101,6 +102,8 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
         total_steps=total,
     )
     _say_opened(run, opened, split)
+    if budget.warning:
+        run.report.warned(budget.warning)
     return run
 
 
@@ -164,7 +167,7 @@ def _optimizer(task: Task, params: list[nn.Parameter], config: RunConfig) -> tor
     return build_optimizer(params, config.optimizer)
 
 
-def _position(saved: Snapshot, sampler: GlobalSampler) -> Position:
+def _position(saved: Snapshot, sampler: Sampler) -> Position:
     """Where a checkpoint was taken.
 
     Raises:
@@ -184,26 +187,24 @@ def _position(saved: Snapshot, sampler: GlobalSampler) -> Position:
     return Position(state["step"], state["samples"], state["seconds"])
 
 
-def _total_steps(sampler: GlobalSampler, position: Position, config: RunConfig) -> int:
+def _total_steps(sampler: Sampler, position: Position, config: RunConfig) -> int:
     """Updates of the whole run, over all attempts."""
-    epochs = config.epochs
-    if epochs is None and config.max_steps is not None:
+    if config.max_steps is not None and config.epochs is None:
         return config.max_steps
-    end = sampler.size * (epochs or 1)
+    if isinstance(sampler, StreamSampler):
+        raise TypeError("a stream has no epochs to count")
+    end = sampler.size * (config.epochs or 1)
     left = sampler.updates_between(position.samples, end) if position.samples < end else 0
     total = position.step + left
     return total if config.max_steps is None else min(total, config.max_steps)
 
 
-def _eval_loader(
-    task: Task, taker: Taker, config: DataConfig, device: torch.device
-) -> Iterable[Micro] | None:
-    if task.eval_data is None:
-        return None
-    taker = replace(taker, micro=config.eval_batch or taker.micro)
-    return make_loader(
-        task, task.eval_data, evaluation_portions(len(task.eval_data), taker), config, device
-    )
+def _budget(config: RunConfig, ranks: Ranks) -> Budget:
+    """This rank's threads, which are set here, and its worker processes."""
+    budget = share_out(cpu_count(), ranks.local_world_size, config.data.workers)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(budget.threads)
+    return budget
 
 
 def _agreement(position: Position, config: RunConfig, ranks: Ranks) -> Agreement:

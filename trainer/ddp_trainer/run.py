@@ -11,8 +11,8 @@ import torch
 from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.config import RunConfig
 from ddp_trainer.data.evaluation import evaluate
-from ddp_trainer.data.loader import Micro
-from ddp_trainer.data.sampler import GlobalSampler
+from ddp_trainer.data.loader import Sampler
+from ddp_trainer.data.micro import Micro
 from ddp_trainer.environment import Ranks
 from ddp_trainer.numerics.norm import average_norm_statistics
 from ddp_trainer.observe.report import Reporter
@@ -44,7 +44,7 @@ class Run:
     attempt: int
     task: Task
     learner: Learner
-    sampler: GlobalSampler
+    sampler: Sampler
     train_loader: Iterable[Micro]
     eval_loader: Iterable[Micro] | None
     checkpoints: CheckpointManager
@@ -62,9 +62,12 @@ class Run:
     """Update after which BatchNorm statistics were averaged last."""
 
     @property
-    def epoch(self) -> int:
-        """Number of the epoch that the newest update belonged to, from 1; 0 before the first."""
-        return -(-self.position.samples // self.sampler.size)
+    def epoch(self) -> int | None:
+        """Number of the epoch that the newest update belonged to, from 1; 0 before the first.
+
+        Nothing where the data have no length.
+        """
+        return self.sampler.epoch_of(self.position.samples)
 
     @property
     def complete(self) -> bool:

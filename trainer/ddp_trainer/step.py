@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_trainer.config import Precision
-from ddp_trainer.data.loader import Micro
+from ddp_trainer.data.micro import Micro
 from ddp_trainer.numerics.precision import autocast
 from ddp_trainer.numerics.seeds import derive, seed_torch
 from ddp_trainer.parallel.strategy import synchronised

@@ -7,13 +7,14 @@ A task is any object with a model, training data and a loss. It needs no base cl
 import importlib
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from pydantic import BaseModel
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 
 from ddp_trainer.errors import InputError
 
@@ -45,6 +46,11 @@ class Indexed(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
+Data = Indexed | Iterable[Any]
+"""What a task trains on or is evaluated on: with an index, or else to be read from the beginning
+(see `data.stream`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunEnv:
     """What `build` may need to know about the process that it runs in."""
@@ -68,8 +74,8 @@ class Task(Protocol):
     """
 
     model: nn.Module
-    train_data: Indexed
-    eval_data: Indexed | None
+    train_data: Data
+    eval_data: Data | None
 
     def loss(self, model: nn.Module, batch: Any, /) -> Weighted:
         """Loss of one batch, summed, under the run's precision.
@@ -151,11 +157,20 @@ def check_task(task: object, path: str) -> Task:
         data = getattr(task, name)
         if data is None and name == "eval_data":
             continue
-        if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-            raise InputError(f'task: "{name}" of "{path}" must have a length and an index')
-        if len(data) == 0:
+        if not is_indexed(data) and not hasattr(data, "__iter__"):
+            raise InputError(
+                f'task: "{name}" of "{path}" must have a length and an index, or be iterable'
+            )
+        if is_indexed(data) and len(data) == 0:
             raise InputError(f'task: "{name}" of "{path}" holds no samples')
     return task
+
+
+def is_indexed(data: object) -> TypeGuard[Indexed]:
+    """Whether samples can be asked for by number."""
+    if isinstance(data, IterableDataset):  # its base class has an index that only raises
+        return False
+    return hasattr(data, "__len__") and hasattr(data, "__getitem__")
 
 
 def _import(path: str) -> Build:

@@ -3,7 +3,8 @@
 import gc
 
 from ddp_agent.contract import ExitCode, RankPhase
-from ddp_trainer.data.loader import by_update, on_device
+from ddp_trainer.data.loader import by_update
+from ddp_trainer.data.prefetch import on_device
 from ddp_trainer.environment import Ranks
 from ddp_trainer.numerics.schedule import lr_factor
 from ddp_trainer.observe.beats import BeatWriter
@@ -53,7 +54,8 @@ def loop(run: Run) -> bool:
         run.report.nothing_left(run.position.step)
         return False
     verdict = run.meet()
-    for micros in by_update(on_device(run.train_loader, run.learner.device)):
+    arriving = on_device(run.train_loader, run.learner.device, run.report.data_wait)
+    for micros in by_update(arriving):
         if verdict.stop or verdict.finish:
             break
         step = run.position.step
@@ -94,7 +96,7 @@ def _between_updates(run: Run, verdict: Verdict) -> Verdict:
     if run.agreement.due(step):
         verdict = run.meet()
         by_clock = verdict.save
-    epoch_ended = run.position.samples % run.sampler.size == 0
+    epoch_ended = run.sampler.ends_epoch(run.position.samples)
     if run.checkpoints.due(step, epoch_ended=epoch_ended, by_clock=by_clock):
         run.save()
     every = run.config.eval_every_steps

@@ -1,25 +1,24 @@
-"""From portions of indices to batches on the device."""
+"""From portions to batches: which data a task has, and who prepares them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from ddp_trainer.config import DataConfig
-from ddp_trainer.data.sampler import Portion
+from ddp_trainer.config import DataConfig, RunConfig
+from ddp_trainer.data.budget import Budget
+from ddp_trainer.data.micro import Micro
+from ddp_trainer.data.sampler import GlobalSampler, Portion, Taker, evaluation_portions
+from ddp_trainer.data.stream import StreamSampler, StreamWork, evaluation_stream
+from ddp_trainer.errors import InputError
 from ddp_trainer.numerics.seeds import seed_all
-from ddp_trainer.task import HasCollate, Indexed, Task
+from ddp_trainer.task import HasCollate, Indexed, Task, is_indexed
 
-
-class Micro(NamedTuple):
-    """What one rank computes in one forward pass."""
-
-    batch: Any
-    weight: float
-    update_samples: int
-    last: bool
+Sampler = GlobalSampler | StreamSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,50 +28,114 @@ class Fetcher(Dataset[Micro]):
     data: Indexed
     collate: Callable[[Any], Any]
 
-    def __getitem__(self, portion: Portion) -> Micro:
+    def __getitem__(self, portion: Portion[int]) -> Micro:
         """The batch, drawn under the portion's own seed, wherever and whenever it is drawn."""
         seed_all(portion.seed)
         many = getattr(self.data, "__getitems__", None)
-        samples = many(portion.indices) if many else [self.data[i] for i in portion.indices]
-        batch = self.collate(samples)
-        return Micro(batch, portion.weight, portion.update_samples, portion.last)
+        samples = many(portion.items) if many else [self.data[i] for i in portion.items]
+        return Micro.of(portion, self.collate(samples))
 
 
-def fetcher(task: Task, data: Indexed) -> Fetcher:
-    """Prepares batches of `data` with the task's own way of joining samples, if it has one."""
-    return Fetcher(data, task.collate if isinstance(task, HasCollate) else default_collate)
+def make_sampler(task: Task, config: RunConfig) -> Sampler:
+    """How the task's training data are walked through.
 
-
-def make_loader(
-    task: Task, data: Indexed, portions: Iterable[Portion], config: DataConfig, device: torch.device
-) -> DataLoader[Micro]:
-    """A loader that yields one `Micro` per portion, still in host memory.
-
-    Worker processes start from a fork server: a process that has opened a process group or CUDA
-    cannot be forked safely.
+    Raises:
+        InputError: If they have no length and no number of updates is stated.
     """
-    workers = config.workers
-    return DataLoader(
-        fetcher(task, data),
-        sampler=portions,
-        batch_size=None,
-        num_workers=workers,
-        prefetch_factor=config.prefetch if workers else None,
-        persistent_workers=workers > 0,
-        multiprocessing_context="forkserver" if workers else None,
-        pin_memory=device.type == "cuda",
-    )
+    data = task.train_data
+    if is_indexed(data):
+        shuffle = config.data.shuffle
+        return GlobalSampler(len(data), config.global_batch, config.seed, shuffle=shuffle)
+    if config.max_steps is None:
+        raise InputError('config: "max_steps" must be stated, because train_data has no length')
+    if config.epochs is not None:
+        raise InputError('config: "epochs" has no meaning, because train_data has no length')
+    return StreamSampler(config.global_batch, config.seed)
 
 
-def on_device(micros: Iterable[Micro], device: torch.device) -> Iterator[Micro]:
-    """The same work with its batches on `device`."""
-    for micro in micros:
-        yield to_device(micro, device)
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What all loaders of a rank have in common."""
+
+    task: Task
+    config: DataConfig
+    budget: Budget
+    device: torch.device
+
+    def training(
+        self, sampler: Sampler, taker: Taker, start: int, updates: int
+    ) -> DataLoader[Micro]:
+        """This rank's forward passes from a position on, in host memory.
+
+        Args:
+            sampler: Of the training data.
+            taker: This rank.
+            start: Global samples consumed so far.
+            updates: Number of updates to make.
+        """
+        data = self.task.train_data
+        if isinstance(sampler, GlobalSampler):
+            return self._indexed(cast("Indexed", data), sampler.portions(start, updates, taker))
+        return self._stream(
+            partial(sampler.portions, cast("Iterable[Any]", data), start, updates, taker)
+        )
+
+    def evaluation(self, taker: Taker) -> DataLoader[Micro] | None:
+        """This rank's forward passes of one pass over the evaluation data, if there are any."""
+        data = self.task.eval_data
+        if data is None:
+            return None
+        taker = replace(taker, micro=self.config.eval_batch or taker.micro)
+        if is_indexed(data):
+            return self._indexed(data, evaluation_portions(len(data), taker))
+        return self._stream(partial(evaluation_stream, cast("Iterable[Any]", data), taker))
+
+    def first(self, sampler: Sampler, taker: Taker, start: int) -> Micro:
+        """The first forward pass from a position on, prepared in this process."""
+        alone = replace(self, budget=replace(self.budget, workers=0))
+        micro: Micro = next(iter(alone.training(sampler, taker, start, 1)))
+        return micro
+
+    def _indexed(self, data: Indexed, portions: Iterable[Portion[int]]) -> DataLoader[Micro]:
+        return self._loader(Fetcher(data, self._collate), sampler=portions)
+
+    def _stream(self, portions: Callable[[], Iterable[Portion[Any]]]) -> DataLoader[Micro]:
+        return self._loader(StreamWork(portions, self._collate))
+
+    @property
+    def _collate(self) -> Callable[[Any], Any]:
+        if not isinstance(self.task, HasCollate):
+            return default_collate
+        bound = getattr(self.task.collate, "__self__", None) is self.task
+        return _without_model(self.task).collate if bound else self.task.collate
+
+    def _loader(
+        self, work: Dataset[Micro], sampler: Iterable[Portion[int]] | None = None
+    ) -> DataLoader[Micro]:
+        """A loader that yields one `Micro` per portion.
+
+        Worker processes start from a fork server: a process that has opened a process group or CUDA
+        cannot be forked safely.
+        """
+        workers = self.budget.workers
+        return DataLoader(
+            work,
+            sampler=sampler,
+            batch_size=None,
+            num_workers=workers,
+            prefetch_factor=self.config.prefetch if workers else None,
+            persistent_workers=workers > 0 and self.config.persistent_workers,
+            multiprocessing_context="forkserver" if workers else None,
+            pin_memory=self.device.type == "cuda" and self.config.pin_memory,
+        )
 
 
-def to_device(micro: Micro, device: torch.device) -> Micro:
-    """The same work with its batch on `device`; the copy need not be over when this returns."""
-    return micro._replace(batch=_to(micro.batch, device))
+def _without_model(task: HasCollate) -> HasCollate:
+    """A task to be sent to worker processes: its model would take a copy, or open the device."""
+    twin = copy.copy(task)
+    if not isinstance(task, torch.nn.Module):
+        object.__setattr__(twin, "model", None)  # even where the task is frozen
+    return twin
 
 
 def by_update(micros: Iterable[Micro]) -> Iterator[Iterator[Micro]]:
@@ -87,15 +150,3 @@ def by_update(micros: Iterable[Micro]) -> Iterator[Iterator[Micro]]:
 
     for first in stream:
         yield rest(first)
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, Mapping):
-        return {key: _to(item, device) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_to(item, device) for item in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_to(item, device) for item in value)
-    return value

@@ -6,17 +6,20 @@ The position of a run is one number: global samples consumed. The order of an ep
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
 from ddp_trainer.numerics.seeds import derive
 
+T = TypeVar("T")
 
-class Portion(NamedTuple):
+
+class Portion(NamedTuple, Generic[T]):
     """One rank's part of one forward pass."""
 
-    indices: list[int]
+    items: list[T]
+    """Indices of samples; the samples themselves where data can only be read in order."""
     weight: float
     """1, or 0 for a stand-in: a rank without samples still has to take part in the reduction."""
     update_samples: int
@@ -50,6 +53,14 @@ class GlobalSampler:
         order: list[int] = torch.randperm(self.size, generator=generator).tolist()
         return order
 
+    def epoch_of(self, samples: int) -> int:
+        """Number of the epoch that the newest sample belonged to, from 1; 0 before the first."""
+        return -(-samples // self.size)
+
+    def ends_epoch(self, samples: int) -> bool:
+        """Whether a position is the end of an epoch."""
+        return samples % self.size == 0
+
     def updates_between(self, start: int, end: int) -> int:
         """Updates from position `start` up to position `end`, both in global samples consumed."""
         (first, offset), (last, rest) = divmod(start, self.size), divmod(end, self.size)
@@ -63,7 +74,7 @@ class GlobalSampler:
         epochs, batches = divmod(updates, self._batches(self.size))
         return epochs * self.size + batches * self.global_batch
 
-    def portions(self, start: int, updates: int, taker: "Taker") -> Iterator[Portion]:
+    def portions(self, start: int, updates: int, taker: "Taker") -> Iterator[Portion[int]]:
         """One rank's work from a position on.
 
         Args:
@@ -93,11 +104,11 @@ class Taker:
     micro: int
     """Most samples in one forward pass."""
 
-    def cut(self, batch: list[int], seed: tuple[int | str, ...]) -> Iterator[Portion]:
+    def cut(self, batch: list[T], seed: tuple[int | str, ...]) -> Iterator[Portion[T]]:
         """This rank's share of a batch, in forward passes.
 
         Args:
-            batch: Indices of all ranks' samples.
+            batch: All ranks' samples, or their indices.
             seed: What the samples' randomness is derived from.
         """
         share = batch[self.rank :: self.world_size]
@@ -109,7 +120,7 @@ class Taker:
             yield Portion(share[begin:end], weight, len(batch), last, derive(*seed, begin))
 
 
-def evaluation_portions(size: int, taker: Taker) -> list[Portion]:
+def evaluation_portions(size: int, taker: Taker) -> list[Portion[int]]:
     """One rank's work for one pass over evaluation data: no sample twice, none left out.
 
     Args:

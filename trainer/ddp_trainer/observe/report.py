@@ -3,6 +3,7 @@
 from typing import Any
 
 from ddp_agent.contract import CheckpointInfo, Progress
+from ddp_trainer.data.prefetch import WaitClock
 from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.observe.events import EventLog
 from ddp_trainer.observe.rates import RateMeter
@@ -22,6 +23,7 @@ class Reporter:
     ) -> None:
         self.beats = beats
         self.rates = RateMeter()
+        self.data_wait = WaitClock()
         self._events = events
         self._is_first = is_first
         self._total_steps = total_steps
@@ -56,9 +58,12 @@ class Reporter:
         self._events.emit("complete", step=step, message=message)
 
     def trained(
-        self, *, step: int, epoch: int, loss: float, lr: float, grad_norm: float | None
+        self, *, step: int, epoch: int | None, loss: float, lr: float, grad_norm: float | None
     ) -> None:
-        """Tells how far the training is, with the rate since the last time it was told."""
+        """Tells how far the training is, with what happened since the last time it was told.
+
+        `data_wait_seconds` is the time that this rank had no batch to train on.
+        """
         rate = self.rates.read()
         eta = round((self._total_steps - step) * self._global_batch / rate) if rate else None
         self._progress = Progress(
@@ -71,13 +76,14 @@ class Reporter:
             metrics=self._progress.metrics,
         )
         self._beat_progress()
-        fields = self._progress.model_dump(exclude={"metrics"}) | {"lr": lr}
+        fields = self._progress.model_dump(exclude={"metrics"})
+        fields |= {"lr": lr, "data_wait_seconds": self.data_wait.read()}
         if grad_norm is not None:
             fields["grad_norm"] = grad_norm
         self._events.emit("progress", **fields)
 
     def evaluated(
-        self, *, step: int, epoch: int, metrics: dict[str, float], seconds: float
+        self, *, step: int, epoch: int | None, metrics: dict[str, float], seconds: float
     ) -> None:
         """Tells the result of an evaluation."""
         self._progress = self._progress.model_copy(

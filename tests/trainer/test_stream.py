@@ -1,0 +1,110 @@
+"""Data without an index: each sample once, at any number of ranks, and on from where it was."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from ddp_trainer.data.sampler import Taker
+from ddp_trainer.data.stream import StreamSampler, evaluation_stream
+from ddp_trainer.errors import InputError
+from tests.trainer.rank_processes import Launcher
+
+TASK = ["--task=sample_tasks:build_stream", "--global_batch=6", "--optimizer.name=sgd"]
+TASK += ["--schedule.name=constant", "--schedule.warmup_steps=0"]
+
+
+class Counting:
+    def __init__(self, size: int) -> None:
+        self.size, self.epoch = size, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter([(self.epoch, number) for number in range(self.size)])
+
+
+def walked(start: int, updates: int, world: int, size: int) -> tuple[Counter[Any], int]:
+    seen: Counter[Any] = Counter()
+    consumed = 0
+    for rank in range(world):
+        portions = StreamSampler(6, seed=1).portions(
+            Counting(size), start, updates, Taker(rank, world, 2)
+        )
+        ends = 0
+        for portion in portions:
+            seen.update(portion.items if portion.weight else [])
+            if portion.last:
+                ends += 1
+                consumed += portion.update_samples if rank == 0 else 0
+        assert ends == updates
+    return seen, consumed
+
+
+@given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 4), st.integers(0, 9))
+@settings(max_examples=60, deadline=None)
+def test_a_stream_is_walked_on_at_any_number_of_ranks(
+    size: int, world: int, other: int, before: int
+) -> None:
+    whole, _ = walked(0, 10, 1, size)
+    first, consumed = walked(0, before, world, size)
+    second, _ = walked(consumed, 10 - before, other, size)
+    assert first + second == whole
+    assert max(whole.values()) == 1
+
+
+def test_a_stream_without_samples_is_refused() -> None:
+    with pytest.raises(InputError, match='"train_data" holds no samples'):
+        list(StreamSampler(6, seed=1).portions(Counting(0), 0, 1, Taker(0, 1, 2)))
+    with pytest.raises(InputError, match='"eval_data" holds no samples'):
+        list(evaluation_stream(Counting(0), Taker(0, 1, 2)))
+
+
+def test_ranks_workers_and_interruptions_do_not_change_the_run(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    def run(name: str, world: int, *extra: str) -> Any:
+        folder = [f"--checkpoint.directory={tmp_path / name}", "--checkpoint.every_steps=1000"]
+        gang = launcher.train(*TASK, *folder, *extra, world=world)
+        assert gang.wait() == [0] * world, gang.err(0)
+        return gang
+
+    one = run("one", 1, "--max_steps=20")
+    two = run("two", 2, "--max_steps=20", "--data.workers=2", "--micro_batch=1")
+    run("three", 1, "--max_steps=7")
+    three = run("three", 3, "--max_steps=20")
+    assert three.events("resume")[0]["message"] == "resumed at step 7 of 20"
+    metrics = [gang.events("summary")[0]["metrics"]["loss"] for gang in (one, two, three)]
+    assert metrics[1:] == pytest.approx([metrics[0]] * 2, rel=1e-5)
+    assert one.events("summary")[0]["epoch"] is None
+    weights = [
+        load_file(max((tmp_path / name).glob("step-*")) / "model.safetensors")
+        for name in ("one", "two", "three")
+    ]
+    for key, value in weights[0].items():
+        assert value.allclose(weights[1][key], atol=1e-6, rtol=0)
+        assert value.allclose(weights[2][key], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], 'config: "max_steps" must be stated, because train_data has no length'),
+        (
+            ["--max_steps=5", "--epochs=2"],
+            'config: "epochs" has no meaning, because train_data has no length',
+        ),
+    ],
+)
+def test_a_stream_ends_by_the_number_of_updates(
+    launcher: Launcher, arguments: list[str], sentence: str
+) -> None:
+    gang = launcher.train(*TASK, *arguments, world=None)
+    assert gang.wait() == [2]
+    assert gang.err(0) == sentence + "\n"
