@@ -22,6 +22,7 @@ from ddp_operator.runtime.health import serve_health
 from ddp_operator.runtime.leader import Elector, Timing
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.settings import Settings, SettingsError
+from ddp_operator.runtime.vigil import Vigil
 from ddp_operator.runtime.workers import Heart, first_sync, resync_for_ever, work
 
 _log = logging.getLogger("ddp_operator")
@@ -85,7 +86,8 @@ async def _operate(
     cache = Cache()
     queue: WorkQueue[Key] = WorkQueue()
     defaults = Defaults(settings.trainer_image, settings.image_pull_policy)
-    controller = Controller(cluster, cache, defaults, lambda: datetime.now(UTC))
+    vigil = Vigil(cluster, queue.add)
+    controller = Controller(cluster, cache, defaults, lambda: datetime.now(UTC), vigil=vigil)
 
     def take() -> Coroutine[Any, Any, Any]:
         return cluster.snapshot(settings.namespace)
@@ -97,7 +99,10 @@ async def _operate(
     ]
     parts.append(resync_for_ever(take, cache, queue, settings.resync_seconds))
     parts.append(_watch(settings, cache, queue, stop))
-    await _until(asyncio.Event(), parts)
+    try:
+        await _until(asyncio.Event(), parts)
+    finally:
+        await vigil.close()
 
 
 async def _watch(

@@ -68,6 +68,8 @@ class Bench:
     pace: float = 0.0
     """Seconds that a tick takes by the agent's clock; 0 is real time."""
     said: list[AgentStatus] = field(default_factory=list)
+    told: list[bool] = field(default_factory=list)
+    """What the agent answered to orders that were posted to it."""
 
     def __post_init__(self) -> None:
         one: dict[str, str | None] = {Env.NODES: "1", Env.PROCS_PER_NODE: "1"}

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ddp_agent.config import AgentConfig
-from ddp_agent.contract import Beat, Env, RankPhase
+from ddp_agent.contract import AgentStatus, AttemptOrder, Beat, Env, RankPhase
 from ddp_agent.processes import adopt_orphans, descendants
+from ddp_agent.word import Word
+from tests.unit.support import UID, word
 
 DEADLINE_SECONDS = 20.0
 """After which a condition that has not come about fails a test."""
@@ -62,3 +64,25 @@ def orphanage() -> Iterator[None]:
     yield
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
     assert set(descendants(os.getpid())) <= before, "a process is left behind"
+
+
+class Told:
+    """An agent that says what it is told to."""
+
+    def __init__(self) -> None:
+        self.word = Word(word())
+        self.lives = True
+        self.orders: list[AttemptOrder] = []
+
+    def status(self) -> AgentStatus:
+        return self.word.now()
+
+    def news(self, revision: int, seconds: float) -> AgentStatus:
+        return self.word.news(revision, seconds)
+
+    def alive(self) -> bool:
+        return self.lives
+
+    def order(self, order: AttemptOrder) -> bool:
+        self.orders.append(order)
+        return order.job_uid == UID

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from ddp_agent import contract
-from ddp_agent.contract import AgentStatus
+from ddp_agent.contract import AgentStatus, AttemptOrder
 from ddp_operator.cluster.base import (
     ClusterError,
     ConflictError,
@@ -49,6 +49,8 @@ class FakeCluster:
         self.statuses: list[Manifest] = []
         """Every status that was written."""
         self.events: list[Event] = []
+        self.orders: list[tuple[str, AttemptOrder]] = []
+        """What agents were told directly."""
         self.refusals: dict[str, ClusterError] = {}
         """What to answer to writes that begin with these words."""
         self.watching: Cache | None = None
@@ -211,6 +213,14 @@ class FakeCluster:
     async def ask_agent(self, pod: PodView) -> AgentStatus | None:
         self.asked.append(pod.name)
         return self.agents.get(pod.uid)
+
+    async def await_agent(self, pod: PodView, revision: int) -> AgentStatus | None:
+        """Answers at once: the caller asks again."""
+        word = self.agents.get(pod.uid)
+        return word if word is None or word.revision != revision else None
+
+    async def order_attempt(self, address: str, order: AttemptOrder) -> None:
+        self.orders.append((address, order))
 
     # --- Storage ----------------------------------------------------------------------------------
 

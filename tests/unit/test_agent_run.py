@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_agent.agent import NEXT_ORDER_SECONDS, STOP_GRACE_SECONDS
-from ddp_agent.contract import AgentPhase, AgentStatus, Env, ExitCode
+from ddp_agent.agent import NEXT_ORDER_SECONDS, REMINDER_SECONDS, STOP_GRACE_SECONDS
+from ddp_agent.contract import AgentPhase, AgentStatus, AttemptOrder, Env, ExitCode
 from tests.unit.agent_bench import Bench, phase, stub_torchrun
 from tests.unit.agent_support import orphanage
 
@@ -136,6 +136,46 @@ for_ever()
     assert bench.run() == ExitCode.PREEMPTED
     assert bench.story()[-1] == "1:Preempted"
     assert saved.exists()
+
+
+def test_a_rank_that_torchrun_has_not_told_to_stop_is_told_directly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun loses a signal that comes while it starts its ranks."""
+    rank = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(85)); time.sleep(60)"
+    stub_torchrun(
+        monkeypatch,
+        f"""
+on_sigterm(lambda: None)
+rank = subprocess.Popen([sys.executable, "-S", "-c", {rank!r}])
+beat("Training")
+code = rank.wait()
+open({str(tmp_path / "code")!r}, "w").write(str(code))
+""",
+    )
+    bench = Bench(tmp_path, pace=REMINDER_SECONDS / 40)
+    bench.order("1")
+    bench.when(phase("Training"), lambda: bench.order("stop"))
+    assert bench.run() == ExitCode.PREEMPTED
+    assert (tmp_path / "code").read_text() in {"85", "-15"}
+
+
+def test_an_attempt_that_the_operator_orders_itself_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub_torchrun(monkeypatch, "beat('Training')\nif attempt == 1: fall(rank=0)")
+    bench = Bench(tmp_path)
+    bench.order("1")
+    order = AttemptOrder(job_uid="uid-1", attempt=2)
+    bench.when(phase("Failed"), lambda: bench.told.append(bench.agent.order(order)))
+    assert bench.run() == ExitCode.OK
+    assert bench.told == [True]
+    assert not bench.agent.order(AttemptOrder(job_uid="another", attempt=3))
+    timeline = bench.agent.status().timeline
+    assert timeline is not None
+    assert timeline.noticed is not None
+    assert timeline.cleared is not None
+    assert timeline.noticed <= timeline.cleared <= timeline.ordered
 
 
 def test_ranks_that_save_for_too_long_are_killed_in_the_end(

@@ -11,23 +11,23 @@ from typing import Any
 
 import pytest
 
-from ddp_agent.contract import AgentPhase, AgentStatus
+from ddp_agent.contract import AgentPhase, AgentStatus, AttemptOrder
 from ddp_agent.server import AgentServer
-from tests.unit.agent_support import beat, wait_until
-from tests.unit.support import word
+from ddp_agent.word import Word
+from tests.unit.agent_support import Told, beat, wait_until
+from tests.unit.support import UID, word
 
 
 @dataclass
 class Served:
-    """A server, and what it tells of."""
+    """A server, and the agent that it tells of."""
 
-    status: AgentStatus
-    alive: bool = True
+    agent: Told
     port: int = 0
 
-    def ask(self, path: str, method: str = "GET") -> tuple[int, str, str]:
+    def ask(self, path: str, method: str = "GET", body: str = "") -> tuple[int, str, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-        connection.request(method, path)
+        connection.request(method, path, body=body or None)
         answer = connection.getresponse()
         found = answer.status, answer.getheader("Content-Type", ""), answer.read().decode()
         connection.close()
@@ -37,8 +37,8 @@ class Served:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     """One for all tests: a server takes its time to close."""
-    found = Served(word())
-    running = AgentServer("127.0.0.1", 0, lambda: found.status, lambda: found.alive)
+    found = Served(Told())
+    running = AgentServer("127.0.0.1", 0, found.agent)
     found.port = running.port
     running.start()
     yield found
@@ -47,14 +47,15 @@ def server() -> Iterator[Served]:
 
 @pytest.fixture
 def served(server: Served) -> Served:
-    server.status = word(1, attempt=3, phase="Starting", ranks=[beat()])
-    server.alive = True
+    server.agent.word = Word(word(1, attempt=3, phase="Starting", ranks=[beat()]))
+    server.agent.lives = True
+    server.agent.orders.clear()
     return server
 
 
 @pytest.mark.parametrize("phase", list(AgentPhase))
 def test_a_node_is_ready_only_while_it_trains(served: Served, phase: AgentPhase) -> None:
-    served.status = word(1, attempt=3, phase=phase)
+    served.agent.word = Word(word(1, attempt=3, phase=phase))
     ready = phase is AgentPhase.TRAINING
     code, _, text = served.ask("/readyz")
     assert code == (200 if ready else 503)
@@ -63,20 +64,71 @@ def test_a_node_is_ready_only_while_it_trains(served: Served, phase: AgentPhase)
 
 def test_a_loop_that_hangs_is_not_healthy(served: Served) -> None:
     assert served.ask("/healthz")[0] == 200
-    served.alive = False
+    served.agent.lives = False
     assert served.ask("/healthz")[::2] == (503, "the agent's loop hangs\n")
 
 
 def test_the_status_is_the_contracts_document(served: Served) -> None:
     code, kind, text = served.ask("/status")
     assert (code, kind) == (200, "application/json")
-    assert AgentStatus.model_validate_json(text) == served.status
+    assert AgentStatus.model_validate_json(text) == served.agent.status()
     assert json.loads(text)["nodeIndex"] == 1
 
 
 def test_other_paths_and_methods_are_refused(served: Served) -> None:
     assert served.ask("/")[0] == 404
-    assert served.ask("/status", "POST")[0] == 501
+    assert served.ask("/status", "POST")[0] == 404
+    assert served.ask("/status", "PUT")[0] == 501
+
+
+def test_a_request_for_news_is_answered_when_there_are_some(served: Served) -> None:
+    answers: list[AgentStatus] = []
+
+    def listen() -> None:
+        answers.append(AgentStatus.model_validate_json(served.ask("/status?revision=0&wait=9")[2]))
+
+    listener = threading.Thread(target=listen)
+    before = threading.active_count()
+    listener.start()
+    wait_until(lambda: threading.active_count() >= before + 2, "the question is being answered")
+    assert not answers
+    served.agent.word.enter(AgentPhase.FAILED, 5.0)
+    listener.join(timeout=10)
+    assert [(a.revision, a.phase) for a in answers] == [(1, AgentPhase.FAILED)]
+
+
+@pytest.mark.parametrize(
+    "query", ["revision=7&wait=20", "revision=0&wait=0", "wait=-3", "wait=nan"]
+)
+def test_what_is_news_already_or_cannot_be_waited_for_is_told_at_once(
+    served: Served, query: str
+) -> None:
+    assert served.ask(f"/status?{query}")[0] == 200
+
+
+@pytest.mark.parametrize("query", ["revision=new", "wait=long"])
+def test_a_question_that_makes_no_sense_is_refused(served: Served, query: str) -> None:
+    code, _, text = served.ask(f"/status?{query}")
+    assert (code, text) == (400, "revision and wait must be numbers\n")
+
+
+def test_an_order_reaches_the_agent(served: Served) -> None:
+    order = AttemptOrder(job_uid=UID, attempt=4)
+    assert served.ask("/attempt", "POST", order.to_json())[0] == 200
+    assert served.agent.orders == [order]
+
+
+def test_an_order_for_another_job_is_refused(served: Served) -> None:
+    """The address that the operator knows may have come to another job's pod."""
+    order = AttemptOrder(job_uid="somebody-else", attempt=4)
+    code, _, text = served.ask("/attempt", "POST", order.to_json())
+    assert (code, text) == (409, "this agent works for another job\n")
+
+
+@pytest.mark.parametrize("body", ["", "{}", "[]", '{"jobUid": "x", "attempt": 0}', "x" * 2000])
+def test_what_is_no_order_is_refused(served: Served, body: str) -> None:
+    assert served.ask("/attempt", "POST", body)[0] == 400
+    assert not served.agent.orders
 
 
 def test_one_connection_serves_many_questions(served: Served) -> None:

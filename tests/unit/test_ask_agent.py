@@ -7,12 +7,13 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from ddp_agent.contract import AgentStatus
+from ddp_agent.contract import AgentPhase, AgentStatus, AttemptOrder
 from ddp_agent.server import AgentServer
-from ddp_operator.cluster import agents
-from ddp_operator.cluster.agents import ask_agent
-from tests.unit.agent_support import beat
-from tests.unit.support import word
+from ddp_agent.word import Word
+from ddp_operator.cluster import agents as agents_module
+from ddp_operator.cluster.agents import Agents
+from tests.unit.agent_support import Told, beat
+from tests.unit.support import UID, word
 
 SAID = word(1, attempt=3, ranks=[beat(local_rank=i, rank=i) for i in range(64)])
 BODY = SAID.to_json().encode()
@@ -38,18 +39,45 @@ async def answering(answer: Answer) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
+@asynccontextmanager
+async def agents_at(port: int) -> AsyncIterator[Agents]:
+    agents = Agents(port)
+    try:
+        yield agents
+    finally:
+        await agents.close()
+
+
 async def ask(port: int) -> AgentStatus | None:
-    async with aiohttp.ClientSession() as session:
-        return await ask_agent(session, "127.0.0.1", port)
+    async with agents_at(port) as agents:
+        return await agents.ask("127.0.0.1")
 
 
 async def test_the_agents_own_server_is_understood() -> None:
-    server = AgentServer("127.0.0.1", 0, lambda: SAID, lambda: True)
+    agent = Told()
+    agent.word = Word(SAID)
+    server = AgentServer("127.0.0.1", 0, agent)
     server.start()
     try:
-        assert await ask(server.port) == SAID
+        async with agents_at(server.port) as agents:
+            assert await agents.ask("127.0.0.1") == SAID
+            assert await agents.news("127.0.0.1", -1) == SAID
+            news = asyncio.ensure_future(agents.news("127.0.0.1", SAID.revision))
+            agent.word.enter(AgentPhase.FAILED, 5.0)
+            heard = await news
+            assert heard is not None
+            assert heard.phase is AgentPhase.FAILED
+            order = AttemptOrder(job_uid=UID, attempt=4)
+            assert await agents.order("127.0.0.1", order)
+            assert not await agents.order("127.0.0.1", AttemptOrder(job_uid="other", attempt=4))
+            assert agent.orders[0] == order
     finally:
         await asyncio.to_thread(server.close)
+
+
+async def test_an_order_that_nobody_takes_is_no_error() -> None:
+    async with agents_at(1) as agents:
+        assert not await agents.order("127.0.0.1", AttemptOrder(job_uid=UID, attempt=4))
 
 
 async def test_an_answer_that_comes_in_pieces_is_read_to_its_end() -> None:
@@ -107,7 +135,7 @@ async def test_an_answer_without_end_is_not_read_without_end() -> None:
 async def test_an_agent_that_does_not_answer_in_time_gives_no_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(agents, "TIMEOUT", aiohttp.ClientTimeout(total=0.1))
+    monkeypatch.setattr(agents_module, "_SHORT", aiohttp.ClientTimeout(total=0.1))
     asked = asyncio.Event()
 
     async def wait(_: asyncio.StreamWriter) -> None:

@@ -44,6 +44,20 @@ def test_what_cannot_be_read_is_no_news(tmp_path: Path, noise: bytes) -> None:
     assert orders(tmp_path, b"3", noise) == [3, 3]
 
 
+def test_what_was_told_counts_like_what_is_written(tmp_path: Path) -> None:
+    file = AttemptFile(tmp_path)
+    file.tell(2)
+    assert file.read() == 2
+    (tmp_path / ATTEMPT_FILE).write_text("1")
+    assert file.read() == 2
+    (tmp_path / ATTEMPT_FILE).write_text("3")
+    file.tell(2)
+    assert file.read() == 3
+    (tmp_path / ATTEMPT_FILE).write_text(ATTEMPT_STOP)
+    file.tell(9)
+    assert file.read() is STOP
+
+
 def test_a_file_that_goes_away_is_no_news(tmp_path: Path) -> None:
     file = AttemptFile(tmp_path)
     (tmp_path / ATTEMPT_FILE).write_text("3")

@@ -11,6 +11,7 @@ from ddp_agent import contract
 from ddp_agent.contract import (
     AgentPhase,
     AgentStatus,
+    AttemptOrder,
     Beat,
     CheckpointInfo,
     Env,
@@ -24,12 +25,14 @@ from ddp_agent.contract import (
 from ddp_operator.api.base import API_GROUP
 
 FULL = AgentStatus(
+    job_uid="uid-1",
+    revision=7,
     node_index=1,
     attempt=2,
     phase=AgentPhase.FAILED,
     since=1.5,
     command=["torchrun", "--nnodes=2"],
-    timeline=Timeline(ordered=1.0, launched=1.5, stepped=2.5),
+    timeline=Timeline(noticed=0.5, ordered=1.0, launched=1.5, stepped=2.5),
     ranks=[Beat(attempt=2, rank=3, local_rank=1, phase=RankPhase.TRAINING, at=1.0, resumed_from=4)],
     progress=Progress(step=5, total_steps=9, loss=0.5, metrics={"a": 0.25}),
     checkpoint=CheckpointInfo(step=4, path="/c/ü", at=0.5),
@@ -60,6 +63,7 @@ def test_fields_of_a_newer_neighbour_are_ignored(model: type[WireModel]) -> None
         CheckpointInfo: FULL.checkpoint,
         Failure: FULL.failure,
         Timeline: FULL.timeline,
+        AttemptOrder: AttemptOrder(job_uid="uid-1", attempt=2),
     }
     known = documents[model]
     assert known is not None

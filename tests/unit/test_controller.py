@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from ddp_agent import contract
-from ddp_agent.contract import AgentStatus, Progress
+from ddp_agent.contract import AgentStatus, AttemptOrder, Progress
 from ddp_operator.api.job import parse_job
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.cluster.base import ClusterError, ConflictError, NameTakenError
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from tests.unit.fake_cluster import FakeCluster
-from tests.unit.support import DEFAULTS, NOW, after, job_manifest, summary, word
+from tests.unit.support import DEFAULTS, NOW, UID, after, failed_word, job_manifest, summary, word
 
 KEY = ("team-a", "digits")
 
@@ -89,11 +89,27 @@ async def test_deletions_come_first_because_they_free_names() -> None:
     await bench.look()
     first, *rest = bench.written_since(start)
     assert first == "status digits"
-    assert [write for write in rest if write != "event digits"] == [
-        "delete Pod digits-1",
-        "annotate Pod digits-0 2",
-        "create Pod digits-1",
-    ]
+    deleted, *others = [write for write in rest if write != "event digits"]
+    assert deleted == "delete Pod digits-1"
+    assert set(others) == {"annotate Pod digits-0 2", "create Pod digits-1"}
+
+
+async def test_an_agent_is_told_of_the_next_attempt_directly_too() -> None:
+    bench = Bench()
+    await bench.train()
+    bench.say("digits-1", failed_word(1), ready=False)
+    await bench.look()
+    order = AttemptOrder(job_uid=UID, attempt=2)
+    assert bench.cluster.orders == [("10.0.0.1", order)] * 2
+
+
+async def test_the_word_of_another_jobs_agent_counts_for_nothing() -> None:
+    """The address of a pod may have come to another one since it was read."""
+    bench = Bench()
+    await bench.train()
+    bench.say("digits-0", failed_word(0).model_copy(update={"job_uid": "somebody-else"}))
+    await bench.look()
+    assert bench.status().attempt == 1
 
 
 async def test_nothing_is_written_when_nothing_has_changed() -> None:

@@ -2,11 +2,11 @@
 
 from collections.abc import AsyncIterator
 
-import aiohttp
 import pytest
 from aiohttp import web
 from kubernetes.aio import client
 
+from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest, NotLeadingError
 from ddp_operator.cluster.kube import KubeCluster
 from tests.unit.fake_api import FakeApi, refusal
@@ -25,7 +25,7 @@ class Bench:
         configuration = client.Configuration(host=api.address)
         self.cluster = KubeCluster(
             client.ApiClient(configuration),
-            aiohttp.ClientSession(),
+            Agents(),
             may_write=self._may_write,
             heard=self.heard.append,
         )

@@ -9,7 +9,7 @@ import yaml
 
 from ddp_agent import contract
 from ddp_agent.agent import STOP_GRACE_SECONDS
-from ddp_operator.builders.pod import GPU_RESOURCE, Defaults, build_pod
+from ddp_operator.builders.pod import GPU_RESOURCE, LOST_NODE_SECONDS, Defaults, build_pod
 from tests.unit.support import DEFAULTS, UID, new_job
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -165,7 +165,9 @@ def test_the_place_is_passed_on() -> None:
         "priorityClassName": "high",
     }
     spec = build(**place, imagePullSecrets=["registry"])["spec"]
+    tolerations = place.pop("tolerations")
     assert place.items() <= spec.items()
+    assert spec["tolerations"][: len(tolerations)] == tolerations
     assert spec["imagePullSecrets"] == [{"name": "registry"}]
 
 
@@ -179,6 +181,31 @@ def test_keys_without_a_value_are_absent() -> None:
 
     pod = build(env=[{"name": "A"}], volumes=[{"name": "d", "emptyDir": {}}])
     assert empty(pod, "pod") == []
-    optional = {"nodeSelector", "tolerations", "priorityClassName", "imagePullSecrets"}
+    optional = {"nodeSelector", "priorityClassName", "imagePullSecrets"}
     assert not optional & pod["spec"].keys()
     assert "podTemplate" not in pod
+
+
+LOST_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+
+
+def test_a_lost_node_holds_a_pod_for_seconds_only() -> None:
+    found = {t["key"]: t for t in build()["spec"]["tolerations"]}
+    assert tuple(found) == LOST_NODE
+    assert {t["tolerationSeconds"] for t in found.values()} == {LOST_NODE_SECONDS}
+    assert {(t["operator"], t["effect"]) for t in found.values()} == {("Exists", "NoExecute")}
+
+
+@pytest.mark.parametrize(
+    ("stated", "kept"),
+    [
+        ({"key": LOST_NODE[1], "operator": "Exists", "tolerationSeconds": 90}, [LOST_NODE[0]]),
+        ({"operator": "Exists"}, []),
+    ],
+)
+def test_what_the_job_tolerates_itself_stays_as_it_is(
+    stated: dict[str, Any], kept: list[str]
+) -> None:
+    found = build(tolerations=[stated])["spec"]["tolerations"]
+    assert found[0] == stated
+    assert [t["key"] for t in found[1:]] == kept

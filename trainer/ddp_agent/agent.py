@@ -18,6 +18,7 @@ from ddp_agent.config import AgentConfig
 from ddp_agent.contract import (
     AgentPhase,
     AgentStatus,
+    AttemptOrder,
     Beat,
     ExitCode,
     Failure,
@@ -29,6 +30,7 @@ from ddp_agent.launcher import Launch, can_be_forked, prepare, standby_environme
 from ddp_agent.machine import out_of_memory_kills
 from ddp_agent.supervise import ProcessTree
 from ddp_agent.warm import READY_SECONDS, Standby, StandbyLostError, WarmTree
+from ddp_agent.word import Word
 
 _log = logging.getLogger("ddp_agent")
 
@@ -37,6 +39,8 @@ RESTART_GRACE_SECONDS = 3.0
 """Between SIGTERM and SIGKILL when a new attempt is ordered: its ranks resume from a checkpoint."""
 STOP_GRACE_SECONDS = 45.0
 """The same when the run is to stop: time to save, within the pod's own grace period."""
+REMINDER_SECONDS = 5.0
+"""After this ranks that still run are told to stop directly, once."""
 NEXT_ORDER_SECONDS = 300.0
 """How long a failed attempt waits for the next one before the container ends."""
 
@@ -69,18 +73,37 @@ class Agent:
         self._terminated = False
         self._standby: Standby | None = None
         self._ordered_at: float | None = None
+        self._noticed_at: float | None = None
+        self._cleared_at: float | None = None
         self._memory_kills = 0
         self._last_tick = self._clock.monotonic()
-        self._status = AgentStatus(
+        first = AgentStatus(
+            job_uid=config.job_uid,
             node_index=config.node_index,
             attempt=0,
             phase=AgentPhase.WAITING,
             since=self._clock.wall(),
         )
+        self._word = Word(first)
+
+    @property
+    def _status(self) -> AgentStatus:
+        return self._word.now()
 
     def status(self) -> AgentStatus:
         """What the agent says of itself now. Safe to call from any thread."""
-        return self._status
+        return self._word.now()
+
+    def news(self, revision: int, seconds: float) -> AgentStatus:
+        """The same once it is of another revision, or after a time. Safe from any thread."""
+        return self._word.news(revision, seconds)
+
+    def order(self, order: AttemptOrder) -> bool:
+        """Take note of an ordered attempt, unless it is another job's. Safe from any thread."""
+        if order.job_uid != self._config.job_uid:
+            return False
+        self._orders.tell(order.attempt)
+        return True
 
     def alive(self) -> bool:
         """Whether the loop has moved lately."""
@@ -149,26 +172,39 @@ class Agent:
     def _run_attempt(self, attempt: int) -> None:
         self._warm_up()
         launch = prepare(self._config, attempt, self._scratch)
-        self._enter(AgentPhase.WAITING, attempt=attempt, command=launch.line)
+        self._begin(attempt, launch)
         if self._config.node_index != 0 and not self._wait_for_store(attempt):
             if self._order(attempt) is Order.STOP:
                 self._enter(AgentPhase.PREEMPTED)
             return
-        if self._status.timeline is not None:
-            times = self._status.timeline.model_copy(update={"launched": self._clock.wall()})
-            self._status = self._status.model_copy(update={"timeline": times})
+        self._note(launched=self._clock.wall())
         print(f"ddp-agent: attempt {attempt}: {shlex.join(launch.line)}", flush=True)
         self._enter(AgentPhase.STARTING)
         self._memory_kills = out_of_memory_kills()
         tree = self._start(launch)
         order = self._supervise(tree, launch)
+        self._noticed_at = self._clock.wall() if order is None else None
         if order is not None:
             self._break_off(tree, order)
         # Ranks that outlive torchrun would write into the next attempt's files and ports.
         if not tree.kill():
             _log.error("ranks of attempt %d cannot be killed", attempt)
+        self._cleared_at = self._clock.wall()
         self._report(launch)
         self._conclude(tree, launch, order)
+
+    def _begin(self, attempt: int, launch: Launch) -> None:
+        now = self._clock.wall()
+        times = Timeline(
+            noticed=self._noticed_at, ordered=self._ordered_at or now, cleared=self._cleared_at
+        )
+        self._word.begin(attempt, now, launch.line, times)
+        self._ordered_at = None
+
+    def _note(self, **times: float) -> None:
+        """Bring the timeline of the attempt up to date."""
+        if self._status.timeline is not None:
+            self._word.times(self._status.timeline.model_copy(update=times))
 
     def _warm_up(self) -> None:
         """Have a standby, if attempts are to be forked; it imports while this goes on."""
@@ -226,8 +262,7 @@ class Agent:
             return False
         if known.spawned is None and all_spawned(launch.log_dir, ranks):
             known = known.model_copy(update={"spawned": self._clock.wall()})
-        known = timeline(known, beats, ranks)
-        self._status = self._status.model_copy(update={"timeline": known})
+        self._word.times(timeline(known, beats, ranks))
         return known.spawned is not None
 
     def _report(self, launch: Launch) -> None:
@@ -240,21 +275,22 @@ class Agent:
         if ready and self._status.phase is AgentPhase.STARTING:
             self._enter(AgentPhase.TRAINING)
         leader: Beat | None = next((beat for beat in beats if beat.rank == 0), None)
-        self._status = self._status.model_copy(
-            update={
-                "ranks": beats,
-                "progress": leader.progress if leader else self._status.progress,
-                "checkpoint": leader.checkpoint if leader else self._status.checkpoint,
-            }
+        self._word.add(
+            ranks=beats,
+            progress=leader.progress if leader else self._status.progress,
+            checkpoint=leader.checkpoint if leader else self._status.checkpoint,
         )
 
     def _break_off(self, tree: ProcessTree | WarmTree, order: Order) -> None:
         """SIGTERM, a grace in which ranks may save, and no more."""
         grace = STOP_GRACE_SECONDS if order is Order.STOP else RESTART_GRACE_SECONDS
-        self._enter(self._status.phase)
         tree.signal(signal.SIGTERM)
-        deadline = self._clock.monotonic() + grace
-        while tree.poll() is None and self._clock.monotonic() < deadline:
+        began, reminded = self._clock.monotonic(), False
+        while tree.poll() is None and self._clock.monotonic() < began + grace:
+            if not reminded and self._clock.monotonic() > began + REMINDER_SECONDS:
+                # torchrun loses a signal that comes while it starts its ranks (seen with 2.13).
+                tree.terminate_ranks()
+                reminded = True
             self._tick()
 
     def _conclude(self, tree: ProcessTree | WarmTree, launch: Launch, order: Order | None) -> None:
@@ -270,7 +306,7 @@ class Agent:
                 failure = failure.model_copy(update={"out_of_memory": True})
             preempted = failure.exit_code == ExitCode.PREEMPTED
             phase = AgentPhase.PREEMPTED if preempted else AgentPhase.FAILED
-            self._enter(phase, failure=failure)
+            self._enter(phase, failure)
             print(f"ddp-agent: attempt {launch.attempt}: {_sentence(failure)}", flush=True)
 
     def _read_failure(self, launch: Launch, returncode: int | None) -> Failure:
@@ -280,29 +316,8 @@ class Agent:
             how = f"torchrun ended with exit code {returncode} and left no word"
             return Failure(attempt=launch.attempt, at=self._clock.wall(), message=how)
 
-    def _enter(
-        self,
-        phase: AgentPhase,
-        *,
-        attempt: int | None = None,
-        command: list[str] | None = None,
-        failure: Failure | None = None,
-    ) -> None:
-        """Change what the agent says of itself; a new attempt starts with a clean slate."""
-        now = self._clock.wall()
-        if attempt is not None:
-            self._status = AgentStatus(
-                node_index=self._config.node_index,
-                attempt=attempt,
-                phase=phase,
-                since=now,
-                command=command or [],
-                timeline=Timeline(ordered=self._ordered_at or now),
-            )
-            self._ordered_at = None
-        elif phase is not self._status.phase:
-            update = {"phase": phase, "since": now, "failure": failure}
-            self._status = self._status.model_copy(update=update)
+    def _enter(self, phase: AgentPhase, failure: Failure | None = None) -> None:
+        self._word.enter(phase, self._clock.wall(), failure)
 
 
 def _sentence(failure: Failure) -> str:

@@ -40,7 +40,9 @@ TERMINATION_MESSAGE_BYTES = 4096
 """The kubelet's own limit for a termination message."""
 
 AGENT_PORT = 8470
-"""HTTP: /healthz, /readyz and /status of the agent."""
+"""HTTP: /healthz, /readyz, /status and /attempt of the agent."""
+LONGEST_WAIT_SECONDS = 30.0
+"""How long a request for news of `/status` is held at most."""
 RENDEZVOUS_PORT_BASE = 29400
 RENDEZVOUS_PORT_COUNT = 64
 
@@ -225,8 +227,12 @@ class Timeline(WireModel):
     What a recovery is made of: between two of these lies what can be made faster.
     """
 
+    noticed: float | None = None
+    """A rank of the attempt before was seen to have fallen here; absent where none had."""
     ordered: float
-    """The agent read the order to run the attempt."""
+    """The agent learnt that it shall run the attempt."""
+    cleared: float | None = None
+    """Nothing of the attempt before was left."""
     launched: float | None = None
     """torchrun was forked or started; all that went before was gone."""
     spawned: float | None = None
@@ -237,9 +243,23 @@ class Timeline(WireModel):
     """Every local rank had done its first update."""
 
 
+class AttemptOrder(WireModel):
+    """What the operator posts to an agent's `/attempt`, once it stands in the job's status.
+
+    It only spares the annotation's way through the kubelet, which says the same and stays.
+    """
+
+    job_uid: str
+    attempt: Annotated[int, Field(ge=1)]
+
+
 class AgentStatus(WireModel):
     """The document behind an agent's `/status`; its last state is the termination message."""
 
+    job_uid: str = ""
+    """The job that it works for: an address may have come to another job's pod."""
+    revision: int = 0
+    """Counts what is news: `/status?revision=N&wait=S` answers once it is not N, or after S s."""
     node_index: int
     attempt: int
     phase: AgentPhase

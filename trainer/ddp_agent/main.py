@@ -27,7 +27,7 @@ def main() -> None:
         agent = Agent(config, Path(scratch))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.terminate())
-        server = AgentServer(config.bind, config.port, agent.status, agent.alive)
+        server = AgentServer(config.bind, config.port, agent)
         server.start()
         code: int = ExitCode.FAILED
         try:

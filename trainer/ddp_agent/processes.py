@@ -16,6 +16,11 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def children(parent: int) -> list[int]:
+    """Process ids of the living children of a process."""
+    return [p for p, (ppid, state) in _parents().items() if ppid == parent and state != "Z"]
+
+
 def descendants(root: int) -> list[int]:
     """Process ids of all living descendants of a process."""
     parents = _parents()
@@ -23,9 +28,9 @@ def descendants(root: int) -> list[int]:
     frontier = [root]
     while frontier:
         parent = frontier.pop()
-        children = [pid for pid, (ppid, _) in parents.items() if ppid == parent]
-        frontier += children
-        found += [pid for pid in children if parents[pid][1] != "Z"]
+        born = [pid for pid, (ppid, _) in parents.items() if ppid == parent]
+        frontier += born
+        found += [pid for pid in born if parents[pid][1] != "Z"]
     return found
 
 

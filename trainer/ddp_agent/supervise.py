@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 
-from ddp_agent.processes import descendants
+from ddp_agent.processes import children, descendants
 
 _POLL_SECONDS = 0.02
 
@@ -46,6 +46,13 @@ class ProcessTree:
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child.pid, number)
+
+    def terminate_ranks(self) -> None:
+        """SIGTERM to the ranks themselves, past torchrun."""
+        if self.poll() is None:
+            for pid in children(self._child.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
 
     def kill(self, seconds: float = 5.0) -> bool:
         """SIGKILL everything and wait until it is gone.

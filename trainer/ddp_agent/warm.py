@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddp_agent.launcher import Launch
-from ddp_agent.processes import descendants
+from ddp_agent.processes import children, descendants
 
 READY_SECONDS = 120.0
 """How long the first attempt waits for the imports; a cold start would need as long."""
@@ -147,6 +147,13 @@ class WarmTree:
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, number)
+
+    def terminate_ranks(self) -> None:
+        """SIGTERM to the ranks themselves, past torchrun."""
+        if self.poll() is None:
+            for pid in children(self._pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
 
     def kill(self, seconds: float = 5.0) -> bool:
         """SIGKILL the launcher and its ranks, orphaned ones too, and wait until they are gone."""

@@ -12,6 +12,8 @@ from ddp_operator.builders.overlay import lay_over
 GPU_RESOURCE = "nvidia.com/gpu"
 AVOIDED_STRIKES = 2
 """From this count on a Kubernetes node is avoided."""
+LOST_NODE_SECONDS = 5
+"""How long a pod stays bound to a node after Kubernetes has called the node lost."""
 _USER = 1000
 _GRACE_SECONDS = 60
 """Between SIGTERM and SIGKILL: time to save."""
@@ -82,11 +84,28 @@ def _pod_spec(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
         "volumes": _volumes(job),
         "nodeSelector": spec.node_selector,
         "affinity": _affinity(job),
-        "tolerations": spec.tolerations,
+        "tolerations": _tolerations(job),
         "priorityClassName": spec.priority_class_name,
         "imagePullSecrets": [{"name": name} for name in spec.image_pull_secrets or []],
     }
     return {key: value for key, value in out.items() if value is not None and value != []}
+
+
+def _tolerations(job: DDPJob) -> list[dict[str, Any]]:
+    """The job's own, and short ones for a lost node, where Kubernetes would wait five minutes."""
+    stated = job.spec.tolerations or []
+    decided = {t.get("key") for t in stated}
+    return stated + [
+        {
+            "key": key,
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": LOST_NODE_SECONDS,
+        }
+        for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+        # A toleration without a key is one of everything.
+        if key not in decided and None not in decided
+    ]
 
 
 def _affinity(job: DDPJob) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ from ddp_operator.reconcile.plan import Event
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.queue import WorkQueue
+from ddp_operator.runtime.vigil import Vigil
 from ddp_operator.runtime.workers import Heart, work
 
 DEFAULTS = Defaults(image="none: the interpreter that runs this process")
@@ -47,7 +48,10 @@ class LocalRun:
     async def run(self) -> int:
         """Run the job. Returns the exit code of the command."""
         self._handle_interrupts()
-        controller = Controller(self._cluster, self._cache, DEFAULTS, lambda: datetime.now(UTC))
+        vigil = Vigil(self._cluster, self._queue.add)
+        controller = Controller(
+            self._cluster, self._cache, DEFAULTS, lambda: datetime.now(UTC), vigil=vigil
+        )
         worker = asyncio.ensure_future(work(self._queue, controller, Heart()))
         finished = asyncio.ensure_future(self._finished.wait())
         try:
@@ -56,6 +60,7 @@ class LocalRun:
         finally:
             worker.cancel()
             finished.cancel()
+            await vigil.close()
             await self._cluster.close()
             self._view.close()
         return self._conclude()

@@ -1,27 +1,65 @@
-"""Asks agents for their status over HTTP."""
+"""Talks to agents over HTTP. Whatever fails is no error: a pod's own state speaks for it."""
 
 import aiohttp
 from pydantic import ValidationError
 
-from ddp_agent.contract import AgentStatus
+from ddp_agent.contract import AGENT_PORT, LONGEST_WAIT_SECONDS, AgentStatus, AttemptOrder
 
-TIMEOUT = aiohttp.ClientTimeout(total=1.5)
 _LIMIT = 1 << 20
 """Bytes read at most: what a pod says is not trusted to be short."""
+_SHORT = aiohttp.ClientTimeout(total=1.5)
+_LONG = aiohttp.ClientTimeout(total=LONGEST_WAIT_SECONDS + 5.0, connect=1.5)
+_OK = 200
 
 
-async def ask_agent(session: aiohttp.ClientSession, host: str, port: int) -> AgentStatus | None:
-    """The status of the agent at an address, or None when it gives none in time."""
-    url = f"http://[{host}]:{port}/status" if ":" in host else f"http://{host}:{port}/status"
-    try:
-        async with session.get(url, timeout=TIMEOUT, allow_redirects=False) as answer:
-            if answer.status != 200:  # noqa: PLR2004 (HTTP's OK)
-                return None
-            text = bytearray()
-            async for chunk in answer.content.iter_any():
-                text += chunk
-                if len(text) > _LIMIT:
+class Agents:
+    """The agents of worker pods, by their addresses. Close it at the end."""
+
+    def __init__(self, port: int = AGENT_PORT) -> None:
+        """Make it inside the running event loop."""
+        # Each pod that is followed holds a connection: as many as there are pods.
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        self._port = port
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def ask(self, host: str) -> AgentStatus | None:
+        """The agent's status, or None when it gives none in time."""
+        return await self._read(f"{self._url(host)}/status", _SHORT)
+
+    async def news(self, host: str, revision: int) -> AgentStatus | None:
+        """Its status once it is of another revision, or after a while; None as for `ask`."""
+        query = f"revision={revision}&wait={LONGEST_WAIT_SECONDS:.0f}"
+        return await self._read(f"{self._url(host)}/status?{query}", _LONG)
+
+    async def order(self, host: str, order: AttemptOrder) -> bool:
+        """Order an attempt. Returns whether the agent has taken note."""
+        try:
+            async with self._session.post(
+                f"{self._url(host)}/attempt",
+                data=order.to_json(),
+                timeout=_SHORT,
+                allow_redirects=False,
+            ) as answer:
+                return answer.status == _OK
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+
+    async def _read(self, url: str, limit: aiohttp.ClientTimeout) -> AgentStatus | None:
+        try:
+            async with self._session.get(url, timeout=limit, allow_redirects=False) as answer:
+                if answer.status != _OK:
                     return None
-            return AgentStatus.model_validate_json(bytes(text))
-    except (aiohttp.ClientError, TimeoutError, OSError, ValidationError):
-        return None  # Starting, ending, or cut off: its pod's state speaks for it.
+                text = bytearray()
+                async for chunk in answer.content.iter_any():
+                    text += chunk
+                    if len(text) > _LIMIT:
+                        return None
+                return AgentStatus.model_validate_json(bytes(text))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValidationError):
+            return None  # Starting, ending, or cut off.
+
+    def _url(self, host: str) -> str:
+        return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ddp_agent.contract import AgentStatus
+from ddp_agent.contract import AgentStatus, AttemptOrder
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.world import PodView
 
@@ -117,3 +117,9 @@ class Cluster(Protocol):
 
     async def ask_agent(self, pod: PodView) -> AgentStatus | None:
         """The agent's own word about its pod, or None when it does not answer in time."""
+
+    async def await_agent(self, pod: PodView, revision: int) -> AgentStatus | None:
+        """The agent's word once it is of another revision, or after a while; None as above."""
+
+    async def order_attempt(self, address: str, order: AttemptOrder) -> None:
+        """Tell the agent at an address what its pod's annotation says too. Failing is nothing."""

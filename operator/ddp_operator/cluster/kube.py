@@ -16,9 +16,9 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from ddp_agent import contract
-from ddp_agent.contract import AgentStatus
+from ddp_agent.contract import AgentStatus, AttemptOrder
 from ddp_operator.api.base import API_VERSION, KIND, PLURAL
-from ddp_operator.cluster.agents import ask_agent
+from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import (
     ClusterError,
     ConflictError,
@@ -49,7 +49,7 @@ class KubeCluster:
     def __init__(
         self,
         api: client.ApiClient,
-        agents: aiohttp.ClientSession,
+        agents: Agents,
         *,
         may_write: Callable[[], None] = lambda: None,
         heard: Callable[[bool], None] = lambda _: None,
@@ -76,7 +76,7 @@ class KubeCluster:
         except config.ConfigException:
             await config.load_kube_config(client_configuration=configuration)
         configuration.connection_pool_maxsize = in_flight
-        api, agents = client.ApiClient(configuration), aiohttp.ClientSession()
+        api, agents = client.ApiClient(configuration), Agents()
         return cls(api, agents, may_write=may_write, heard=heard, in_flight=in_flight)
 
     async def close(self) -> None:
@@ -201,9 +201,16 @@ class KubeCluster:
 
     async def ask_agent(self, pod: PodView) -> AgentStatus | None:
         """See `Cluster`."""
-        if pod.ip is None:
-            return None
-        return await ask_agent(self._agents, pod.ip, contract.AGENT_PORT)
+        return await self._agents.ask(pod.ip) if pod.ip else None
+
+    async def await_agent(self, pod: PodView, revision: int) -> AgentStatus | None:
+        """See `Cluster`."""
+        return await self._agents.news(pod.ip, revision) if pod.ip else None
+
+    async def order_attempt(self, address: str, order: AttemptOrder) -> None:
+        """See `Cluster`."""
+        self._may_write()
+        await self._agents.order(address, order)
 
     async def get_lease(self, namespace: str, name: str) -> Manifest | None:
         """See `Leases`."""

@@ -6,15 +6,16 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from ddp_agent import contract
-from ddp_agent.contract import AgentStatus, Env
+from ddp_agent.contract import AgentStatus, AttemptOrder, Env
 from ddp_agent.processes import adopt_orphans
-from ddp_operator.cluster.agents import ask_agent
+from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import ClusterError, ConflictError, Key, Manifest
 from ddp_operator.cluster.local_pod import LocalPod, container_environment
 from ddp_operator.reconcile.plan import Event
@@ -52,6 +53,7 @@ class LocalCluster:
         self._tasks: set[asyncio.Task[None]] = set()
         self._network = _free_network()
         self._session = aiohttp.ClientSession()
+        self._agents = Agents()
         adopt_orphans()
 
     async def close(self) -> None:
@@ -59,6 +61,7 @@ class LocalCluster:
         await asyncio.gather(*(pod.delete(_DELETE_GRACE_SECONDS) for pod in self._pods.values()))
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._session.close()
+        await self._agents.close()
 
     def kill(self) -> None:
         """End every pod at once."""
@@ -116,9 +119,13 @@ class LocalCluster:
             del self._pods[namespace, name]
             self._on_child("Pod", pod.manifest, True)
         elif "deletionTimestamp" not in pod.manifest["metadata"]:
-            pod.manifest["metadata"]["deletionTimestamp"] = "now"
-            self._changed(pod)
             grace = _DELETE_GRACE_SECONDS if grace_seconds is None else grace_seconds
+            due = datetime.now(UTC) + timedelta(seconds=grace)
+            pod.manifest["metadata"] |= {
+                "deletionTimestamp": due.isoformat(),
+                "deletionGracePeriodSeconds": grace,
+            }
+            self._changed(pod)
             self._spawn(pod.delete(grace))
 
     async def annotate_pod(
@@ -154,7 +161,15 @@ class LocalCluster:
 
     async def ask_agent(self, pod: PodView) -> AgentStatus | None:
         """See `Cluster`."""
-        return await ask_agent(self._session, pod.ip, contract.AGENT_PORT) if pod.ip else None
+        return await self._agents.ask(pod.ip) if pod.ip else None
+
+    async def await_agent(self, pod: PodView, revision: int) -> AgentStatus | None:
+        """See `Cluster`."""
+        return await self._agents.news(pod.ip, revision) if pod.ip else None
+
+    async def order_attempt(self, address: str, order: AttemptOrder) -> None:
+        """See `Cluster`."""
+        await self._agents.order(address, order)
 
     def _store(self, job: Manifest) -> Manifest:
         self._stamp(job)

@@ -1,5 +1,7 @@
 """What must be done so that the children fit the current attempt."""
 
+from datetime import timedelta
+
 from ddp_agent.contract import ATTEMPT_STOP
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.builders import names
@@ -8,6 +10,13 @@ from ddp_operator.builders.service import build_service
 from ddp_operator.reconcile.ladder import pods_to_replace
 from ddp_operator.reconcile.plan import Action, CreatePod, CreateService, DeletePod, SetAttempt
 from ddp_operator.reconcile.world import PodView, World
+
+UNREACHABLE = "DeletionByTaintManager"
+"""Why Kubernetes deletes the pods of a node that has stopped talking to it."""
+SILENCE = timedelta(seconds=2)
+"""After this a pod of such a node, whose agent does not answer either, is replaced."""
+OVERDUE = timedelta(seconds=15)
+"""So long after the end of its grace period any pod is: its kubelet is out of reach."""
 
 
 def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> list[Action]:
@@ -22,6 +31,10 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
         create = CreatePod(build_pod(job, index, attempt, defaults))
         if pod is None:
             actions.append(create)
+        elif pod.deleting and _is_abandoned(world, pod):
+            # No rank of it can do harm: it is in no rendezvous of a later attempt, and the
+            # checkpoint directory refuses a writer of an earlier one.
+            actions += [DeletePod(pod.name, pod.uid, 0), create]
         elif pod.terminal:
             # Of this attempt it is an outcome, and stays. Of an earlier one it only occupies the
             # name.
@@ -41,7 +54,19 @@ def _ensure_living(pod: PodView, spec_hash: str, attempt: int, *, replace: bool)
         return [_delete(pod)]
     if pod.attempt == str(attempt):
         return []
-    return [_delete(pod) if replace else SetAttempt(pod.name, pod.uid, str(attempt))]
+    if replace:
+        return [_delete(pod)]
+    return [SetAttempt(pod.name, pod.uid, str(attempt), pod.ip)]
+
+
+def _is_abandoned(world: World, pod: PodView) -> bool:
+    """Whether a pod on its way out is on a node from which nobody will say that it has ended."""
+    if pod.deletion_due is None or pod.deletion_asked is None:
+        return False
+    if world.now - pod.deletion_due > OVERDUE:
+        return True
+    silent = pod.uid not in world.reports and world.now - pod.deletion_asked >= SILENCE
+    return silent and pod.disruption == UNREACHABLE
 
 
 def delete_pods(world: World) -> list[Action]:

@@ -6,7 +6,7 @@ from ddp_agent.contract import AgentPhase
 from ddp_operator.api.status import Cause, ConditionType, DDPJobStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults
-from ddp_operator.reconcile import budgets, history, ladder, life
+from ddp_operator.reconcile import budgets, history, ladder, life, recovery
 from ddp_operator.reconcile.attempts import Loss, find_losses, root_cause
 from ddp_operator.reconcile.children import ensure_attempt
 from ddp_operator.reconcile.conditions import ConditionWriter, active_conditions
@@ -113,6 +113,7 @@ def _lost(world: World, losses: Sequence[Loss], defaults: Defaults) -> Plan:
         message = f"{failure.message} {no_more}"
         return life.finish(world, status, succeeded=False, reason="Failed", message=message)
     status = budgets.charged(status, failure.cause, now)
+    status = recovery.opened(status, failure, now)
     text = f"attempt {status.attempt + 1} follows because {failure.message}"
     event = Event(EventType.WARNING, "Restarting", text)
     return _new_attempt(world, status, (event,), defaults)
@@ -157,7 +158,9 @@ def _completed(world: World) -> Plan:
 def _carry_on(world: World, status: DDPJobStatus, defaults: Defaults) -> Plan:
     before = status.resumed_from_step
     was_formed = status.is_true(ConditionType.RENDEZVOUSED)
+    was_traced = status.last_recovery
     status = active_conditions(world, ladder.noted(with_progress(world, status)))
+    status = recovery.traced(world, status)
     events = []
     if status.is_true(ConditionType.RENDEZVOUSED) and not was_formed:
         text = f"all ranks of attempt {status.attempt} train"
@@ -165,6 +168,9 @@ def _carry_on(world: World, status: DDPJobStatus, defaults: Defaults) -> Plan:
     if status.resumed_from_step is not None and status.resumed_from_step != before:
         text = f"attempt {status.attempt} resumed from step {status.resumed_from_step}"
         events.append(Event(EventType.NORMAL, "ResumedFromCheckpoint", text))
+    if status.last_recovery is not None and status.last_recovery is not was_traced:
+        text = f"attempt {status.attempt} goes on after {status.last_recovery.summary}"
+        events.append(Event(EventType.NORMAL, "Recovered", text))
     actions = ensure_attempt(world, status, defaults)
     requeue = _next_look(world, status)
     return Plan(status, tuple(actions), tuple(events), requeue)

@@ -1,6 +1,6 @@
 """What shall be done about one job."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -38,6 +38,8 @@ class SetAttempt:
     name: str
     uid: str
     value: str
+    ip: str | None = field(default=None, compare=False)
+    """Where its agent is told directly too, sooner than the kubelet tells it."""
 
 
 @dataclass(frozen=True)

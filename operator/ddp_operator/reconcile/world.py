@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
@@ -39,6 +39,10 @@ class PodView:
     """Value of the attempt annotation."""
     spec_hash: str = ""
     deleting: bool = False
+    deletion_asked: datetime | None = None
+    """When its deletion was asked for."""
+    deletion_due: datetime | None = None
+    """When its kubelet must have ended it."""
     node: str | None = None
     ip: str | None = None
     waiting: str | None = None
@@ -117,6 +121,8 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         {},
     )
     termination = _termination(container)
+    due = parse_time(metadata.get("deletionTimestamp"))
+    grace = timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
     return PodView(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -125,7 +131,9 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         ready=conditions.get("Ready", {}).get("status") == "True",
         attempt=annotations.get(contract.ANNOTATION_ATTEMPT, ""),
         spec_hash=annotations.get(contract.ANNOTATION_SPEC_HASH, ""),
-        deleting="deletionTimestamp" in metadata,
+        deleting=due is not None,
+        deletion_asked=due - grace if due is not None else None,
+        deletion_due=due,
         node=spec.get("nodeName"),
         ip=status.get("podIP"),
         waiting=_waiting(conditions, container),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from ddp_agent import contract
-from ddp_agent.contract import AgentStatus
+from ddp_agent.contract import AgentStatus, AttemptOrder
 from ddp_operator.api.job import DDPJob, InvalidJobError, parse_job
 from ddp_operator.api.status import ConditionType
 from ddp_operator.builders import names
@@ -28,6 +28,7 @@ from ddp_operator.reconcile.plan import (
 from ddp_operator.reconcile.world import PodView, World, view_pod
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.logs import note
+from ddp_operator.runtime.vigil import Vigil
 
 _log = logging.getLogger(__name__)
 
@@ -42,9 +43,11 @@ class Controller:
         defaults: Defaults,
         clock: Callable[[], datetime],
         *,
+        vigil: Vigil | None = None,
         in_flight: int = 32,
     ) -> None:
-        self._cluster, self._cache = cluster, cache
+        """Without a vigil losses are noticed by the readiness of pods alone."""
+        self._cluster, self._cache, self._vigil = cluster, cache, vigil
         self._defaults, self._clock = defaults, clock
         self._in_flight = asyncio.Semaphore(in_flight)
         self._blocked: dict[Key, str] = {}
@@ -61,6 +64,7 @@ class Controller:
         raw = self._cache.job(key)
         if raw is None:
             self._blocked.pop(key, None)
+            self._attend(key, ())
             return None
         try:
             job = parse_job(raw)
@@ -74,6 +78,8 @@ class Controller:
             pods = await self._cluster.list_pods(key[0], names.pod_selector(job))
             world = await self._observe(job, pods)
             plan = decide(world, self._defaults)
+        active = not is_finished(plan.status) and not job.spec.suspend
+        self._attend(key, world.pods if active else ())
         failure = plan.status.last_failure
         note(attempt=plan.status.attempt or None, cause=failure.reason if failure else None)
         return await self._carry_out(key, raw, job, plan)
@@ -99,15 +105,27 @@ class Controller:
             blocked=self._blocked.get(job.key),
         )
 
+    def _attend(self, key: Key, pods: Sequence[PodView]) -> None:
+        if self._vigil is not None:
+            self._vigil.attend(key, pods)
+
     async def _ask_agents(self, job: DDPJob, pods: Sequence[PodView]) -> dict[str, AgentStatus]:
-        """Words of the agents that matter: of all until all ranks train, then of node 0."""
+        """Words of the agents: of node 0 as it is now, of others as they were told or are asked.
+
+        They are asked as long as not all ranks train.
+        """
         if is_finished(job.status) or job.spec.suspend:
             return {}
+        told = self._vigil.words(pods) if self._vigil is not None else {}
         formed = job.status.is_true(ConditionType.RENDEZVOUSED)
         whole = formed and all(pod.ready for pod in pods)
-        asked = [p for p in pods if not p.terminal and p.ip and (not whole or p.index == 0)]
+        known = pods if whole else [p for p in pods if p.uid in told]
+        asked = [p for p in pods if not p.terminal and p.ip and (p.index == 0 or p not in known)]
         answers = await asyncio.gather(*(self._ask(pod) for pod in asked))
-        return {p.uid: a for p, a in zip(asked, answers, strict=True) if a is not None}
+        fresh = {p.uid: a for p, a in zip(asked, answers, strict=True) if a is not None}
+        words = {**told, **fresh}
+        # An address may have come to a pod of another job since it was read.
+        return {u: w for u, w in words.items() if w.job_uid in {job.metadata.uid, ""}}
 
     async def _ask(self, pod: PodView) -> AgentStatus | None:
         async with self._in_flight:
@@ -124,7 +142,7 @@ class Controller:
         # so they do not wait for the actions, which may fail; nor do the actions wait for them.
         telling = [self._cluster.emit(raw, event) for event in plan.events]
         acted, *_ = await asyncio.gather(
-            self._act(key, plan.actions), *telling, return_exceptions=True
+            self._act(job, plan.actions), *telling, return_exceptions=True
         )
         if isinstance(acted, ClusterError):
             await self._report_blocked(key, raw, acted)
@@ -133,7 +151,7 @@ class Controller:
         self._blocked.pop(key, None)
         return plan.requeue_seconds
 
-    async def _act(self, key: Key, actions: Sequence[Action]) -> None:
+    async def _act(self, job: DDPJob, actions: Sequence[Action]) -> None:
         """Deletions first, since they free names; then the Service; then pods, all at once."""
         stages: tuple[tuple[type[Action], ...], ...] = (
             (DeletePod, DeleteJob),
@@ -141,14 +159,14 @@ class Controller:
             (CreatePod, SetAttempt),
         )
         for stage in stages:
-            todo = [self._do(key, action) for action in actions if isinstance(action, stage)]
+            todo = [self._do(job, action) for action in actions if isinstance(action, stage)]
             outcomes = await asyncio.gather(*todo, return_exceptions=True)
             for outcome in outcomes:
                 if isinstance(outcome, BaseException):
                     raise outcome
 
-    async def _do(self, key: Key, action: Action) -> None:
-        namespace, cluster = key[0], self._cluster
+    async def _do(self, job: DDPJob, action: Action) -> None:
+        namespace, cluster = job.metadata.namespace, self._cluster
         async with self._in_flight:
             match action:
                 case CreateService() | CreatePod():
@@ -159,14 +177,21 @@ class Controller:
                         namespace, action.name, action.uid, action.grace_seconds
                     )
                 case SetAttempt():
-                    annotations = {contract.ANNOTATION_ATTEMPT: action.value}
-                    told = await cluster.annotate_pod(
-                        namespace, action.name, action.uid, annotations
-                    )
-                    if told is not None:
-                        self._cache.put_child("Pod", told)
+                    await asyncio.gather(self._tell(job, action), self._annotate(namespace, action))
                 case DeleteJob():
-                    await cluster.delete_job(key, action.uid)
+                    await cluster.delete_job(job.key, action.uid)
+
+    async def _tell(self, job: DDPJob, action: SetAttempt) -> None:
+        """Tell the agent itself, which spares the annotation's way through the kubelet."""
+        if action.ip is not None and action.value != contract.ATTEMPT_STOP:
+            order = AttemptOrder(job_uid=job.metadata.uid, attempt=int(action.value))
+            await self._cluster.order_attempt(action.ip, order)
+
+    async def _annotate(self, namespace: str, action: SetAttempt) -> None:
+        annotations = {contract.ANNOTATION_ATTEMPT: action.value}
+        told = await self._cluster.annotate_pod(namespace, action.name, action.uid, annotations)
+        if told is not None:
+            self._cache.put_child("Pod", told)
 
     async def _report_blocked(self, key: Key, raw: Manifest, error: ClusterError) -> None:
         """Remember what was refused: the next look puts it into the status."""
