@@ -49,7 +49,7 @@ def main() -> None:
     options = parser.parse_args()
     began, load = time.monotonic(), os.getloadavg()[0]
     found = measure(options.seconds, options.seed)
-    text = "\n\n".join((introduction(found, options.seed, load), *map(table, found), absent()))
+    text = "\n\n".join((introduction(options.seed, load), *map(table, found), absent()))
     day = datetime.now(UTC).date().isoformat()
     options.out.mkdir(parents=True, exist_ok=True)
     page = options.out / f"{day}-trainer.md"
@@ -132,23 +132,25 @@ def verdicts(found: list[Findings]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def introduction(found: list[Findings], seed: int, load: float) -> str:
+def introduction(seed: int, load: float) -> str:
     """What was done, and where."""
     cuda = torch.cuda.is_available()
     place = torch.cuda.get_device_name() if cuda else f"CPU, {os.cpu_count()} cores, no GPU"
     peers = ", ".join(f"{p.title()} {version(p)}" for p in ("lightning", "accelerate"))
     return f"""\
-`make bench-trainer`: milliseconds per step of the product's loop, with its events, beats and agreements, beside a
-hand-written DDP loop and other frameworks: same model, weights, data, loss, optimizer and batch. Ranks of one machine
-({place}; {"NCCL" if cuda else "gloo"}), one thread each; torch {torch.__version__}, {peers},
-Python {platform.python_version()}; load average before the run {load:.2f}, seed {seed}.
+`make bench-trainer`: milliseconds per step of the product's loop, with its events, beats and
+agreements, beside a hand-written DDP loop and other frameworks: same model, weights, data, loss,
+optimizer and batch. Ranks of one machine ({place}; {"NCCL" if cuda else "gloo"}), one thread each;
+torch {torch.__version__}, {peers}, Python {platform.python_version()}; load average before the run
+{load:.2f}, seed {seed}.
 
-{max(f.rounds for f in found)} rounds at most, a block of each system in each, in an order that rotates. A ratio is the
-median over rounds of the block's time to that of the same round's two blocks of the minimal loop. The noise is how far the
-95 % interval of the second minimal block's ratio to the first reaches from 1. Goals: ours at most {MAX_RATIO} of minimal and
-the lowest of the frameworks, by p10 and by median; weights at most {MAX_APART:g} apart from the minimal loop's; no
-more collectives, host syncs or aten ops per steady step than the minimal loop. Noise widens no goal: with more than
-{MAX_NOISE:.0%} of it there is no verdict."""
+In each round there is a block of each system, in an order that rotates. A ratio is the median over
+rounds of the block's time to that of the same round's two blocks of the minimal loop. The noise is
+how far the 95 % interval of the second minimal block's ratio to the first reaches from 1. Goals:
+ours at most {MAX_RATIO} of minimal and the lowest of the frameworks, by p10 and by median; weights
+at most {MAX_APART:g} apart from the minimal loop's; no more collectives, host syncs or aten ops per
+steady step than the minimal loop. Noise widens no goal: with more than {MAX_NOISE:.0%} of it there
+is no verdict on times."""
 
 
 def table(found: Findings) -> str:

@@ -1,4 +1,4 @@
-"""What a steady step of a loop does, counted from a profile: exact, whatever the machine is busy with."""
+"""What a steady step of a loop does, counted from a profile: exact on a busy machine too."""
 
 from collections import Counter
 

@@ -1,8 +1,8 @@
 """From step times to ratios that can be trusted, or to the word that they cannot.
 
-A round holds one block of steps of each system, and the hand-written loop twice. A system's ratio is
-the median over rounds of its block's time to that of the two minimal blocks of the same round, so
-what changes slowly (heat, neighbours) cancels. The two minimal blocks' own ratio is the control:
+A round holds one block of steps of each system, and the hand-written loop twice. A system's ratio
+is the median over rounds of its block's time to that of the two minimal blocks of the same round,
+so what changes slowly (heat, neighbours) cancels. The two minimal blocks' own ratio is the control:
 its confidence interval is the noise of the measurement. Noise never widens a goal. It decides
 whether there is a verdict: rounds are added until it is small, and if it stays large there is none.
 """

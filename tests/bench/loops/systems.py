@@ -7,14 +7,13 @@ frameworks run as their documentation shows, with what they need not do switched
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from ddp_trainer.data.loader import _to as to_device
 from ddp_trainer.numerics.optimizer import build_optimizer
 from ddp_trainer.numerics.precision import autocast, grad_scaler
 from ddp_trainer.observe.beats import BeatWriter
@@ -25,10 +24,12 @@ from tests.bench.loops.workloads import (
     REPORT_EVERY,
     Setting,
     Watch,
+    Watched,
     Workload,
     build,
     optimizer_config,
     sharded_loader,
+    to_device,
 )
 
 Weights = dict[str, Tensor]
@@ -45,7 +46,7 @@ def ours(work: Workload, at: Setting, watch: Watch) -> Weights:
     with TemporaryDirectory() as folder:
         beats = BeatWriter(Path(folder), at.ranks, 0)
         run = open_run(Order(work.task, config), at.ranks, StopFlag(), beats)
-        run.task.train_data.watch = watch  # type: ignore[attr-defined]
+        cast("Watched", run.task.train_data).watch = watch
         loop(run)
     return _weights(run.learner.model)
 
@@ -88,9 +89,7 @@ def fabric(work: Workload, at: Setting, watch: Watch) -> Weights:
     engine.launch()
     optimizer = build_optimizer(task.model.parameters(), optimizer_config(work))
     model, optimizer = engine.setup(task.model, optimizer)
-    loader = engine.setup_dataloaders(
-        sharded_loader(task, work, at), use_distributed_sampler=False
-    )
+    loader = engine.setup_dataloaders(sharded_loader(task, work, at), use_distributed_sampler=False)
     for step, batch in enumerate(loader):
         weighted = task.loss(model, batch)
         loss = weighted.sum / weighted.count

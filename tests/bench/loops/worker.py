@@ -1,6 +1,6 @@
 """One rank of the comparison; started by torchrun, writes what rank 0 saw as JSON.
 
-    torchrun --nproc-per-node 2 -m tests.bench.loops.worker --out FILE
+torchrun --nproc-per-node 2 -m tests.bench.loops.worker --out FILE
 """
 
 import argparse
@@ -25,9 +25,9 @@ from tests.bench.loops.findings import Block, Findings, enough
 from tests.bench.loops.systems import SYSTEMS, Weights
 from tests.bench.loops.workloads import Setting, Watch, Workload
 
-WARM_UP, TIMED = 10, 60
+WARM_UP, TIMED = 20, 100
 """Steps of a block, those left out and those counted; two readings of the loss among the latter."""
-MIN_ROUNDS = 3
+MIN_ROUNDS = 5
 EQUAL_AFTER = 10
 """Steps after which the weights are compared."""
 
@@ -83,7 +83,9 @@ def measure(work: Workload, at: Setting, seconds: float) -> Findings:
         found.apart[name] = _apart(weights[name], weights["minimal"])
         gc.collect()
         found.counts[name] = count(train, work, profiled)
-        _say(at, f"{work.name}: {name}: {found.counts[name]}, weights {found.apart[name]:.1e} apart")
+        _say(
+            at, f"{work.name}: {name}: {found.counts[name]}, weights {found.apart[name]:.1e} apart"
+        )
     order = list(SYSTEMS)
     random.Random(at.seed).shuffle(order)  # noqa: S311 - which system begins
     deadline = time.monotonic() + seconds

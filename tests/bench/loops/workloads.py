@@ -18,7 +18,7 @@ from ddp_trainer.config import Device, OptimizerConfig, Precision, RunConfig
 from ddp_trainer.environment import Ranks
 from ddp_trainer.numerics.seeds import derive, seed_all
 from ddp_trainer.settings import check, resolve
-from ddp_trainer.task import HasCollate, Indexed, RunEnv, Task, Weighted, load_build
+from ddp_trainer.task import HasCollate, Indexed, RunEnv, Weighted, load_build
 from ddp_trainer.tasks import gpt, miniresnet
 
 REPORT_EVERY = 50
@@ -79,7 +79,7 @@ class Watched(Dataset[Any]):
 class Measured:
     """A task over watched data, without evaluation."""
 
-    def __init__(self, task: Task, samples: int) -> None:
+    def __init__(self, task: Any, samples: int) -> None:
         self.model = task.model
         self.train_data = Watched(task.train_data, samples)
         self.eval_data = None
@@ -87,11 +87,14 @@ class Measured:
 
     def loss(self, model: nn.Module, batch: Any) -> Weighted:
         """The task's own."""
-        return self._task.loss(model, batch)
+        weighted: Weighted = self._task.loss(model, batch)
+        return weighted
 
     def collate(self, samples: Any) -> Any:
         """The task's own."""
-        return self._task.collate(samples) if isinstance(self._task, HasCollate) else _stack(samples)
+        return (
+            self._task.collate(samples) if isinstance(self._task, HasCollate) else _stack(samples)
+        )
 
 
 def _stack(samples: Sequence[Any]) -> Any:
@@ -131,8 +134,10 @@ class Workload:
     local_batch: int
     optimizer: dict[str, Any]
     precision: Precision = "fp32"
-    compiled: bool = False
-    """Whether the task compiles its model; such a model's first steps take long."""
+    report_every: int = REPORT_EVERY
+    """Steps between two reports of the product's loop."""
+    agree_seconds: float = 5.0
+    """About how often its ranks meet in between; its default."""
 
     def global_batch(self, ranks: Ranks) -> int:
         """Samples per update."""
@@ -152,7 +157,8 @@ class Workload:
                 "optimizer": self.optimizer,
                 "schedule": {"name": "constant", "warmup_steps": 0},
                 "data": {"shuffle": False},
-                "log": {"every_steps": REPORT_EVERY},
+                "log": {"every_steps": self.report_every},
+                "parallel": {"agree_seconds": self.agree_seconds},
                 "task": settings,
             }
         )
@@ -184,6 +190,13 @@ def build(work: Workload, at: Setting) -> Measured:
 def optimizer_config(work: Workload) -> OptimizerConfig:
     """The update rule."""
     return check(OptimizerConfig, work.optimizer)
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """A tensor or a tuple of them, on its way to the device."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    return tuple(to_device(part, device) for part in batch)
 
 
 def sharded_loader(task: Measured, work: Workload, at: Setting) -> DataLoader[Any]:

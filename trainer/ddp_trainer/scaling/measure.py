@@ -7,7 +7,7 @@ from statistics import median
 
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer.data.loader import Micro
+from ddp_trainer.data.micro import Micro
 from ddp_trainer.environment import Ranks
 from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.opening import Order, open_run

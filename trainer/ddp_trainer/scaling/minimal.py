@@ -6,13 +6,14 @@ evaluation, no agreement on stopping, no report but a reading of the loss.
 
 import copy
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer.data.loader import Micro, on_device
+from ddp_trainer.data.micro import Micro
+from ddp_trainer.data.prefetch import on_device
 from ddp_trainer.numerics.optimizer import build_optimizer
 from ddp_trainer.numerics.precision import grad_scaler
 from ddp_trainer.parallel.collectives import is_joined
@@ -31,7 +32,8 @@ class _MeanLoss(nn.Module):
     def forward(self, batch: Any) -> Tensor:
         """The mean loss of a batch."""
         weighted = self._loss(self.model, batch)
-        return weighted.sum / weighted.count
+        mean: Tensor = weighted.sum / weighted.count
+        return mean
 
 
 def minimal_loop(run: Run, micros: Iterable[Micro]) -> None:
@@ -43,18 +45,24 @@ def minimal_loop(run: Run, micros: Iterable[Micro]) -> None:
     """
     task, config, device = run.task, run.config, run.learner.device
     model = copy.deepcopy(run.learner.model)
+    if config.compile:
+        model.compile(dynamic=False)
     params = [param for param in model.parameters() if param.requires_grad]
-    own = isinstance(task, HasOptimizer)
-    optimizer = task.optimizer(params) if own else build_optimizer(params, config.optimizer)
+    if isinstance(task, HasOptimizer):
+        optimizer = task.optimizer(params)
+    else:
+        optimizer = build_optimizer(params, config.optimizer)
     scaler = grad_scaler(config.precision, device)
-    objective = ddp = _MeanLoss(model, task.loss)
+    objective: nn.Module = _MeanLoss(model, task.loss)
+    without_reduction: Callable[[], AbstractContextManager[object]] = nullcontext
     if is_joined():
         devices = [device] if device.type == "cuda" else None
-        ddp = DistributedDataParallel(objective, device_ids=devices)
+        objective = ddp = DistributedDataParallel(objective, device_ids=devices)
+        without_reduction = ddp.no_sync
     for step, micro in enumerate(on_device(micros, device)):
-        with nullcontext() if micro.last or ddp is objective else ddp.no_sync():
+        with nullcontext() if micro.last else without_reduction():
             with run.learner.autocast():
-                loss = ddp(micro.batch)
+                loss = objective(micro.batch)
             scaler.scale(loss).backward()
         if micro.last:
             scaler.step(optimizer)

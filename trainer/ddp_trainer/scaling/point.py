@@ -68,17 +68,17 @@ def table(title: str, points: Sequence[Point], efficiencies: Sequence[float]) ->
         points: By world size.
         efficiencies: One per point, 1 at best.
     """
-    head = (title, "batch per rank", "samples/s", "ms/update", "efficiency", "data wait")
-    head += ("vs minimal", "backward ms", "reduction ms", "exposed ms", "exposed")
-    rows = [head, ("---",) * len(head)]
+    head = [title, "batch per rank", "samples/s", "ms/update", "efficiency", "data wait"]
+    head += ["vs minimal", "backward ms", "reduction ms", "exposed ms", "exposed"]
+    rows = [head, ["---"] * len(head)]
     for point, efficiency in zip(points, efficiencies, strict=True):
         ratio = f"{point.step_ms / point.minimal_ms:.3f}" if point.minimal_ms else "-"
-        parts: tuple[str, ...] = ("-",) * 4
+        parts = ["-"] * 4
         if (noted := point.communication) is not None:
             times = (noted.backward, noted.reduction, noted.exposed)
-            parts = (*(f"{t:.2f}" for t in times), f"{noted.exposed / point.step_ms:.1%}")
+            parts = [*(f"{t:.2f}" for t in times), f"{noted.exposed / point.step_ms:.1%}"]
         batch = point.global_batch // point.world_size
         numbers = (f"{point.rate:.0f}", f"{point.step_ms:.2f}", f"{efficiency:.1%}")
         wait = f"{point.wait_fraction:.1%}"
-        rows.append((str(point.world_size), str(batch), *numbers, wait, ratio, *parts))
+        rows.append([str(point.world_size), str(batch), *numbers, wait, ratio, *parts])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
