@@ -68,13 +68,13 @@ bench-recovery: $(READY) ## Seconds from a fault to the first new update, on a r
 # The frameworks that are compared have an environment of their own: the product never sees them.
 BENCH := .venv-bench
 BENCH_READY := $(BENCH)/.ready-$(TORCH)
-BENCH_PIP := $(BENCH)/bin/pip install -q --disable-pip-version-check --require-hashes
+BENCH_PIP := $(BENCH)/bin/pip install -q --disable-pip-version-check --require-hashes --no-deps
 
 $(BENCH_READY): requirements/bench.lock requirements/torch-$(TORCH).lock
 	@echo "setting up $(BENCH) with torch for $(TORCH) and the frameworks: takes minutes, once"
 	@$(PYTHON) -m venv $(BENCH)
 	@$(BENCH_PIP) -r requirements/bench.lock
-	@$(BENCH_PIP) --no-deps $(FIND_LINKS) -r requirements/torch-$(TORCH).lock
+	@$(BENCH_PIP) $(FIND_LINKS) -r requirements/torch-$(TORCH).lock
 	@touch $@
 
 .PHONY: bench-trainer

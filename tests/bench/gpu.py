@@ -186,8 +186,9 @@ class Page:
         said = (
             f"`make bench-gpu` on {self._place}, torch {torch.__version__}: bf16, a world of one"
             f" rank under DDP, random batches copied from pinned host memory. Medians"
-            f" of {TIMED} steps, {ROUNDS} rounds. Host syncs: in {SILENT_STEPS} steady steps. Drift: distance of the weights after ten"
-            f" steps from the minimal loop's, as a part of the way from the start. Goals: ratio"
+            f" of {TIMED} steps, {ROUNDS} rounds. Host syncs: in {SILENT_STEPS} steady steps."
+            " Drift: distance of the weights after ten steps from the minimal loop's, as a part of"
+            " the way from the start. Goals: ratio"
             f" {MAX_RATIO}, no host sync, drift {MAX_DRIFT}."
         )
         self._path.write_text(f"# Large models on a GPU\n\n{said}\n\n{self.text()}\n")
