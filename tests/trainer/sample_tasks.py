@@ -11,6 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
+from ddp_trainer.errors import InputError
 from ddp_trainer.task import Data, RunEnv, Weighted
 
 
@@ -34,6 +35,11 @@ class ProbeConfig(BaseModel):
     """Forward passes in training after which that rank dies."""
     die_how: str = "kill"
     bad_loss: bool = False
+    refuse_rank: int = -1
+    """The rank that finds bad data in its third forward pass."""
+    spoilt: str = ""
+    nan_sample: int = -1
+    """Sample whose loss is not a number."""
     slow: float = 0.0
     """Seconds that each sample takes."""
 
@@ -100,9 +106,13 @@ class ProbeTask:
         x, y, weight, index = batch
         if model.training:
             self._note(index)
+        if self.cfg.refuse_rank == self.env.rank and self.passes > 2:
+            raise InputError("label 7 is not one of the 3 classes")
         if self.cfg.bad_loss:
             return cast("Weighted", x.mean())
         each = nn.functional.cross_entropy(model(x), y, reduction="none")
+        if model.training and self.cfg.nan_sample >= 0:
+            each = each * torch.where(index == self.cfg.nan_sample, float("nan"), 1.0)
         return Weighted((each * weight).sum(), weight.sum() if self.cfg.uneven else len(x))
 
     def _note(self, index: Tensor) -> None:
@@ -142,6 +152,53 @@ def build_stream(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
     task.train_data = Stream(Points(cfg.samples, 1, cfg))
     task.eval_data = Stream(Points(cfg.eval_samples, 2, cfg))
     return task
+
+
+class Spoilt(Points):
+    """Points of which number 17 is unlike the others."""
+
+    how = ""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        x, y, *rest = super().__getitem__(index)
+        if index == 17:
+            match self.how:
+                case "label":
+                    y = torch.tensor(7)
+                case "shape":
+                    x = x[:5]
+                case "dtype":
+                    x = x.double()
+                case "nan":
+                    x[3] = float("nan")
+                case _:
+                    raise FileNotFoundError("no file of that name")
+        return x, y, *rest
+
+
+def build_spoilt(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
+    task = ProbeTask(cfg, env)
+    data = Spoilt(cfg.samples, 1, cfg)
+    data.how, task.train_data = cfg.spoilt, data
+    return task
+
+
+def build_by_rank(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
+    task = ProbeTask(cfg, env)
+    task.train_data = Points(cfg.samples - env.rank, 1, cfg)
+    return task
+
+
+def build_absent(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
+    if env.rank == 1:
+        raise InputError('data folder "/data/flowers" does not exist')
+    return ProbeTask(cfg, env)
+
+
+def build_broken(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
+    if env.rank == 1:
+        raise RuntimeError("the probe cannot be built")
+    return ProbeTask(cfg, env)
 
 
 def untyped(cfg, env):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, ARG001

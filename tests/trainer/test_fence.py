@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ddp_trainer.checkpoint import format as format_
-from ddp_trainer.checkpoint import writer
+from ddp_trainer.checkpoint import snapshot, writer
 from ddp_trainer.checkpoint.fence import FENCE, Fence
 from ddp_trainer.checkpoint.format import names_in
 from ddp_trainer.checkpoint.manager import CheckpointManager
@@ -32,7 +32,9 @@ class Writer:
         self.model, self.optimizer = model, torch.optim.SGD(model.parameters(), lr=0.1)
 
     def save(self, step: int) -> None:
-        self.manager.save(self.model, self.optimizer, {"step": step})
+        taken = snapshot.take(self.model, self.optimizer)
+        taken.state = {"step": step}
+        self.manager.save(taken)
 
     def pass_the_fence(self) -> None:
         """As if every look at the fence came just before another attempt opened the directory."""

@@ -8,39 +8,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from ddp_trainer.config import RunConfig
 from ddp_trainer.data.loader import by_update
 from ddp_trainer.data.prefetch import on_device
 from ddp_trainer.data.sampler import GlobalSampler
-from ddp_trainer.environment import Ranks
-from ddp_trainer.observe.beats import BeatWriter
-from ddp_trainer.opening import Order, open_run
-from ddp_trainer.run import Run
-from ddp_trainer.settings import resolve
 from ddp_trainer.step import train_step
-from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import is_indexed
-from ddp_trainer.train import loop
 from tests.trainer.rank_processes import Launcher
-
-SGD = {"optimizer": {"name": "sgd", "lr": 0.1}, "schedule": {"name": "constant"}}
-
-
-def opened(path: str = "sample_tasks:build", /, **settings: Any) -> Run:
-    config: RunConfig = resolve(SGD | settings)
-    order = Order(path, config)
-    return open_run(order, Ranks(), StopFlag(), BeatWriter(None, Ranks(), 0))
-
-
-def trained(**settings: Any) -> Run:
-    run = opened(**settings)
-    loop(run)
-    return run
-
-
-def distance(one: nn.Module, other: nn.Module) -> float:
-    pairs = zip(one.parameters(), other.parameters(), strict=True)
-    return max(float((a - b).detach().abs().max()) for a, b in pairs)
+from tests.trainer.runs import SGD, distance, opened, trained
 
 
 @pytest.mark.parametrize("uneven", [False, True])
@@ -97,17 +71,29 @@ def test_ranks_end_with_the_weights_of_one_process(launcher: Launcher, tmp_path:
         assert value.allclose(three[key], atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+STEADY: dict[str, Any] = {"global_batch": 8, "micro_batch": 2, "clip_norm": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "reductions", "others"),
+    [
+        ({"optimizer": {"name": "sgd"}}, 1, []),
+        ({"optimizer": {"name": "adamw"}}, 1, []),
+        ({"micro_batch": 1}, 1, []),
+        ({"ema": {"decay": 0.9}, "collect_every_steps": 1}, 1, []),
+        ({"parallel": {"strategy": "zero1"}}, 1, ["gloo:broadcast"] * 2),
+        ({"parallel": {"local_sgd": {"period": 100}}}, 0, []),
+    ],
+)
 def test_a_steady_step_costs_its_buckets_and_no_host_sync(
-    launcher: Launcher, optimizer: str
+    launcher: Launcher, settings: dict[str, Any], reductions: int, others: list[str]
 ) -> None:
-    config: dict[str, Any] = {"global_batch": 8, "micro_batch": 2, "clip_norm": 1.0}
-    config["optimizer"] = {"name": optimizer}
-    gang = launcher.call("probes:steady_step", config, world=2)
+    gang = launcher.call("probes:steady_step", STEADY | settings, world=2)
     assert gang.wait() == [0, 0]
     (found,) = gang.events("probe")
-    assert found["reductions"] == found["buckets"] == 1
-    assert found["other"] == []
+    assert found["buckets"] == 1
+    assert found["reductions"] == reductions
+    assert found["other"] == others
     assert found["syncs"] == 0
 
 
@@ -132,6 +118,16 @@ def test_an_overflow_in_fp16_skips_the_update_and_lowers_the_scale() -> None:
     assert all(a.equal(b) for a, b in zip(after, before, strict=True))
     assert run.learner.scaler.get_scale() == pytest.approx(5e37)
     assert all(param.grad is None for param in after)
+    assert run.learner.totals[2] == 1
+    twin = opened(global_batch=10, max_steps=2)
+    others = by_update(on_device(twin.train_loader, twin.learner.device))
+    assert len(list(next(others))) == 1
+    for learner, batches in ((run.learner, updates), (twin.learner, others)):
+        learner.scaler = torch.amp.GradScaler("cpu", enabled=False)
+        learner.precision = "fp32"
+        train_step(learner, next(batches), 1, 1.0)
+    # The momentum of the first update that is made is its gradient, whatever was skipped before.
+    assert distance(run.learner.model, twin.learner.model) == 0
 
 
 def test_tied_weights_and_batch_norm_survive_a_checkpoint(tmp_path: Any) -> None:

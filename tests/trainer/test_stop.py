@@ -67,7 +67,7 @@ def test_an_exception_is_shown_once_and_written_down(launcher: Launcher) -> None
     die = ["--task.die_rank=0", "--task.die_after=5", "--task.die_how=raise"]
     gang = launcher.train(*LONG, *die, world=2)
     assert gang.wait() == [1, 1]
-    assert gang.err(0).count("RuntimeError: the probe shall die") == 1
+    assert gang.err(0).startswith("rank 0, update 6: RuntimeError: the probe shall die\n")
     assert gang.err(0).count("Traceback") == 1
     error = json.loads((gang.folder / "0.error.json").read_text())
     assert error["message"]["message"] == "RuntimeError: the probe shall die"

@@ -9,6 +9,17 @@ class Refusal(Exception):  # noqa: N818 - what it is to the person who reads it
     code = ExitCode.FAILED
     """What the rank exits with."""
 
+    def __init__(self, sentence: str, *, own: bool = False) -> None:
+        """Holds the sentence.
+
+        Args:
+            sentence: For the person who asked.
+            own: Whether this rank alone knows, and so has to say it itself. Otherwise all ranks
+                have the same sentence and rank 0 says it.
+        """
+        super().__init__(sentence)
+        self.own = own
+
 
 class InputError(Refusal, ValueError):
     """What was asked for cannot be done, however often it is tried.

@@ -5,35 +5,39 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ddp_agent.contract import CheckpointInfo, RankPhase
 from ddp_agent.machine import cpu_count
+from ddp_trainer.building import build_task, document_of
+from ddp_trainer.checkpoint.initial import Fit, load_initial
 from ddp_trainer.checkpoint.manager import CheckpointManager
-from ddp_trainer.checkpoint.snapshot import Snapshot, put_model, put_optimizer
+from ddp_trainer.checkpoint.snapshot import Snapshot
 from ddp_trainer.config import BatchSplit, RunConfig
 from ddp_trainer.data.budget import Budget, share_out
+from ddp_trainer.data.fingerprint import fingerprint
 from ddp_trainer.data.loader import Loading, Sampler, make_sampler
 from ddp_trainer.data.prefetch import to_device
 from ddp_trainer.data.sampler import Taker
 from ddp_trainer.data.stream import StreamSampler
 from ddp_trainer.environment import Ranks
 from ddp_trainer.errors import InputError
-from ddp_trainer.numerics.optimizer import build_optimizer
-from ddp_trainer.numerics.precision import grad_scaler, set_matmul_precision
-from ddp_trainer.numerics.seeds import derive, seed_all
+from ddp_trainer.learner import Learner, build_learner, footprint
+from ddp_trainer.numerics.guard import Verdicts
+from ddp_trainer.numerics.precision import set_arithmetic
 from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.observe.events import EventLog
 from ddp_trainer.observe.report import Reporter
 from ddp_trainer.parallel import process_group
 from ddp_trainer.parallel.agreement import Agreement
 from ddp_trainer.parallel.collectives import on_first_rank
-from ddp_trainer.parallel.strategy import Objective, replicate
+from ddp_trainer.parallel.memory import advise
+from ddp_trainer.parallel.preflight import Facts, build_alike, facts_of
 from ddp_trainer.run import Position, Run
-from ddp_trainer.settings import check
-from ddp_trainer.step import Learner, rehearse
+from ddp_trainer.state import restore
+from ddp_trainer.step import rehearse
 from ddp_trainer.stop import StopFlag
-from ddp_trainer.task import HasOptimizer, RunEnv, Task, check_task, load_build
+from ddp_trainer.task import HasOptimizer, Task
 
 COMMUTATIVE_RANKS = 2
 """Up to so many numbers have the same sum in any order."""
@@ -65,14 +69,21 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
         InputError: On every rank, if the run can never succeed as it was asked for.
     """
     device = process_group.choose_device(order.config.device, ranks)
-    set_matmul_precision(order.config.precision)
+    set_arithmetic(order.config)
     split = order.config.batch_split(ranks.world_size)
-    task, config = _build(order, ranks, device)
-    process_group.join(ranks, device, config.parallel.timeout_seconds)
-    beats.phase(RankPhase.TRAINING)
+    route = process_group.join(ranks, device, order.config.parallel.timeout_seconds)
 
+    def built() -> tuple[tuple[Task, RunConfig], Facts]:
+        task, config = build_task(order.task, order.config, ranks, device)
+        both = (task.train_data, task.eval_data) if ranks.world_size > 1 else ()
+        data = "; ".join(map(fingerprint, both))
+        return (task, config), facts_of(device, document_of(order.task, config), data)
+
+    mixed = order.config.parallel.allow_mixed
+    (task, config), warnings = build_alike(built, ranks, device, allow_mixed=mixed)
+    document = document_of(order.task, config)
+    beats.phase(RankPhase.TRAINING)
     checkpoints = CheckpointManager(config.checkpoint)
-    document = {"task": order.task, "config": config.model_dump(mode="json")}
     opened = on_first_rank(lambda: checkpoints.open(order.attempt, document, order.job), device)
     saved = checkpoints.receive(device) if opened["resume"] else None
     sampler = make_sampler(task, config)
@@ -81,8 +92,14 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
     taker = Taker(ranks.rank, ranks.world_size, split.micro_batch)
     budget = _budget(config, ranks)
     loading = Loading(task, config.data, budget, device)
-    learner = _learner(task, config, ranks, device, saved)
-    if ranks.world_size > COMMUTATIVE_RANKS and position.step < total:
+    begun_with = None
+    if saved is None and config.init_from:
+        strict = config.init_strict
+        begun_with = load_initial(task.model, config.init_from, device, strict=strict)
+    learner = build_learner(task, config, ranks, device)
+    if saved:
+        restore(learner, saved, keep_groups=not isinstance(task, HasOptimizer))
+    if position.step < total and _needs_rehearsal(learner, ranks):
         rehearse(learner, to_device(loading.first(sampler, taker, position.samples), device))
     run = Run(
         config=config,
@@ -100,71 +117,25 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
         report=_reporter(config, ranks, opened["attempt"], beats, total_steps=total),
         position=position,
         total_steps=total,
+        reported_step=position.step,
+        verdicts=Verdicts(
+            config.nonfinite,
+            learner.guard.policy,
+            saved.state if saved else {},
+        ),
     )
-    _say_opened(run, opened, split)
-    if budget.warning:
-        run.report.warned(budget.warning)
+    _say_opened(run, opened, split, route)
+    for sentence in filter(None, [*warnings, route.warning, budget.warning]):
+        run.report.warned(sentence)
+    _say_advice(run, begun_with)
     return run
 
 
-def _build(order: Order, ranks: Ranks, device: torch.device) -> tuple[Task, RunConfig]:
-    """The task, and the configuration with the task's own settings resolved."""
-    build, model = load_build(order.task)
-    settings = check(model, order.config.task, prefix="task.")
-    env = RunEnv(
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        local_rank=ranks.local_rank,
-        local_world_size=ranks.local_world_size,
-        device=device,
-        seed=order.config.seed,
-    )
-    seed_all(derive(order.config.seed, "build"))
-    task = check_task(build(settings, env), order.task)
-    if isinstance(task, HasOptimizer) and (stated := order.config.optimizer.model_fields_set):
-        key = f"optimizer.{min(stated)}"
-        raise InputError(f"config: {key} has no effect: the task brings its own optimizer")
-    resolved = order.config.model_copy(update={"task": settings.model_dump(mode="json")})
-    return task, resolved
-
-
-def _learner(
-    task: Task, config: RunConfig, ranks: Ranks, device: torch.device, saved: Snapshot | None
-) -> Learner:
-    """The model on its device, with saved state where there is any, replicated."""
-    model = task.model.to(device)
-    params = [param for param in model.parameters() if param.requires_grad]
-    optimizer = _optimizer(task, params, config)
-    peak_lrs = [float(group["lr"]) for group in optimizer.param_groups]
-    scaler = grad_scaler(config.precision, device)
-    if saved:
-        put_model(model, saved.model)
-        keep = not isinstance(task, HasOptimizer)
-        put_optimizer(model, optimizer, saved.optimizer, saved.optimizer_rest, keep_groups=keep)
-        if saved.state["scaler"] and scaler.is_enabled():
-            scaler.load_state_dict(saved.state["scaler"])
-    objective = Objective(model, task.loss)
-    return Learner(
-        objective=replicate(objective, device, config.parallel),
-        model=model,
-        carrier=objective.carrier,
-        optimizer=optimizer,
-        peak_lrs=peak_lrs,
-        scaler=scaler,
-        device=device,
-        precision=config.precision,
-        clip_norm=config.clip_norm,
-        share=config.batch_split(ranks.world_size).per_rank,
-        seed=config.seed,
-        rank=ranks.rank,
-        totals=torch.zeros(2, dtype=torch.float64, device=device),
-    )
-
-
-def _optimizer(task: Task, params: list[nn.Parameter], config: RunConfig) -> torch.optim.Optimizer:
-    if isinstance(task, HasOptimizer):
-        return task.optimizer(params)
-    return build_optimizer(params, config.optimizer)
+def _needs_rehearsal(learner: Learner, ranks: Ranks) -> bool:
+    """Whether an attempt's first update would differ in its bits, or in its buckets' state."""
+    if not isinstance(learner.objective, DistributedDataParallel):
+        return False
+    return ranks.world_size > COMMUTATIVE_RANKS or learner.compression is not None
 
 
 def _position(saved: Snapshot, sampler: Sampler) -> Position:
@@ -228,7 +199,23 @@ def _reporter(
     )
 
 
-def _say_opened(run: Run, opened: dict[str, Any], split: BatchSplit) -> None:
+def _say_advice(run: Run, begun_with: Fit | None) -> None:
+    """Tells what weights it begins with, and whether the model fits the device."""
+    if begun_with and begun_with.whole:
+        run.report.noted(f"began with {len(begun_with.loaded)} tensors of {begun_with.path}")
+    elif begun_with:
+        run.report.warned(begun_with.sentence())
+    if run.learner.device.type == "cuda":
+        room = torch.cuda.get_device_properties(run.learner.device).total_memory
+        strategy = run.config.parallel.strategy
+        advice = advise(footprint(run.learner), run.ranks.world_size, strategy, room)
+        if advice:
+            run.report.warned(advice)
+
+
+def _say_opened(
+    run: Run, opened: dict[str, Any], split: BatchSplit, route: process_group.Route
+) -> None:
     run.report.opened(
         resumed_from=CheckpointInfo(**opened["resume"]) if opened["resume"] else None,
         skipped=opened["skipped"],
@@ -239,7 +226,10 @@ def _say_opened(run: Run, opened: dict[str, Any], split: BatchSplit) -> None:
         global_batch=run.config.global_batch,
         micro_batch=split.micro_batch,
         accumulation=split.accumulation,
+        strategy=run.config.parallel.strategy,
         parameters=sum(param.numel() for param in run.learner.model.parameters()),
+        bytes_per_rank=footprint(run.learner).by_strategy(run.ranks.world_size),
         train_samples=run.sampler.size,
+        **route.described(),
         checkpoint_dir=run.config.checkpoint.directory,
     )

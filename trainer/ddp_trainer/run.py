@@ -14,12 +14,16 @@ from ddp_trainer.data.evaluation import evaluate
 from ddp_trainer.data.loader import Sampler
 from ddp_trainer.data.micro import Micro
 from ddp_trainer.environment import Ranks
+from ddp_trainer.garbage import Collector
+from ddp_trainer.learner import Learner
+from ddp_trainer.numerics.guard import NonFiniteError, Verdicts
 from ddp_trainer.numerics.norm import average_norm_statistics
 from ddp_trainer.observe.report import Reporter
 from ddp_trainer.parallel.agreement import Agreement, Verdict, Wishes
-from ddp_trainer.step import Learner
+from ddp_trainer.parallel.collectives import on_first_rank
+from ddp_trainer.state import gather, learner_state, restore
 from ddp_trainer.stop import StopFlag
-from ddp_trainer.task import Task
+from ddp_trainer.task import HasOptimizer, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +57,16 @@ class Run:
     report: Reporter
     position: Position
     total_steps: int
+    reported_step: int
+    """Update of the newest report."""
+    verdicts: Verdicts
     metrics: dict[str, float] = field(default_factory=dict)
     """Newest evaluation."""
     clock: float | None = field(default_factory=time.monotonic)
     """Monotonic time at which the position's seconds were right; nothing when no time passes."""
     evaluated_step: int = -1
-    averaged_step: int = -1
-    """Update after which BatchNorm statistics were averaged last."""
+    settled_step: int = -1
+    """Update after which the ranks were made one model last."""
 
     @property
     def epoch(self) -> int | None:
@@ -102,10 +109,12 @@ class Run:
             stop=self.stop.requested,
             finish=first and self._used_up(self.seconds()),
             save=first and self.checkpoints.time_is_up(),
+            waiting=self.learner.compression.share() if self.learner.compression else 0.0,
         )
         step, learner = self.position.step, self.learner
         verdict = self.agreement.meet(step, learner.totals, wishes)
         if step and (step % self.config.log.every_steps == 0 or step == self.total_steps):
+            self._react(verdict)
             learner.totals.zero_()
             self.report.trained(
                 step=step,
@@ -125,17 +134,21 @@ class Run:
 
         Raises:
             OSError: On rank 0, if it is required and the volume refuses.
+            NonFiniteError: If it is required and there is nothing left that is worth saving.
         """
         if not self.checkpoints.enabled:
             return
-        self._average_norms()
-        if not self.ranks.is_first:
+        if self._weights_lost(required=required):
             return
+        self._settle_ranks()
         with self.report.rates.pause():
             begun = time.monotonic()
+            taken = gather(self.learner)
+            if taken is None:
+                return
+            taken.state = self._state()
             try:
-                model, optimizer = self.learner.model, self.learner.optimizer
-                saved = self.checkpoints.save(model, optimizer, self._state())
+                saved = self.checkpoints.save(taken)
             except OSError as error:
                 if required:
                     raise
@@ -149,9 +162,10 @@ class Run:
         step = self.position.step
         if self.eval_loader is None or self.evaluated_step == step:
             return
-        self._average_norms()
+        self._settle_ranks()
         begun = time.monotonic()
-        with self.report.rates.pause():
+        averaged = self.learner.evaluated(averaged=self.config.ema.evaluate)
+        with self.report.rates.pause(), averaged:
             self.metrics = evaluate(
                 self.task,
                 self.learner.model,
@@ -182,10 +196,51 @@ class Run:
     def _used_up(self, seconds: float) -> bool:
         return self.config.max_seconds is not None and seconds >= self.config.max_seconds
 
-    def _average_norms(self) -> None:
-        if self.averaged_step != self.position.step:
-            average_norm_statistics(self.learner.model, self.ranks.world_size)
-            self.averaged_step = self.position.step
+    def _settle_ranks(self) -> None:
+        """Makes all ranks hold one model, where they differ between updates."""
+        if self.settled_step == self.position.step:
+            return
+        average_norm_statistics(self.learner.model, self.ranks.world_size)
+        if self.learner.local_sgd:
+            self.learner.local_sgd.average()
+        self.settled_step = self.position.step
+        Collector.paused()
+
+    def _react(self, verdict: Verdict) -> None:
+        """Answers what a report shows. The same on all ranks."""
+        step = self.position.step
+        warning = self.verdicts.judge(step, verdict.nonfinite, step - self.reported_step)
+        self.reported_step = step
+        if warning:
+            self.report.warned(warning)
+            if self.learner.guard.policy == "rollback":
+                self._roll_back()
+        if self.learner.compression:
+            switched_on = self.learner.compression.consider(step, verdict.waiting)
+            if switched_on:
+                self.report.noted(switched_on)
+
+    def _roll_back(self) -> None:
+        """Takes weights and optimizer back to the newest checkpoint; data and schedule go on.
+
+        The data since then are passed over with those that did the harm, as in Chowdhery et al.
+        2022 (arXiv:2204.02311), section 5.1.
+        """
+        found = on_first_rank(lambda: self.checkpoints.newest is not None, self.learner.device)
+        if not found:
+            raise NonFiniteError("training: there is no checkpoint yet to roll back to")
+        saved = self.checkpoints.receive(self.learner.device)
+        restore(self.learner, saved, keep_groups=not isinstance(self.task, HasOptimizer))
+
+    def _weights_lost(self, *, required: bool) -> bool:
+        """Whether an update went through that was not finite: then nothing may be saved."""
+        if self.learner.guard.protects or not self.learner.totals[2].item():
+            return False
+        sentence = f"gradients were not finite before step {self.position.step}: nothing is saved"
+        if required:
+            raise NonFiniteError(f"training: {sentence}")
+        self.report.warned(sentence)
+        return True
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -197,7 +252,8 @@ class Run:
             "total_steps": self.total_steps,
             "world_size": self.ranks.world_size,
             "attempt": self.attempt,
-            "scaler": self.learner.scaler.state_dict(),
+            **learner_state(self.learner),
+            "nonfinite": self.verdicts.state(),
             "task": self.task_path,
             "config": self.config.model_dump(mode="json"),
             "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},

@@ -1,58 +1,20 @@
 """One update."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from ddp_trainer.config import Precision
 from ddp_trainer.data.micro import Micro
-from ddp_trainer.numerics.precision import autocast
+from ddp_trainer.learner import Learner
 from ddp_trainer.numerics.seeds import derive, seed_torch
-from ddp_trainer.parallel.strategy import synchronised
-
-
-@dataclass(slots=True)
-class Learner:
-    """Everything that an update reads or changes."""
-
-    objective: nn.Module
-    """Model and loss, wrapped for the process group if there is one."""
-    model: nn.Module
-    """The bare model."""
-    carrier: nn.Parameter
-    """Its gradient is the count that the gradients of the sum are divided by."""
-    optimizer: torch.optim.Optimizer
-    peak_lrs: list[float]
-    """Per parameter group."""
-    scaler: torch.amp.GradScaler
-    device: torch.device
-    precision: Precision
-    clip_norm: float | None
-    share: int
-    """Samples of this rank in a full update."""
-    seed: int
-    rank: int
-    totals: Tensor
-    """Shape (2,), fp64, on the device: loss sum and count of this rank since the last report."""
-    grad_norm: Tensor | None = None
-    """Norm before clipping of the newest update, on the device; only when clipping."""
-
-    def autocast(self) -> AbstractContextManager[object]:
-        """Context of the forward pass."""
-        return autocast(self.precision, self.device)
-
-    def trained(self) -> list[nn.Parameter]:
-        """The parameters that have a gradient now."""
-        params = (p for group in self.optimizer.param_groups for p in group["params"])
-        return [param for param in params if param.grad is not None]
+from ddp_trainer.parallel.parts import whole
 
 
 def train_step(learner: Learner, micros: Iterator[Micro], step: int, lr_factor: float) -> int:
-    """Makes one optimizer update, without a host sync and with DDP's reductions only.
+    """Makes one optimizer update, without a host sync and with the strategy's collectives only.
 
     The gradient is that of (sum of the loss sums) / (sum of the counts) over all forward passes of
     all ranks, whatever their sizes.
@@ -68,18 +30,22 @@ def train_step(learner: Learner, micros: Iterator[Micro], step: int, lr_factor: 
     """
     for group, peak in zip(learner.optimizer.param_groups, learner.peak_lrs, strict=True):
         group["lr"] = peak * lr_factor
+    alone = learner.local_sgd is not None and learner.local_sgd.alone(step)
+    if learner.compression:
+        learner.compression.begin(step)
     samples = 0
     for index, micro in enumerate(micros):
         seed_torch(derive(learner.seed, "compute", step, learner.rank, index))
-        with synchronised(learner.objective, reduce=micro.last):
+        reduce = micro.last and not alone
+        with learner.strategy.synchronised(learner.objective, reduce=reduce):
             with learner.autocast():
                 total, count, carried = learner.objective(micro.batch)
             # Dividing by a constant keeps fp16 gradients in range; it cancels against the count.
             weight = micro.weight / learner.share
             (learner.scaler.scale(total * weight) + carried * weight).backward()
-        learner.totals.add_(torch.stack((total.detach(), count)), alpha=micro.weight)
+        learner.totals[:2].add_(torch.stack((total.detach(), count)), alpha=micro.weight)
         samples = micro.update_samples
-    _finish_update(learner)
+    _finish_update(learner, step)
     return samples
 
 
@@ -105,19 +71,20 @@ def rehearse(learner: Learner, micro: Micro) -> None:
             buffer.copy_(buffers[name])
 
 
-def _finish_update(learner: Learner) -> None:
+def _finish_update(learner: Learner, step: int) -> None:
     learner.scaler.unscale_(learner.optimizer)
-    params = learner.trained()
-    _divide(params, learner.carrier)
+    gradients = learner.gradients()
+    count = learner.strategy.mean(cast("Tensor", learner.carrier.grad)).squeeze()
+    learner.guard.divide(gradients, count)
+    learner.totals[2].add_(learner.guard.found)
     if learner.clip_norm is not None:
-        learner.grad_norm = torch.nn.utils.clip_grad_norm_(params, learner.clip_norm)
-    learner.scaler.step(learner.optimizer)
-    learner.scaler.update()
-    learner.optimizer.zero_grad(set_to_none=True)
-
-
-def _divide(params: list[nn.Parameter], carrier: nn.Parameter) -> None:
-    """Divides the averaged sums by the averaged count; by nothing where nothing was counted."""
-    count = cast("Tensor", carrier.grad).clamp(min=torch.finfo(torch.float32).tiny).squeeze()
-    torch._foreach_div_([cast("Tensor", param.grad) for param in params], count)
-    carrier.grad = None
+        learner.grad_norm = whole(get_total_norm(gradients))
+        clip_grads_with_norm_(learner.params, learner.clip_norm, learner.grad_norm)
+    learner.guard.step(learner.scaler)
+    for param in (*learner.params, learner.carrier):
+        param.grad = None
+    learner.strategy.updated()
+    if learner.ema:
+        learner.ema.update(step)
+    if learner.local_sgd:
+        learner.local_sgd.updated(step)

@@ -1,11 +1,16 @@
 """The run: open, loop, close. Every start is a resume."""
 
 import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ddp_agent.contract import ExitCode, RankPhase
 from ddp_trainer.data.loader import by_update
 from ddp_trainer.data.prefetch import on_device
 from ddp_trainer.environment import Ranks
+from ddp_trainer.errors import Refusal
+from ddp_trainer.garbage import Collector
 from ddp_trainer.numerics.schedule import lr_factor
 from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.opening import Order, open_run
@@ -55,13 +60,17 @@ def loop(run: Run) -> bool:
         return False
     verdict = run.meet()
     arriving = on_device(run.train_loader, run.learner.device, run.report.data_wait)
-    for micros in by_update(arriving):
-        if verdict.stop or verdict.finish:
-            break
-        step = run.position.step
-        factor = lr_factor(step, run.total_steps, run.config.schedule)
-        run.advance(train_step(run.learner, micros, step, factor))
-        verdict = _between_updates(run, verdict)
+    with Collector(run.config.collect_every_steps) as garbage:
+        for micros in by_update(arriving):
+            if verdict.stop or verdict.finish:
+                break
+            step = run.position.step
+            factor = lr_factor(step, run.total_steps, run.config.schedule)
+            with _place_told(run.ranks, step):
+                samples = train_step(run.learner, micros, step, factor)
+            run.advance(samples)
+            garbage.updated(run.position.step)
+            verdict = _between_updates(run, verdict)
     run.settle()
     return verdict.stop and not verdict.finish and run.position.step < run.total_steps
 
@@ -81,6 +90,22 @@ def close(run: Run, *, stopped: bool) -> ExitCode:
         run.report.ended("summary", **run.totals(), metrics=run.metrics)
     wait_for_all(run.learner.device)
     return ExitCode.PREEMPTED if stopped else ExitCode.OK
+
+
+@contextmanager
+def _place_told(ranks: Ranks, step: int) -> Iterator[None]:
+    """Says on which rank and in which update it was that something failed."""
+    where = f"rank {ranks.rank}, update {step + 1}"
+    try:
+        yield
+    except Refusal as refused:
+        if ranks.world_size == 1:
+            raise
+        # Other ranks may know nothing of it: this one has to say it.
+        raise type(refused)(f"{where}: {refused}", own=True) from refused
+    except Exception as error:
+        print(f"{where}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        raise
 
 
 def _between_updates(run: Run, verdict: Verdict) -> Verdict:

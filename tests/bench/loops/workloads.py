@@ -5,7 +5,7 @@ in the same way whichever system owns the loop.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -83,22 +83,13 @@ class Measured:
         self.model = task.model
         self.train_data = Watched(task.train_data, samples)
         self.eval_data = None
+        self.collate = task.collate if isinstance(task, HasCollate) else default_collate
         self._task = task
 
     def loss(self, model: nn.Module, batch: Any) -> Weighted:
         """The task's own."""
         weighted: Weighted = self._task.loss(model, batch)
         return weighted
-
-    def collate(self, samples: Any) -> Any:
-        """The task's own."""
-        return (
-            self._task.collate(samples) if isinstance(self._task, HasCollate) else _stack(samples)
-        )
-
-
-def _stack(samples: Sequence[Any]) -> Any:
-    return default_collate(list(samples))
 
 
 class DigitsSettings(miniresnet.DigitsConfig):

@@ -4,6 +4,8 @@
         model.safetensors       parameters and buffers by their names in the bare model
         optimizer.safetensors   state tensors as <key>/<parameter name>
         optimizer.json          the optimizer's other state and its groups
+        ema.safetensors         moving average of the weights, by the same names; if there is one
+        compression.safetensors residues and matrices of compressed communication; if there are any
         state.json              position, loss scaling, configuration, versions
         MANIFEST.json           size and CRC32 of each of these; written last
 
@@ -22,6 +24,8 @@ FORMAT = 1
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 OPTIMIZER_REST = "optimizer.json"
+AVERAGE = "ema.safetensors"
+COMPRESSION = "compression.safetensors"
 STATE = "state.json"
 MANIFEST = "MANIFEST.json"
 CONFIG = "config.json"

@@ -9,7 +9,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ddp_trainer.checkpoint.format import (
+    AVERAGE,
     BROKEN,
+    COMPRESSION,
     MODEL,
     OPTIMIZER,
     OPTIMIZER_REST,
@@ -69,24 +71,38 @@ def receive(path: Path | None, device: torch.device) -> Snapshot:
         return read
     rest, state = broadcast_json([read.optimizer_rest, read.state], device)
     return Snapshot(
-        model=_broadcast_tensors(read.model, device),
-        optimizer=_broadcast_tensors(read.optimizer, device),
+        model=broadcast_tensors(read.model, device),
+        optimizer=broadcast_tensors(read.optimizer, device),
         optimizer_rest=rest,
         state=state,
+        average=broadcast_tensors(read.average, device),
+        compression=broadcast_tensors(read.compression, device),
     )
 
 
 def _read(path: Path) -> Snapshot:
-    # Copies: a tensor that still maps its file would fault once a network volume has dropped it.
     return Snapshot(
-        model={name: tensor.clone() for name, tensor in load_file(path / MODEL).items()},
-        optimizer={name: tensor.clone() for name, tensor in load_file(path / OPTIMIZER).items()},
+        model=read_tensors(path / MODEL),
+        optimizer=read_tensors(path / OPTIMIZER),
         optimizer_rest=read_json(path / OPTIMIZER_REST),
         state=read_json(path / STATE),
+        average=read_tensors(path / AVERAGE),
+        compression=read_tensors(path / COMPRESSION),
     )
 
 
-def _broadcast_tensors(tensors: Tensors, device: torch.device) -> Tensors:
+def read_tensors(path: Path) -> Tensors:
+    """The tensors of a file, in host memory; none if there is no such file."""
+    if not path.exists():
+        return {}
+    # Copies: a tensor that still maps its file would fault once a network volume has dropped it.
+    return {name: tensor.clone() for name, tensor in load_file(path).items()}
+
+
+def broadcast_tensors(tensors: Tensors, device: torch.device) -> Tensors:
+    """Rank 0's tensors on every rank, in host memory. Every rank must call it."""
+    if not is_joined():
+        return tensors
     described: Any = [
         [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
         for name, tensor in tensors.items()

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from ddp_agent.contract import CheckpointInfo
-from ddp_trainer.checkpoint import load, retention, snapshot, writer
+from ddp_trainer.checkpoint import load, retention, writer
 from ddp_trainer.checkpoint.fence import Fence, holder
 from ddp_trainer.checkpoint.format import CONFIG, Name, names_in
 from ddp_trainer.checkpoint.snapshot import Snapshot
@@ -108,15 +107,11 @@ class CheckpointManager:
         age = time.monotonic() - self._last_time
         return self.enabled and seconds is not None and age >= seconds
 
-    def save(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
-    ) -> CheckpointInfo | None:
+    def save(self, taken: Snapshot) -> CheckpointInfo | None:
         """Commits a checkpoint, then deletes the oldest. Rank 0 only.
 
         Args:
-            model: The bare model.
-            optimizer: Over its parameters.
-            state: JSON; its `step` names the checkpoint.
+            taken: Whole, in host memory; the `step` of its state names the checkpoint.
 
         Returns:
             The checkpoint, or nothing if this step is saved already.
@@ -125,14 +120,12 @@ class CheckpointManager:
             OSError: If the volume refuses.
             FencedError: If a newer attempt has opened the directory; nothing is changed then.
         """
-        step = state["step"]
+        step = taken.state["step"]
         if self._directory is None or self._fence is None:
             return None
         if self._known and self._known[-1].step == step:
             return None
         self._last_time = time.monotonic()
-        taken = snapshot.take(model, optimizer)
-        taken.state = state
         name = Name(step, self._attempt)
         try:
             writer.commit(self._directory, name, taken, self._fence.check)

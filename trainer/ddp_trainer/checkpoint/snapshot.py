@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_trainer.errors import InputError
+from ddp_trainer.parallel.parts import laid_out_like
 
 Tensors = dict[str, Tensor]
 
@@ -21,12 +22,16 @@ class Snapshot:
     """State tensors by `<key>/<parameter name>`."""
     optimizer_rest: dict[str, Any]
     """JSON: the optimizer's state that is no tensor, and its groups."""
+    average: Tensors = field(default_factory=dict)
+    """Moving average of the weights by parameter name; empty if there is none."""
+    compression: Tensors = field(default_factory=dict)
+    """State of compressed communication; empty if there is none."""
     state: dict[str, Any] = field(default_factory=dict)
     """JSON: all else."""
 
 
 def take(model: nn.Module, optimizer: torch.optim.Optimizer) -> Snapshot:
-    """Copies the state of model and optimizer to host memory.
+    """The state of model and optimizer as this rank holds it; its tensors are not copies.
 
     Args:
         model: The bare model.
@@ -35,9 +40,8 @@ def take(model: nn.Module, optimizer: torch.optim.Optimizer) -> Snapshot:
     Raises:
         InputError: If either keeps state that is neither tensors nor JSON values.
     """
-    own, _ = _split_aliases(model)
     return Snapshot(
-        model={name: _host_copy(tensor) for name, tensor in own.items()},
+        model=own_tensors(model),
         optimizer=_optimizer_tensors(model, optimizer),
         optimizer_rest=_optimizer_rest(model, optimizer),
     )
@@ -49,7 +53,7 @@ def put_model(model: nn.Module, saved: Tensors) -> None:
     Raises:
         InputError: If names or shapes differ.
     """
-    own, aliases = _split_aliases(model)
+    own = own_tensors(model)
     for name in sorted(own.keys() ^ saved.keys()):
         where = "checkpoint" if name in own else "model"
         raise InputError(f'checkpoint: "{name}" is not in the {where}; was the task changed?')
@@ -59,7 +63,9 @@ def put_model(model: nn.Module, saved: Tensors) -> None:
                 f'checkpoint: "{name}" has shape {tuple(saved[name].shape)}, the model needs'
                 f" {tuple(tensor.shape)}; was the task changed?"
             )
-    model.load_state_dict(saved | {alias: saved[name] for alias, name in aliases.items()})
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(laid_out_like(saved[name], tensor))
 
 
 def put_optimizer(
@@ -84,13 +90,16 @@ def put_optimizer(
         InputError: If the saved state is for other parameters.
     """
     own = optimizer.state_dict()
+    params = dict(model.named_parameters())
     numbers = {name: number for number, name in _numbered(model, optimizer).items()}
     state: dict[int, dict[str, Any]] = {}
     for path, value in [*tensors.items(), *rest["state"].items()]:
         key, _, name = path.partition("/")
+        if name not in params:
+            raise InputError(f'checkpoint: the model has no parameter "{name}"')
         if name not in numbers:
-            raise InputError(f'checkpoint: the optimizer has no parameter "{name}"')
-        state.setdefault(numbers[name], {})[key] = value
+            continue  # another rank's
+        state.setdefault(numbers[name], {})[key] = _placed(value, params[name])
     groups = own["param_groups"]
     if len(groups) != len(rest["groups"]):
         raise InputError(
@@ -101,20 +110,27 @@ def put_optimizer(
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _split_aliases(model: nn.Module) -> tuple[Tensors, dict[str, str]]:
-    """The model's tensors, and the names that are second names of one of them (tied weights)."""
+def _placed(value: Any, param: Tensor) -> Any:
+    """A state value laid out as its parameter; scalars stay as they are."""
+    moment = isinstance(value, Tensor) and value.dim() and value.shape == param.shape
+    return laid_out_like(value, param.detach()) if moment else value
+
+
+def own_tensors(model: nn.Module) -> Tensors:
+    """The model's parameters and buffers by name; tied weights once, by their first name.
+
+    Raises:
+        InputError: If its state holds something else.
+    """
     own: Tensors = {}
-    aliases: dict[str, str] = {}
-    first_name: dict[int, str] = {}
+    seen: set[int] = set()
     for name, value in model.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor):
             raise InputError(f'checkpoint: state "{name}" of the model is not a tensor')
-        if id(value) in first_name:
-            aliases[name] = first_name[id(value)]
-        else:
-            first_name[id(value)] = name
+        if id(value) not in seen:
+            seen.add(id(value))
             own[name] = value
-    return own, aliases
+    return own
 
 
 def _numbered(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[int, str]:
@@ -130,7 +146,7 @@ def _numbered(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[int, s
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
     names = _numbered(model, optimizer)
     return {
-        f"{key}/{names[number]}": _host_copy(value)
+        f"{key}/{names[number]}": value
         for number, values in optimizer.state_dict()["state"].items()
         for key, value in values.items()
         if isinstance(value, Tensor)
@@ -161,7 +177,3 @@ def _plain(value: Any, key: str) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise InputError(f'checkpoint: state "{key}" of the optimizer is neither a tensor nor JSON')
-
-
-def _host_copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()

@@ -8,6 +8,8 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from ddp_trainer.checkpoint.format import (
+    AVERAGE,
+    COMPRESSION,
     MODEL,
     OPTIMIZER,
     OPTIMIZER_REST,
@@ -18,7 +20,7 @@ from ddp_trainer.checkpoint.format import (
     write_json,
     write_manifest,
 )
-from ddp_trainer.checkpoint.snapshot import Snapshot
+from ddp_trainer.checkpoint.snapshot import Snapshot, Tensors
 
 
 def commit(
@@ -48,10 +50,9 @@ def commit(
         raise FileExistsError(f"{final} exists already")
     pending.mkdir()
     try:
-        save_file(snapshot.model, pending / MODEL)
-        save_file(snapshot.optimizer, pending / OPTIMIZER)
-        sync(pending / MODEL)
-        sync(pending / OPTIMIZER)
+        for file, tensors in _files(snapshot).items():
+            save_file(tensors, pending / file)
+            sync(pending / file)
         write_json(pending / OPTIMIZER_REST, snapshot.optimizer_rest)
         write_json(pending / STATE, snapshot.state)
         write_manifest(pending, name)
@@ -63,6 +64,12 @@ def commit(
         shutil.rmtree(pending, ignore_errors=True)
         raise
     return final
+
+
+def _files(snapshot: Snapshot) -> dict[str, Tensors]:
+    optional = {AVERAGE: snapshot.average, COMPRESSION: snapshot.compression}
+    always = {MODEL: snapshot.model, OPTIMIZER: snapshot.optimizer}
+    return always | {file: tensors for file, tensors in optional.items() if tensors}
 
 
 def replace_json(path: Path, document: object) -> None:

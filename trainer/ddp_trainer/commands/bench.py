@@ -8,12 +8,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_agent.contract import Env, ExitCode
+from ddp_agent.contract import ExitCode
+from ddp_trainer.commands.arguments import add_run_to, task_and_config
 from ddp_trainer.config import RunConfig
 from ddp_trainer.environment import Ranks
 from ddp_trainer.errors import InputError
 from ddp_trainer.scaling.point import Point, strong_efficiency, table, weak_efficiency
-from ddp_trainer.settings import check, merge, read_document, read_overrides, resolve
+from ddp_trainer.settings import check, resolve
 from ddp_trainer.stop import StopFlag
 
 POLL_SECONDS = 0.2
@@ -32,8 +33,7 @@ def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
         " and the loop's time per update beside a minimal loop's. Under torchrun it measures that"
         " one world and prints it as JSON. Settings of the run as for train.",
     )
-    parser.add_argument("--task", help=f"package.module:function; default ${Env.TASK}")
-    parser.add_argument("--config", help=f"JSON text or the path of a file; default ${Env.CONFIG}")
+    add_run_to(parser)
     parser.add_argument("--ranks", default="1,2", help="world sizes, with commas; default 1,2")
     parser.add_argument("--updates", type=int, default=100, help="timed per block; default 100")
     parser.add_argument("--warmup", type=int, default=20, help="updates before; default 20")
@@ -58,10 +58,8 @@ def run(
     for name in ("updates", "warmup", "repeats"):
         if getattr(options, name) < 1:
             raise InputError(f"bench: --{name} must be 1 or more")
-    task = options.task or environ.get(Env.TASK)
-    if not task:
-        raise InputError(f"bench: state --task package.module:function, or set {Env.TASK}")
-    config = _config(options, rest, environ)
+    task, config = task_and_config("bench", options, rest, environ)
+    config = _of_a_block(config, options.warmup + options.updates)
     ranks = Ranks.from_environment(environ)
     if ranks.launched:
         return _measure(task, config, ranks, stop, options)
@@ -80,14 +78,11 @@ def _check_task(task: str, config: RunConfig) -> None:
     check(load_build(task)[1], config.task, prefix="task.")
 
 
-def _config(
-    options: argparse.Namespace, rest: Sequence[str], environ: Mapping[str, str]
-) -> RunConfig:
-    """The run's settings, for a block: so many updates, no checkpoints."""
-    source = options.config or environ.get(Env.CONFIG)
-    document = merge(read_document(source) if source else {}, read_overrides(rest))
-    length = {"max_steps": options.warmup + options.updates, "max_seconds": None, "epochs": None}
-    return resolve(merge(document, length | {"checkpoint": {"directory": None}}))
+def _of_a_block(config: RunConfig, updates: int) -> RunConfig:
+    """The settings of a run of so many updates and without checkpoints."""
+    length = {"max_steps": updates, "max_seconds": None, "epochs": None}
+    stated = config.model_dump(mode="json", exclude_unset=True)
+    return resolve(stated | length | {"checkpoint": {"directory": None}})
 
 
 def _world_sizes(text: str) -> list[int]:

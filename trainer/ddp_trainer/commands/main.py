@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from ddp_agent.contract import ExitCode
-from ddp_trainer.commands import bench, train
+from ddp_trainer.commands import bench, check, export, train, verify
 from ddp_trainer.environment import Ranks
 from ddp_trainer.errors import InputError, Refusal
 from ddp_trainer.stop import StopFlag
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str], environ: Mapping[str, str], stop: StopFlag) -> ExitCode:
     parser = _Parser(prog="ddp-trainer", description="Trains a task on any number of ranks.")
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in (train, bench):
+    for command in (train, check, export, verify, bench):
         command.add_to(commands)
     options, rest = parser.parse_known_args(arguments)
     code: ExitCode = options.run(options, rest, environ, stop)
@@ -61,7 +61,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _refuse(refusal: Refusal, stop: StopFlag) -> ExitCode:
-    """Says the sentence on rank 0.
+    """Says the sentence on rank 0, or where it is known.
 
     The launcher ends all ranks as soon as one has ended. So the others wait until it does, for a
     moment, or else rank 0 might be ended before it has spoken.
@@ -70,7 +70,7 @@ def _refuse(refusal: Refusal, stop: StopFlag) -> ExitCode:
         first = Ranks.from_environment(os.environ).is_first
     except InputError:
         first = True
-    if first:
+    if first or refusal.own:
         print(refusal, file=sys.stderr, flush=True)
     else:
         deadline = time.monotonic() + LAST_WORD_SECONDS

@@ -1,22 +1,17 @@
 """`train`: trains a task, from the beginning or from its newest checkpoint."""
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp_agent.contract import Env, ExitCode, RankPhase
+from ddp_trainer.commands.arguments import add_run_to, task_and_config
 from ddp_trainer.environment import Ranks, integer
-from ddp_trainer.errors import InputError
+from ddp_trainer.launchers import variables_of_slurm
 from ddp_trainer.observe.beats import BeatWriter
-from ddp_trainer.settings import (
-    describe,
-    environment_document,
-    merge,
-    read_document,
-    read_overrides,
-    resolve,
-)
+from ddp_trainer.settings import describe
 from ddp_trainer.stop import StopFlag
 
 if TYPE_CHECKING:
@@ -32,8 +27,7 @@ def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
         epilog=f"settings and their defaults:\n{describe()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--task", help=f"package.module:function; default ${Env.TASK}")
-    parser.add_argument("--config", help=f"JSON text or the path of a file; default ${Env.CONFIG}")
+    add_run_to(parser)
     parser.set_defaults(run=run)
 
 
@@ -51,7 +45,9 @@ def run(
     Raises:
         InputError: If the run can never succeed as it was asked for.
     """
-    ranks = Ranks.from_environment(environ)
+    slurm = variables_of_slurm(environ)
+    os.environ.update(slurm)  # where torch looks for its rendezvous
+    ranks = Ranks.from_environment({**environ, **slurm})
     attempt = integer(environ, Env.ATTEMPT)
     beats_dir = environ.get(Env.BEATS_DIR)
     beats = BeatWriter(Path(beats_dir) if beats_dir else None, ranks, attempt or 0)
@@ -77,12 +73,5 @@ def _order(
 ) -> "Order":
     from ddp_trainer.opening import Order  # noqa: PLC0415
 
-    task = options.task or environ.get(Env.TASK)
-    if not task:
-        raise InputError(f"train: state --task package.module:function, or set {Env.TASK}")
-    document = environment_document(environ)
-    source = options.config or environ.get(Env.CONFIG)
-    if source:
-        document = merge(document, read_document(source))
-    config = resolve(merge(document, read_overrides(rest)))
+    task, config = task_and_config("train", options, rest, environ)
     return Order(task, config, attempt, environ.get(Env.JOB_UID, ""))

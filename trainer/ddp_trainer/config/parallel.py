@@ -74,6 +74,8 @@ class ParallelConfig(Section):
     """Longest wait of one rank for the others before the attempt fails."""
     agree_seconds: PositiveFloat = 5.0
     """About how often ranks agree on whether to stop or to save, if no report comes sooner."""
+    allow_mixed: bool = False
+    """Whether ranks may have different versions of Python, torch, CUDA or NCCL, or other GPUs."""
     bucket_mb: PositiveInt = 25
     """Megabytes of gradients that are reduced in one piece."""
     find_unused_parameters: bool = False

@@ -17,7 +17,7 @@ from ddp_trainer.config.parallel import ParallelConfig
 from ddp_trainer.config.section import Section
 from ddp_trainer.errors import InputError
 
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -42,7 +42,7 @@ class RunConfig(Section):
     micro_batch: PositiveInt | None = None
     """Samples per rank in one forward pass; its whole share of the update when not stated."""
     precision: Precision = "fp32"
-    """Arithmetic of forward and backward pass; weights are kept in fp32."""
+    """Arithmetic of forward and backward pass; weights are kept in fp32, but in fp64 for fp64."""
     clip_norm: PositiveFloat | None = None
     """Largest norm of the gradient; not clipped when not stated."""
     sync_batch_norm: bool = False
@@ -84,6 +84,14 @@ class RunConfig(Section):
             raise ValueError(
                 "parallel.local_sgd excludes fp16: each rank would scale its loss differently"
             )
+        if self.precision == "fp16":
+            if self.parallel.strategy != "ddp":
+                raise ValueError("precision fp16 needs parallel.strategy ddp; bf16 goes with all")
+            if self.nonfinite.policy in ("stop", "rollback"):
+                raise ValueError(
+                    "nonfinite.policy must be skip with precision fp16: its loss scale is found by"
+                    " overflows"
+                )
         if self.nonfinite.policy == "rollback" and self.checkpoint.directory is None:
             raise ValueError("nonfinite.policy rollback needs checkpoint.directory")
         return self

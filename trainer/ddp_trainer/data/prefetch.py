@@ -78,7 +78,7 @@ def _arrived(micro: Micro, event: torch.cuda.Event, device: torch.device) -> Mic
     """Makes the computing stream wait for the copy, and keeps the memory until it is done."""
     stream = torch.cuda.current_stream(device)
     stream.wait_event(event)
-    for tensor in _tensors(micro.batch):
+    for tensor in tensors_in(micro.batch):
         tensor.record_stream(stream)
     return micro
 
@@ -95,12 +95,13 @@ def _to(value: Any, device: torch.device) -> Any:
     return value
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in a batch, however it is nested."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _tensors(item)
+            yield from tensors_in(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)

@@ -107,17 +107,21 @@ class Taker:
     def cut(self, batch: list[T], seed: tuple[int | str, ...]) -> Iterator[Portion[T]]:
         """This rank's share of a batch, in forward passes.
 
+        All ranks make equally many, because a strategy may gather weights in each: a rank whose
+        share is shorter ends with stand-ins of weight 0.
+
         Args:
             batch: All ranks' samples, or their indices.
             seed: What the samples' randomness is derived from.
         """
         share = batch[self.rank :: self.world_size]
-        weight = 1.0 if share else 0.0
-        share = share or batch[:1]
-        for begin in range(0, len(share), self.micro):
+        longest = -(-len(batch) // self.world_size)
+        for begin in range(0, longest, self.micro):
             end = begin + self.micro
-            last = end >= len(share)
-            yield Portion(share[begin:end], weight, len(batch), last, derive(*seed, begin))
+            indices, weight = share[begin:end], 1.0
+            if not indices:
+                indices, weight = batch[:1], 0.0
+            yield Portion(indices, weight, len(batch), end >= longest, derive(*seed, begin))
 
 
 def evaluation_portions(size: int, taker: Taker) -> list[Portion[int]]:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ddp_trainer.config import OptimizerConfig
+from ddp_trainer.parallel.parts import is_split
 
 MATRIX_DIMENSIONS = 2
 """Weights with at least so many dimensions are decayed; biases and norm scales have one."""
@@ -34,6 +35,23 @@ def build_optimizer(
     ]
     if config.name == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
+    # torch has no fused SGD for parameters in parts.
+    fused = not any(is_split(param) for param in (*decayed, *plain))
     return torch.optim.SGD(
-        groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=True
+        groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused
     )
+
+
+def begin_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Gives fused SGD its momentum as zeros, which is what its first update makes of none.
+
+    If that first update is skipped, because its gradients are not finite, torch leaves memory that
+    nothing was written to as the momentum of the second.
+    """
+    if not isinstance(optimizer, torch.optim.SGD):
+        return
+    for group in optimizer.param_groups:
+        if group["momentum"] and group["fused"] and not group["dampening"]:
+            for param in group["params"]:
+                buffer = torch.zeros_like(param, memory_format=torch.preserve_format)
+                optimizer.state[param]["momentum_buffer"] = buffer

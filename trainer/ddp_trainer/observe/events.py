@@ -23,8 +23,8 @@ class EventLog:
         """Prints one event.
 
         Args:
-            event: Its kind: start, resume, complete, progress, eval, checkpoint, warning, stop or
-                summary.
+            event: Its kind: start, resume, complete, progress, eval, checkpoint, note, warning,
+                stop or summary.
             fields: JSON values; numbers that are not finite become null, as JSON has none.
         """
         if not self._ranks.is_first:

@@ -102,6 +102,10 @@ class Reporter:
         """Tells of something that a person should look at, while the run goes on."""
         self._events.emit("warning", message=message)
 
+    def noted(self, message: str) -> None:
+        """Tells of something that changed by itself, as it should."""
+        self._events.emit("note", message=message)
+
     def ended(self, event: str, **facts: Any) -> None:
         """Tells the end: `stop` or `summary`."""
         self._events.emit(event, **facts)

@@ -6,6 +6,7 @@ apart, so the ranks also meet in between, about every few seconds: they reduce t
 derive the same next meeting from it.
 """
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ class Wishes:
     """The time for training is used up; stated by rank 0 alone, so that one clock decides."""
     save: bool = False
     """A checkpoint is due by the clock; stated by rank 0 alone."""
+    waiting: float = 0.0
+    """Part of this rank's time spent waiting for communication, if somebody wants to know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,10 @@ class Verdict:
     stop: bool
     finish: bool
     save: bool
+    nonfinite: int
+    """Updates since the last report whose gradients were not finite."""
+    waiting: float
+    """Mean over ranks."""
 
     @property
     def loss(self) -> float:
@@ -73,16 +80,25 @@ class Agreement:
 
         Args:
             step: Updates done.
-            totals: Shape (2,), fp64, on the run's device: this rank's loss sum and count.
+            totals: Shape (3,), fp64, on the run's device, of this rank since the last report: loss
+                sum, loss count, and updates whose gradients were not finite.
             wishes: This rank's.
         """
-        flags = [float(wishes.stop), float(wishes.finish), float(wishes.save)]
+        flags = [float(wishes.stop), float(wishes.finish), float(wishes.save), wishes.waiting]
         elapsed = time.monotonic() - self._last_time
         mine = torch.tensor([*flags, elapsed], dtype=totals.dtype).to(totals.device)
         summed = sum_over_ranks(torch.cat((totals, mine))).tolist()
-        loss_sum, loss_count, stop, finish, save, seconds = summed
+        loss_sum, loss_count, nonfinite, stop, finish, save, waiting, seconds = summed
         self._plan(step, seconds / self._world_size)
-        return Verdict(loss_sum, loss_count, stop > 0, finish > 0, save > 0)
+        return Verdict(
+            loss_sum=loss_sum,
+            loss_count=loss_count,
+            stop=stop > 0,
+            finish=finish > 0,
+            save=save > 0,
+            nonfinite=math.ceil(nonfinite / self._world_size),
+            waiting=waiting / self._world_size,
+        )
 
     def _plan(self, step: int, seconds: float) -> None:
         steps = max(1, step - self._last_step)

@@ -26,10 +26,10 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     return values
 
 
-def broadcast(values: Tensor) -> Tensor:
-    """Overwrites `values` by rank 0's, in place, and returns them."""
+def broadcast(values: Tensor, src: int = 0) -> Tensor:
+    """Overwrites `values` by those of rank `src`, in place, and returns them."""
     if is_joined():
-        dist.broadcast(values, src=0)
+        dist.broadcast(values, src=src)
     return values
 
 
@@ -38,19 +38,19 @@ def wait_for_all(device: torch.device) -> None:
     sum_over_ranks(torch.zeros((), device=device)).item()
 
 
-def broadcast_json(document: Any, device: torch.device) -> Any:
-    """Rank 0's JSON document, on every rank; what the others pass is ignored.
+def broadcast_json(document: Any, device: torch.device, src: int = 0) -> Any:
+    """The JSON document of rank `src`, on every rank; what the others pass is ignored.
 
     Bytes of JSON travel rather than pickled objects, so that a peer's message is only ever data.
     """
     if not is_joined():
         return document
-    payload = json.dumps(document).encode() if dist.get_rank() == 0 else b""
-    size = broadcast(torch.tensor([len(payload)], device=device))
+    payload = json.dumps(document).encode() if dist.get_rank() == src else b""
+    size = broadcast(torch.tensor([len(payload)], device=device), src)
     buffer = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
     if payload:
         buffer.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
-    return json.loads(bytes(broadcast(buffer).cpu().tolist()))
+    return json.loads(bytes(broadcast(buffer, src).cpu().tolist()))
 
 
 def on_first_rank(act: Callable[[], Any], device: torch.device) -> Any:

@@ -1,6 +1,11 @@
 """The device and the process group of this rank."""
 
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -8,6 +13,8 @@ import torch.distributed as dist
 from ddp_trainer.config import Device
 from ddp_trainer.environment import Ranks
 from ddp_trainer.errors import InputError
+from ddp_trainer.parallel import nccl_log
+from ddp_trainer.parallel.reach import infiniband_devices, interface_to, require_reach
 
 
 def choose_device(wanted: Device, ranks: Ranks) -> torch.device:
@@ -34,23 +41,69 @@ def choose_device(wanted: Device, ranks: Ranks) -> torch.device:
     return device
 
 
-def join(ranks: Ranks, device: torch.device, timeout_seconds: float) -> None:
-    """Joins the process group that torchrun's environment names; nothing without torchrun.
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How this rank's numbers reach the others."""
+
+    backend: str | None = None
+    transport: str | None = None
+    """Of NCCL between nodes, where it says it."""
+    interfaces: tuple[str, ...] = ()
+    warning: str | None = None
+    """One sentence, if a faster way exists."""
+
+    def described(self) -> dict[str, Any]:
+        """As fields of an event."""
+        fields = {"backend": self.backend, "transport": self.transport}
+        return {**fields, "interfaces": list(self.interfaces)}
+
+
+def join(ranks: Ranks, device: torch.device, timeout_seconds: float) -> Route:
+    """Joins the process group that the environment names; nothing where there is none.
+
+    A process that has joined already stays in its group.
 
     Args:
         ranks: This process's place.
         device: Decides the backend: NCCL on CUDA, bound to the device so that it connects now and
             not in the first update, or else gloo.
         timeout_seconds: Longest wait in one collective.
+
+    Returns:
+        The way that was found.
+
+    Raises:
+        Refusal: If node 0 cannot be reached.
     """
-    if not ranks.launched:
-        return
+    if not ranks.launched or dist.is_initialized():
+        return Route()
+    require_reach(ranks, os.environ)
     on_gpu = device.type == "cuda"
+    log = nccl_log.listen() if on_gpu else None
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
         timeout=timedelta(seconds=timeout_seconds),
         device_id=device if on_gpu else None,
     )
+    return _route_of_nccl(log, ranks) if on_gpu else _route_of_gloo(os.environ)
+
+
+def _route_of_gloo(environ: Mapping[str, str]) -> Route:
+    named = environ.get("GLOO_SOCKET_IFNAME") or interface_to(environ.get("MASTER_ADDR", ""))
+    return Route("gloo", None, tuple(named.split(",")) if named else ())
+
+
+def _route_of_nccl(log: Path | None, ranks: Ranks) -> Route:
+    told = nccl_log.read(log)
+    warning = None
+    devices = infiniband_devices()
+    between_nodes = ranks.world_size > ranks.local_world_size
+    if between_nodes and devices and (told.network or "").startswith("Socket"):
+        warning = (
+            f"NCCL uses sockets although there is InfiniBand here ({', '.join(devices)}): check"
+            " NCCL_IB_DISABLE, NCCL_NET and the container's access to the devices"
+        )
+    return Route("nccl", told.network, told.interfaces, warning)
 
 
 def leave() -> None:

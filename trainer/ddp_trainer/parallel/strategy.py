@@ -1,83 +1,78 @@
-"""How the replicas are kept equal: DistributedDataParallel, with settings that fit its version."""
+"""What each rank holds, and how ranks stay one model: ddp, zero1 or fsdp2 behind one door.
 
-import inspect
-from collections.abc import Callable
+Learner and checkpoints know no more of a strategy than this: it wraps the objective, may take its
+part of the optimizer, says whether a backward pass reduces, and has something to do after an
+update. What it holds in parts it holds as torch's own `DTensor`, or as an optimizer that lacks
+parameters, so a checkpoint is gathered and put back alike for all of them.
+"""
+
+import pkgutil
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer.config import ParallelConfig
-from ddp_trainer.errors import InputError
+from ddp_trainer.config import ParallelConfig, StrategyName
 from ddp_trainer.parallel.collectives import is_joined
-from ddp_trainer.task import Weighted
+from ddp_trainer.parallel.objective import Objective
 
 
-class Objective(nn.Module):
-    """Model and loss as one module, so that the loss is a wrapped forward pass.
+class Strategy:
+    """A world of one process, and what the others do alike."""
 
-    The user's loss receives the bare model and may call it in any way. Beside the loss sum it gives
-    its count a gradient: the derivative of `carrier * count` by `carrier` is the count. The carrier
-    rides in the gradient buckets, so the global count arrives with the gradients and costs no
-    collective of its own.
-    """
+    splits_optimizer = False
+    """Whether ranks hold optimizer state of different parameters."""
 
-    def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Any], object]) -> None:
-        super().__init__()
-        self.model = model
-        self.loss = loss
-        first = next(model.parameters())
-        self.carrier = nn.Parameter(torch.zeros(1, dtype=torch.float32, device=first.device))
+    def __init__(self, device: torch.device, config: ParallelConfig) -> None:
+        self.device = device
+        self.config = config
 
-    def forward(self, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Computes the loss of one batch.
+    def wrap(self, objective: Objective, *, compiled: bool) -> nn.Module:
+        """Moves the objective to the device, and makes its gradients those of all ranks.
 
-        Returns:
-            Three fp32 scalars: the loss sum, the count, and a zero whose gradient by the carrier is
-            the count.
-
-        Raises:
-            InputError: If the task's loss returned something else than a weighted scalar.
+        Args:
+            objective: In host memory, equal on all ranks.
+            compiled: Whether torch.compile translates the model.
         """
-        weighted = self.loss(self.model, batch)
-        if not isinstance(weighted, Weighted) or weighted.sum.dim():
-            raise InputError("task: loss must return Weighted(sum, count) with a scalar sum")
-        count = weighted.count_tensor()
-        return weighted.sum.float(), count, (self.carrier * count).sum()
-
-
-def replicate(objective: Objective, device: torch.device, config: ParallelConfig) -> nn.Module:
-    """Wraps the objective in DDP where there is a process group; rank 0's weights win.
-
-    Buffers are not broadcast in the forward pass: BatchNorm statistics are averaged before they are
-    used (see `numerics.norm`), which saves a collective per buffer and update.
-
-    Args:
-        objective: On `device` already.
-        device: The rank's device.
-        config: Bucket size and whether parameters may be unused.
-    """
-    if not is_joined():
+        objective.to(self.device)
+        if compiled:
+            # In place, so that the names of the parameters stay as they are.
+            objective.model.compile(dynamic=False)
         return objective
-    known = inspect.signature(DistributedDataParallel).parameters
-    settings: dict[str, Any] = {
-        "device_ids": [device] if device.type == "cuda" else None,
-        "bucket_cap_mb": config.bucket_mb,
-        "find_unused_parameters": config.find_unused_parameters,
-        "gradient_as_bucket_view": True,
-    }
-    # Newer torch names the buffers' switch otherwise, and can copy gradients in one kernel.
-    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    settings[buffers] = False
-    if "batched_grad_copy" in known:
-        settings["batched_grad_copy"] = True
-    return DistributedDataParallel(objective, **settings)
 
+    def split(self, optimizer: torch.optim.Optimizer) -> None:
+        """Leaves this rank its part of the optimizer, before its first update."""
 
-def synchronised(module: nn.Module, *, reduce: bool) -> AbstractContextManager[object]:
-    """Context of one forward and backward pass, which reduces gradients or only adds to them."""
-    if reduce or not isinstance(module, DistributedDataParallel):
+    def synchronised(self, wrapped: nn.Module, *, reduce: bool) -> AbstractContextManager[object]:
+        """Context of one forward and backward pass.
+
+        Args:
+            wrapped: What `wrap` returned.
+            reduce: Whether the pass ends with reduced gradients, or only adds to this rank's.
+        """
+        del wrapped, reduce
         return nullcontext()
-    return module.no_sync()
+
+    def mean(self, value: Tensor) -> Tensor:
+        """A value that came with the gradients, averaged over ranks as they are."""
+        return value
+
+    def any(self, flag: Tensor) -> None:
+        """Makes a flag, 0 or 1, that was found in this rank's gradients true if it is on any."""
+
+    def updated(self) -> None:
+        """Makes the weights whole again, right after an update."""
+
+
+def choose_strategy(device: torch.device, config: ParallelConfig) -> Strategy:
+    """The strategy that the configuration names, or none in a process without a group."""
+    if not is_joined():
+        return Strategy(device, config)
+    kinds: dict[StrategyName, str] = {
+        "ddp": "ddp_trainer.parallel.ddp:Replicated",
+        "zero1": "ddp_trainer.parallel.zero1:SplitOptimizer",
+        "fsdp2": "ddp_trainer.parallel.fsdp:FullySharded",
+    }
+    # Only now, and only one: each needs modules of torch that take long to import.
+    found: Strategy = pkgutil.resolve_name(kinds[config.strategy])(device, config)
+    return found

@@ -1,0 +1,33 @@
+"""Runs in the test's own process."""
+
+from typing import Any
+
+from torch import nn
+
+from ddp_trainer.config import RunConfig
+from ddp_trainer.environment import Ranks
+from ddp_trainer.observe.beats import BeatWriter
+from ddp_trainer.opening import Order, open_run
+from ddp_trainer.run import Run
+from ddp_trainer.settings import resolve
+from ddp_trainer.stop import StopFlag
+from ddp_trainer.train import loop
+
+SGD = {"optimizer": {"name": "sgd", "lr": 0.1}, "schedule": {"name": "constant"}}
+
+
+def opened(path: str = "sample_tasks:build", /, **settings: Any) -> Run:
+    config: RunConfig = resolve(SGD | settings)
+    order = Order(path, config)
+    return open_run(order, Ranks(), StopFlag(), BeatWriter(None, Ranks(), 0))
+
+
+def trained(path: str = "sample_tasks:build", /, **settings: Any) -> Run:
+    run = opened(path, **settings)
+    loop(run)
+    return run
+
+
+def distance(one: nn.Module, other: nn.Module) -> float:
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return max(float((a - b).detach().abs().max()) for a, b in pairs)

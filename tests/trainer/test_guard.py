@@ -1,0 +1,131 @@
+"""Gradients that are not finite: the weights never are."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ddp_trainer.config import NonFiniteConfig
+from ddp_trainer.numerics.guard import NonFiniteError, Verdicts
+from tests.trainer.rank_processes import Launcher
+from tests.trainer.runs import opened, trained
+
+TASK = "--task=sample_tasks:build"
+OWN = "--task=sample_tasks:build_own"
+BAD = ["--global_batch=10", "--task.nan_sample=7", "--log.every_steps=5"]
+
+
+def finite(folder: Path) -> bool:
+    return all(
+        bool(tensor.isfinite().all())
+        for path in folder.glob("step-*/*.safetensors")
+        for tensor in load_file(path).values()
+    )
+
+
+def test_all_ranks_skip_the_same_update_and_say_so(launcher: Launcher, tmp_path: Path) -> None:
+    arguments = [TASK, *BAD, "--epochs=2", "--optimizer.name=sgd", "--optimizer.lr=0.1"]
+    gangs = {
+        world: launcher.train(
+            *arguments, world=world, DDP_CHECKPOINT_DIR=str(tmp_path / str(world))
+        )
+        for world in (1, 2)
+    }
+    for world, gang in gangs.items():
+        assert gang.wait() == [0] * world, gang.err(0)
+        assert [event["message"] for event in gang.events("warning")] == [
+            f"1 of 5 updates up to step {step} had gradients that are not finite: they were skipped"
+            for step in (5, 10)
+        ]
+        assert finite(tmp_path / str(world))
+    one, two = (
+        load_file(max((tmp_path / str(world)).glob("step-*")) / "model.safetensors")
+        for world in (1, 2)
+    )
+    assert all(value.allclose(two[key], atol=1e-6, rtol=0) for key, value in one.items())
+
+
+@pytest.mark.parametrize("task", [TASK, OWN])
+def test_stop_fails_with_a_sentence_and_saves_nothing_broken(
+    launcher: Launcher, tmp_path: Path, task: str
+) -> None:
+    policy = [] if task == OWN else ["--nonfinite.policy=stop"]
+    often = "--checkpoint.every_steps=1"
+    gang = launcher.train(task, *BAD, *policy, often, world=2, DDP_CHECKPOINT_DIR=str(tmp_path))
+    assert gang.wait() == [1, 1]
+    # Without protection on the device, all that follows a broken update is broken too.
+    count = gang.err(0).split()[1]
+    assert count == "1" if task == TASK else int(count) >= 1
+    sentence = f"training: {count} of 5 updates up to step 5 had gradients that are not finite"
+    assert gang.err(0) == sentence + "\n"
+    assert finite(tmp_path)
+
+
+def test_an_optimizer_of_the_tasks_own_can_be_kept_from_an_update() -> None:
+    run = trained(
+        "sample_tasks:build_own",
+        global_batch=10,
+        task={"nan_sample": 7},
+        nonfinite={"policy": "skip"},
+        optimizer={},
+    )
+    assert all(bool(param.isfinite().all()) for param in run.learner.model.parameters())
+
+
+def test_rolling_back_returns_the_weights_and_goes_on_with_the_data(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "global_batch": 10,
+        "nonfinite": {"policy": "rollback", "rollbacks": 1},
+        "checkpoint": {"directory": str(tmp_path)},
+        "ema": {"decay": 0.9},
+    }
+    run = opened(**settings)
+    before = [param.clone() for param in run.learner.model.parameters()]
+    run.save()
+    for _ in range(2):
+        run.advance(10)
+    for attempt in range(2):
+        with torch.no_grad():
+            for param in run.learner.model.parameters():
+                param.add_(1.0)
+        run.learner.totals[2] = 1
+        run.total_steps = run.position.step
+        if attempt:
+            with pytest.raises(NonFiniteError, match="after 1 rollbacks"):
+                run.meet()
+        else:
+            run.meet()
+            after = run.learner.model.parameters()
+            assert all(a.equal(b) for a, b in zip(after, before, strict=True))
+            assert run.position.step == 2
+            assert run.position.samples == 20
+
+
+def test_a_run_that_rolls_back_ends(launcher: Launcher, tmp_path: Path) -> None:
+    arguments = [OWN, *BAD, "--nonfinite.policy=rollback", "--checkpoint.every_steps=1"]
+    gang = launcher.train(*arguments, "--epochs=2", world=2, DDP_CHECKPOINT_DIR=str(tmp_path))
+    assert gang.wait() == [0, 0], gang.err(0)
+    warnings = [event["message"] for event in gang.events("warning")]
+    assert sum("those of the newest checkpoint again" in message for message in warnings) == 2
+    assert finite(tmp_path)
+
+
+def test_there_must_be_something_to_roll_back_to(launcher: Launcher, tmp_path: Path) -> None:
+    arguments = [TASK, *BAD, "--nonfinite.policy=rollback", "--checkpoint.every_steps=100"]
+    gang = launcher.train(*arguments, world=2, DDP_CHECKPOINT_DIR=str(tmp_path))
+    assert gang.wait() == [1, 1]
+    assert gang.err(0) == "training: there is no checkpoint yet to roll back to\n"
+
+
+def test_patience_counts_updates_in_a_row() -> None:
+    verdicts = Verdicts(NonFiniteConfig(patience=20), "skip", {})
+    assert verdicts.judge(10, 0, 10) is None
+    assert verdicts.judge(20, 10, 10)
+    assert verdicts.judge(30, 9, 10)
+    assert verdicts.judge(40, 10, 10)
+    with pytest.raises(NonFiniteError, match="20 in a row"):
+        verdicts.judge(50, 10, 10)
+    again = Verdicts(NonFiniteConfig(), "skip", {"nonfinite": verdicts.state()})
+    assert again.updates == 39

@@ -1,0 +1,191 @@
+"""What each rank holds is nobody else's business: weights and checkpoints are the same."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from ddp_trainer.errors import InputError
+from ddp_trainer.parallel.fsdp import repeated_blocks
+from ddp_trainer.parallel.memory import Footprint, advise
+from ddp_trainer.parallel.zero1 import owners
+from tests.trainer.rank_processes import Launcher
+from tests.trainer.runs import SGD, distance, opened, trained
+
+TASK = "--task=sample_tasks:build"
+FILES = ("model.safetensors", "optimizer.safetensors", "ema.safetensors")
+
+
+def newest(folder: Path) -> dict[str, bytes]:
+    names = {path.name: path.read_bytes() for path in max(folder.glob("step-*")).iterdir()}
+    return {name: names[name] for name in FILES if name in names}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"parallel": {"strategy": "zero1"}},
+        {"parallel": {"strategy": "zero1"}, "optimizer": {"name": "sgd"}},
+        {"parallel": {"strategy": "fsdp2"}, "clip_norm": 1.0},
+        {"parallel": {"strategy": "fsdp2"}, "optimizer": {"name": "sgd"}, "ema": {"decay": 0.9}},
+        {"ema": {"decay": 0.9}, "precision": "fp16"},
+        {"parallel": {"local_sgd": {"period": 3, "start_step": 2}}},
+        {"parallel": {"compression": {"name": "fp16", "start_step": 3}}},
+        {"parallel": {"compression": {"name": "powersgd", "start_step": 2}}},
+    ],
+    ids=json.dumps,
+)
+def test_a_killed_run_ends_with_the_bits_of_an_uninterrupted_one(
+    launcher: Launcher, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    base = {"epochs": 2, "global_batch": 6, "checkpoint": {"every_steps": 5}}
+    task = {"samples": 37, "dropout": 0.3, "noise": 0.1}
+    config = f"--config={json.dumps(base | settings | {'task': task})}"
+    whole = launcher.train(TASK, config, world=2, DDP_CHECKPOINT_DIR=str(tmp_path / "a"))
+    broken = {"DDP_CHECKPOINT_DIR": str(tmp_path / "b")}
+    die = ["--task.die_after=7", "--task.die_rank=1"]
+    assert launcher.train(TASK, config, *die, world=2, **broken).wait()[1] == -9
+    last = launcher.train(TASK, config, world=2, **broken)
+    assert last.wait() == [0, 0], last.err(0)
+    assert whole.wait() == [0, 0]
+    assert [event["step"] for event in last.events("resume")] == [5]
+    assert newest(tmp_path / "a") == newest(tmp_path / "b")
+    ends = [gang.events("summary")[0]["metrics"] for gang in (whole, last)]
+    assert ends[0] == ends[1]
+
+
+def test_any_strategy_resumes_the_checkpoint_of_another(launcher: Launcher, tmp_path: Path) -> None:
+    config = SGD | {
+        "global_batch": 12,
+        "schedule": {"name": "constant", "warmup_steps": 0},
+        "ema": {"decay": 0.9},
+        "task": {"uneven": True, "tied": True},
+        "clip_norm": 1.0,
+    }
+    arguments = [TASK, f"--config={json.dumps(config)}"]
+    alone = launcher.train(
+        *arguments, "--max_steps=15", world=None, DDP_CHECKPOINT_DIR=str(tmp_path / "alone")
+    )
+    chain = [("fsdp2", 2), ("zero1", 3), ("ddp", 1), ("zero1", 2), ("fsdp2", 3)]
+    for count, (strategy, world) in enumerate(chain, start=1):
+        gang = launcher.train(
+            *arguments,
+            f"--max_steps={3 * count}",
+            f"--parallel.strategy={strategy}",
+            "--micro_batch=2",
+            world=world,
+            DDP_CHECKPOINT_DIR=str(tmp_path / "chain"),
+        )
+        assert gang.wait() == [0] * world, gang.err(0)
+    assert alone.wait() == [0]
+    for file in FILES:
+        ours, theirs = (
+            load_file(max((tmp_path / name).glob("step-*")) / file) for name in ("chain", "alone")
+        )
+        assert ours.keys() == theirs.keys()
+        for key, value in theirs.items():
+            assert value.allclose(ours[key], atol=1e-6, rtol=0), (file, key)
+
+
+def test_adamw_in_parts_learns_as_ever(launcher: Launcher, tmp_path: Path) -> None:
+    gangs = {
+        name: launcher.train(
+            TASK,
+            "--max_steps=10",
+            "--global_batch=8",
+            f"--parallel.strategy={name}",
+            world=2,
+            DDP_CHECKPOINT_DIR=str(tmp_path / name),
+        )
+        for name in ("ddp", "zero1", "fsdp2")
+    }
+    for gang in gangs.values():
+        assert gang.wait() == [0, 0], gang.err(0)
+    assert newest(tmp_path / "ddp") == newest(tmp_path / "zero1")
+    losses = [gang.events("summary")[0]["metrics"]["loss"] for gang in gangs.values()]
+    assert losses[2] == pytest.approx(losses[0], rel=1e-3)
+
+
+def test_owners_are_balanced_and_the_same_everywhere() -> None:
+    assert owners([10, 1, 9, 1, 1], 2) == [0, 1, 1, 0, 1]
+    assert owners([5], 4) == [0]
+    loads = [0, 0, 0]
+    sizes = [7, 7, 7, 3, 3, 3, 1, 1, 1]
+    for size, owner in zip(sizes, owners(sizes, 3), strict=True):
+        loads[owner] += size
+    assert loads == [11, 11, 11]
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.Tanh()) for _ in range(3))
+        self.head = nn.Linear(2, 2)
+        self.acts = nn.Sequential(nn.ReLU(), nn.ReLU())
+
+
+def test_blocks_are_the_outermost_that_repeat_and_share_nothing() -> None:
+    model = Shared()
+    assert repeated_blocks(model) == list(model.blocks)
+    first = model.blocks[0]
+    assert isinstance(first, nn.Sequential)
+    linear = first[0]
+    assert isinstance(linear, nn.Linear)
+    model.head.weight = linear.weight
+    assert repeated_blocks(model) == list(model.blocks)[1:]
+
+
+def test_the_memory_of_a_rank_and_the_advice_that_follows() -> None:
+    gib = 1 << 30
+    model = Footprint(weights=10 * gib, gradients=10 * gib, optimizer=20 * gib, average=0)
+    assert model.by_strategy(4) == {"ddp": 40 * gib, "zero1": 25 * gib, "fsdp2": 10 * gib}
+    assert advise(model, 4, "ddp", 80 * gib) is None
+    assert advise(model, 4, "ddp", 48 * gib) == (
+        "memory: weights, gradients and optimizer need 40.0 GiB of the 48.0 GiB of a device with"
+        " parallel.strategy ddp; zero1 needs 25.0 GiB"
+    )
+    advice = advise(model, 4, "zero1", 8 * gib)
+    assert advice
+    assert advice.endswith("fsdp2 needs 10.0 GiB, so more ranks are needed")
+
+
+def test_the_start_states_what_a_rank_needs(launcher: Launcher) -> None:
+    gang = launcher.train(TASK, "--max_steps=1", "--ema.decay=0.5", world=None)
+    assert gang.wait() == [0]
+    (start,) = gang.events("start")
+    weights = 4 * start["parameters"]
+    assert start["bytes_per_rank"]["ddp"] == 5 * weights
+
+
+def test_sync_batch_norm_is_refused_without_cuda() -> None:
+    with pytest.raises(InputError, match="sync_batch_norm needs CUDA"):
+        opened(sync_batch_norm=True)
+
+
+def test_images_lie_channels_last_and_names_stay() -> None:
+    run = opened("ddp_trainer.tasks.miniresnet:build", channels_last=True)
+    weight = run.learner.model.get_parameter("stages.0.conv1.weight")
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    images = torch.zeros(2, 3, 4, 4)
+    (seen,) = next(iter(run.learner.model._forward_pre_hooks.values()))(None, (images,))
+    assert seen.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_compiled_model_keeps_its_names_and_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[nn.Module] = []
+    original = nn.Module.compile
+
+    def without_inductor(self: nn.Module, **settings: Any) -> None:
+        compiled.append(self)
+        original(self, backend="aot_eager", **settings)
+
+    monkeypatch.setattr(nn.Module, "compile", without_inductor)
+    plain = trained(max_steps=3, global_batch=10)
+    fast = trained(max_steps=3, global_batch=10, compile=True)
+    assert compiled == [fast.learner.model]
+    assert plain.learner.model.state_dict().keys() == fast.learner.model.state_dict().keys()
+    assert distance(plain.learner.model, fast.learner.model) < 1e-6

@@ -1,0 +1,143 @@
+"""Gradients that are not finite: seen at no cost, and answered alike on all ranks.
+
+The gradients are divided by the global count anyway. torch's kernel for unscaling does that and
+looks for values that are not finite in the same pass. Reduced gradients are equal on all ranks, so
+each rank finds the same; the host learns of it with the next report.
+"""
+
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from ddp_trainer.config import NonFiniteConfig
+from ddp_trainer.errors import Refusal
+from ddp_trainer.parallel.parts import local
+from ddp_trainer.parallel.strategy import Strategy
+
+Policy = Literal["skip", "stop", "rollback"]
+
+
+class NonFiniteError(Refusal):
+    """Gradients were not finite, and the policy says that the attempt ends."""
+
+
+class Guard:
+    """Divides gradients, watches them, and keeps an update from being made with broken ones.
+
+    A fused optimizer reads the flag on the device and leaves everything as it was. For others the
+    host has to read the flag at each update, which is done for the policy `skip` only; with the
+    other policies the weights are lost with the update, and nothing is saved until that is seen.
+    """
+
+    def __init__(
+        self, strategy: Strategy, optimizer: torch.optim.Optimizer, policy: Policy | None
+    ) -> None:
+        on_device = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        self.policy: Policy = policy or ("skip" if on_device else "stop")
+        self.protects = on_device or self.policy == "skip"
+        """Whether weights stay as they were when an update is not finite."""
+        self._on_device = on_device
+        self._reads_flag = self.protects and not on_device
+        self._strategy = strategy
+        self._optimizer = optimizer
+        self.found = torch.zeros((), device=strategy.device)
+        """1 if the newest update was not finite, else 0."""
+
+    @torch.no_grad()
+    def divide(self, gradients: list[Tensor], count: Tensor) -> None:
+        """Divides gradients of sums, in place, and notes whether all values are finite.
+
+        Args:
+            gradients: As they were reduced.
+            count: Scalar, on the device; nothing is divided where nothing was counted.
+        """
+        inverse = count.clamp(min=torch.finfo(torch.float32).tiny).reciprocal()
+        self.found.zero_()
+        by_type: dict[torch.dtype, list[Tensor]] = {}
+        for gradient in gradients:
+            by_type.setdefault(gradient.dtype, []).append(local(gradient))
+        for parts in by_type.values():
+            torch._amp_foreach_non_finite_check_and_unscale_(parts, self.found, inverse)
+        self._strategy.any(self.found)
+
+    def step(self, scaler: torch.amp.GradScaler) -> None:
+        """Makes the update, unless its gradients are not finite.
+
+        Args:
+            scaler: Has its own flag, from before the division, when it is in use.
+        """
+        if scaler.is_enabled():
+            scaler.step(self._optimizer)
+            scaler.update()
+        elif not (self._reads_flag and self.found.item()):
+            if self._on_device:
+                optimizer = cast("_ReadsFlag", self._optimizer)
+                optimizer.grad_scale, optimizer.found_inf = None, self.found
+            self._optimizer.step()
+
+
+class _ReadsFlag:
+    """What fused optimizers read, as `GradScaler` sets it; the others do not look."""
+
+    grad_scale: Tensor | None
+    found_inf: Tensor
+
+
+class Verdicts:
+    """What follows from updates that were not finite; the same on all ranks, as their facts are."""
+
+    def __init__(self, config: NonFiniteConfig, policy: Policy, state: dict[str, Any]) -> None:
+        """Goes on from an earlier attempt.
+
+        Args:
+            config: How much is borne.
+            policy: The policy in force.
+            state: Of the checkpoint, or empty.
+        """
+        saved = state.get("nonfinite", {})
+        self._config = config
+        self._policy = policy
+        self._in_row = 0
+        self.updates = saved.get("updates", 0)
+        """Updates of the run that were not finite."""
+        self.rollbacks = saved.get("rollbacks", 0)
+
+    def state(self) -> dict[str, int]:
+        """JSON, for the checkpoint."""
+        return {"updates": self.updates, "rollbacks": self.rollbacks}
+
+    def judge(self, step: int, found: int, updates: int) -> str | None:
+        """What to do after some updates.
+
+        Args:
+            step: Updates done.
+            found: How many of the newest were not finite.
+            updates: How many the newest are: those since the last report.
+
+        Returns:
+            A sentence for a warning; with the policy `rollback` the weights must be taken back.
+
+        Raises:
+            NonFiniteError: The attempt ends.
+        """
+        self._in_row = self._in_row + updates if found >= updates else 0
+        if not found:
+            return None
+        self.updates += found
+        what = f"{found} of {updates} updates up to step {step} had gradients that are not finite"
+        if self._policy == "stop":
+            raise NonFiniteError(f"training: {what}")
+        if self._policy == "skip":
+            if self._in_row >= self._config.patience:
+                raise NonFiniteError(
+                    f"training: {what}, like {self._in_row} in a row (nonfinite.patience is"
+                    f" {self._config.patience})"
+                )
+            return f"{what}: they were skipped"
+        self.rollbacks += 1
+        if self.rollbacks > self._config.rollbacks:
+            raise NonFiniteError(
+                f"training: {what}, after {self._config.rollbacks} rollbacks (nonfinite.rollbacks)"
+            )
+        return f"{what}: the weights are those of the newest checkpoint again"

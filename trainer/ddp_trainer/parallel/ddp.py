@@ -1,0 +1,42 @@
+"""`ddp`: every rank holds everything; gradients are averaged as they come."""
+
+import inspect
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_trainer.parallel.objective import Objective
+from ddp_trainer.parallel.strategy import Strategy
+
+
+class Replicated(Strategy):
+    """DistributedDataParallel, with settings that fit its version; rank 0's weights win.
+
+    Buffers are not broadcast in the forward pass: BatchNorm statistics are averaged before they are
+    used (see `numerics.norm`), which saves a collective per buffer and update.
+    """
+
+    def wrap(self, objective: Objective, *, compiled: bool) -> nn.Module:
+        """Wraps the objective, whose model is compiled first: DDP splits its graph at buckets."""
+        super().wrap(objective, compiled=compiled)
+        known = inspect.signature(DistributedDataParallel).parameters
+        settings: dict[str, Any] = {
+            "device_ids": [self.device] if self.device.type == "cuda" else None,
+            "bucket_cap_mb": self.config.bucket_mb,
+            "find_unused_parameters": self.config.find_unused_parameters,
+            "gradient_as_bucket_view": True,
+        }
+        # Newer torch names the buffers' switch otherwise, and can copy gradients in one kernel.
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        settings[buffers] = False
+        if "batched_grad_copy" in known:
+            settings["batched_grad_copy"] = True
+        return DistributedDataParallel(objective, **settings)
+
+    def synchronised(self, wrapped: nn.Module, *, reduce: bool) -> AbstractContextManager[object]:
+        """Reduces in the backward pass, bucket by bucket, or only adds to the buckets."""
+        if reduce or not isinstance(wrapped, DistributedDataParallel):
+            return nullcontext()
+        return wrapped.no_sync()

@@ -1,0 +1,62 @@
+"""Post-local SGD: ranks train on their own and average every few updates.
+
+Lin et al. 2020 (arXiv:1808.07217). The optimizer's moments are averaged with the weights, so after
+an average all ranks hold one state: it can be saved as ever, and resumed at any world size.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ddp_trainer.config import LocalSgdConfig
+from ddp_trainer.parallel.collectives import is_joined
+
+
+class LocalSgd:
+    """Says which updates are each rank's own, and averages."""
+
+    def __init__(
+        self,
+        params: list[nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        config: LocalSgdConfig,
+        period: int,
+    ) -> None:
+        self._params = params
+        self._optimizer = optimizer
+        self._start = config.start_step
+        self._period = period
+        self._apart = False
+
+    def alone(self, step: int) -> bool:
+        """Whether the update with this index is each rank's own."""
+        return step >= self._start
+
+    def updated(self, step: int) -> None:
+        """Averages if the update with this index ends a period."""
+        self._apart = self.alone(step)
+        if self._apart and (step + 1 - self._start) % self._period == 0:
+            self.average()
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Makes weights and moments of all ranks their mean. Every rank must call it."""
+        if not self._apart or not is_joined():
+            return
+        weights: list[Tensor] = [param.detach() for param in self._params]
+        for tensors in (weights, *self._moments()):
+            flat = torch.cat([tensor.flatten() for tensor in tensors])
+            dist.all_reduce(flat)
+            parts = flat.div_(dist.get_world_size()).split([t.numel() for t in tensors])
+            for tensor, part in zip(tensors, parts, strict=True):
+                tensor.copy_(part.view_as(tensor))
+        self._apart = False
+
+    def _moments(self) -> list[list[Tensor]]:
+        """State that is shaped as its parameter, by its name."""
+        found: dict[str, list[Tensor]] = {}
+        for param in self._params:
+            for name, value in self._optimizer.state.get(param, {}).items():
+                if isinstance(value, Tensor) and value.shape == param.shape and value.dim():
+                    found.setdefault(name, []).append(value)
+        return [found[name] for name in sorted(found)]
