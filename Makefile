@@ -61,8 +61,12 @@ check: $(READY) ## Lint, types, layers, drift of generated files
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.tools.generate --check
 
+.PHONY: faults
+faults: $(READY) ## Every known fault, the recovery table, 30 random kills (PART=api|cluster|recovery|kills: one alone)
+	@$(BIN)/python -m tests.faults $(if $(PART),--part $(PART)) --wheels "$(WHEELS)" --seed $(SEED)
+
 .PHONY: bench-recovery
-bench-recovery: $(READY) ## Seconds from a fault to the first new update, on a real two-node cluster
+bench-recovery: $(READY) ## Seconds from a fault to the first new update, beside torchrun alone, on a real two-node cluster
 	@$(BIN)/python -m tests.bench.recovery --wheels "$(WHEELS)" --seed $(SEED)
 
 # The frameworks that are compared have an environment of their own: the product never sees them.

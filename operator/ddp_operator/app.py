@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 import uuid
@@ -28,11 +29,16 @@ from ddp_operator.runtime.workers import Heart, first_sync, resync_for_ever, wor
 _log = logging.getLogger("ddp_operator")
 
 
+class WatchError(Exception):
+    """Watching has ended for good: the resource is gone, or the credentials are refused."""
+
+
 async def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, or until a part of the process ends unasked.
 
     Raises:
         NotLeadingError: Another process may lead by now.
+        WatchError: Everything must begin anew.
     """
     stop = asyncio.Event()
     _listen(stop)
@@ -108,7 +114,11 @@ async def _operate(
 async def _watch(
     settings: Settings, cache: Cache, queue: WorkQueue[Key], stop: asyncio.Event
 ) -> None:
-    ours = asyncio.all_tasks()
+    """Feed the queue from watches.
+
+    Raises:
+        WatchError: Kopf cannot go on.
+    """
     watching = await kopf.spawn_tasks(
         registry=build_registry(cache, queue),
         settings=build_settings(),
@@ -117,7 +127,14 @@ async def _watch(
         namespaces=[settings.namespace] if settings.namespace else [],
     )
     _listen(stop)  # kopf has put its own handlers in the place of ours, and would end alone.
-    await kopf.run_tasks(watching, ignored=ours)
+    try:
+        done, _ = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
+    cause = next((e for t in done if not t.cancelled() and (e := t.exception())), None)
+    raise WatchError(f"jobs and pods cannot be watched: {cause!r}") from cause
 
 
 async def _until(stop: asyncio.Event, parts: list[Coroutine[Any, Any, None]]) -> None:
@@ -125,6 +142,7 @@ async def _until(stop: asyncio.Event, parts: list[Coroutine[Any, Any, None]]) ->
 
     Raises:
         NotLeadingError: A part found that this process does not lead.
+        WatchError: Nothing can be watched any more.
         RuntimeError: A part ended unasked.
     """
     tasks = [asyncio.ensure_future(part) for part in parts]
@@ -137,7 +155,7 @@ async def _until(stop: asyncio.Event, parts: list[Coroutine[Any, Any, None]]) ->
         await asyncio.gather(asked, *tasks, return_exceptions=True)
     causes = [t.exception() for t in done if not t.cancelled()]
     for cause in causes:
-        if isinstance(cause, NotLeadingError):
+        if isinstance(cause, NotLeadingError | WatchError):
             raise cause
     if asked not in done:
         cause = next((c for c in causes if c is not None), None)
@@ -152,10 +170,23 @@ def main() -> None:
         sys.exit(f"ddp-operator: {error}")
     logs.configure(settings.log_level, settings.log_format)
     try:
-        asyncio.run(run(settings))
+        asyncio.run(_run_anew(settings))
     except NotLeadingError as error:
         _log.critical("this process ends: %s", error)
         sys.exit(1)
+
+
+async def _run_anew(settings: Settings) -> None:
+    """Run; begin anew in the place of this process when nothing can be watched any more.
+
+    A watcher of kopf's that fails leaves others behind, which do not end when they are cancelled:
+    only a new program is free of them. It waits, not ready, until everything can be listed again.
+    """
+    try:
+        await run(settings)
+    except WatchError as error:
+        _log.warning("beginning anew: %s", error)
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ Event handlers only: no finalizers, daemons, timers or annotations on users' obj
 (docs/decisions/0002-kopf-event-only.md).
 """
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import kopf
@@ -57,6 +59,18 @@ def build_settings() -> kopf.OperatorSettings:
     # Else kopf would ask for the right to watch namespaces and CRDs of the whole cluster.
     settings.scanning.disabled = True
     settings.peering.standalone = True
+    settings.networking.error_backoffs = _Backoffs()
     # Never used by event handlers; set so that nothing of kopf's could ever land on an object.
     settings.persistence.finalizer = f"{API_GROUP}/unused"
     return settings
+
+
+class _Backoffs:
+    """Seconds between two tries to list or to watch, without end and never long.
+
+    By default kopf gives up within a minute of server errors or missing rights, and ends; and it
+    sleeps through much of the minute after they are over.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((1.0, 2.0, 3.0), itertools.repeat(5.0))

@@ -1,9 +1,6 @@
 """What the cluster tests share: jobs as a person applies them, and what a person then sees."""
 
 import json
-import os
-import signal
-import time
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from ddp_agent.contract import AGENT_PORT, AgentStatus
+from ddp_agent.contract import AGENT_PORT, AgentStatus, Beat
 from tests.harness.cluster import Cluster
 from tests.tools.install import OPERATOR_USER, ROOT, eventually
 
@@ -34,6 +31,22 @@ def script_job(name: str, script: str, **spec: Any) -> JSON:
         "spec": {"nodes": 2, "procsPerNode": 2, "command": ["python", "-c", script], **spec},
     }
 
+
+def long_job(name: str = "digits", epochs: int = 60, **config: Any) -> JSON:
+    """The sample, long enough to be struck, with a checkpoint each 20 updates."""
+    manifest = sample()
+    manifest["metadata"]["name"] = name
+    manifest["spec"]["config"] |= {"epochs": epochs, **config}
+    manifest["spec"]["checkpoint"] |= {"everySteps": 20}
+    return manifest
+
+
+MEET = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+"""
+"""Ranks that meet and are done."""
 
 STEADY = """
 import time, torch, torch.distributed as dist
@@ -95,6 +108,37 @@ class Job:
         pods: list[JSON] = found["items"]
         return pods
 
+    def words(self) -> list[tuple[JSON, AgentStatus]]:
+        """What the agents of all running pods say, each with its pod."""
+        here = [pod for pod in self.pods() if "deletionTimestamp" not in pod["metadata"]]
+        words = [(pod, ask(pod["status"].get("podIP"))) for pod in here]
+        return [(pod, said) for pod, said in words if said is not None]
+
+    def beats(self) -> list[tuple[JSON, Beat]]:
+        """The newest beat of each rank, with its pod."""
+        return [(pod, beat) for pod, said in self.words() for beat in said.ranks]
+
+    @property
+    def saved_step(self) -> int:
+        """The newest committed step that the status knows of; 0 before there is one."""
+        return int(self.status.get("lastCheckpoint", {}).get("step", 0))
+
+    def wait_for_a_checkpoint(self) -> int:
+        """Wait until a step is saved that was not saved before; that step."""
+        before = self.saved_step
+        eventually(lambda: self.saved_step > before, "a new checkpoint", 120)
+        return self.saved_step
+
+    def uids(self) -> dict[str, str]:
+        """The identity of each pod, by its name."""
+        return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.pods()}
+
+    @property
+    def run_directory(self) -> Path:
+        """The run's directory on the shared volume, as this machine sees it."""
+        uid = self.read()["metadata"]["uid"]
+        return self.cluster.shared_dir / self.namespace / f"{self.name}-{uid}"
+
     def wait_for(self, reason: str, seconds: float = 120.0) -> JSON:
         """Wait until STATUS shows a reason; the status then. Says what it saw when it does not."""
         try:
@@ -106,46 +150,20 @@ class Job:
         return self.status
 
 
+def ask(address: str | None) -> AgentStatus | None:
+    """What the agent at an address says; None while it starts or ends."""
+    if address is None:
+        return None
+    try:
+        with urllib.request.urlopen(f"http://{address}:{AGENT_PORT}/status", timeout=1) as said:
+            return AgentStatus.model_validate_json(said.read())
+    except OSError:
+        return None
+
+
 def agents(job: Job) -> list[AgentStatus]:
     """What the agents of all running pods say."""
-    found = []
-    for pod in job.pods():
-        address = pod["status"].get("podIP")
-        if address is None or "deletionTimestamp" in pod["metadata"]:
-            continue
-        try:
-            with urllib.request.urlopen(f"http://{address}:{AGENT_PORT}/status", timeout=1) as said:
-                found.append(AgentStatus.model_validate_json(said.read()))
-        except OSError:
-            continue  # It starts or ends.
-    return found
-
-
-def rank_process(job: Job, rank: int) -> int:
-    """Process id, on this machine, of a rank that beats."""
-    uid = job.read()["metadata"]["uid"]
-    beats = [(agent.node_index, beat) for agent in agents(job) for beat in agent.ranks]
-    node, pid = next((node, beat.pid) for node, beat in beats if beat.rank == rank)
-    wanted = {f"DDP_NODE_INDEX={node}".encode(), f"DDP_JOB_UID={uid}".encode()}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            variables = set((entry / "environ").read_bytes().split(b"\0"))
-            status = (entry / "status").read_text(encoding="utf-8")
-        except OSError:
-            continue  # It ended meanwhile.
-        inside = next(line.split()[-1] for line in status.splitlines() if line.startswith("NSpid"))
-        if wanted <= variables and int(inside) == pid:
-            return int(entry.name)
-    raise AssertionError(f"rank {rank} of {job.name} does not run")
-
-
-def kill_rank(job: Job, rank: int) -> float:
-    """SIGKILL to one rank. Returns when, in Unix seconds."""
-    pid = rank_process(job, rank)
-    os.kill(pid, signal.SIGKILL)
-    return time.time()
+    return [said for _, said in job.words()]
 
 
 def operator_requests(cluster: Cluster, namespace: str | None = None) -> list[JSON]:

@@ -7,11 +7,12 @@ import pytest
 from tests.cluster.support import (
     STEADY,
     Job,
-    kill_rank,
+    long_job,
     operator_requests,
     sample,
     script_job,
 )
+from tests.faults.strikes import kill_rank
 from tests.harness.cluster import Cluster
 from tests.tools.install import eventually
 
@@ -117,7 +118,7 @@ def test_an_unchanged_job_causes_no_requests(cluster: Cluster, namespace: str) -
     job.kubectl("delete", "ddpjob", job.name)
 
 
-def test_suspend_frees_the_pods_and_resume_goes_on_from_the_checkpoint(
+def test_case_39_suspend_frees_the_pods_and_resume_goes_on_from_the_checkpoint(
     cluster: Cluster, namespace: str
 ) -> None:
     manifest = sample()
@@ -132,3 +133,18 @@ def test_suspend_frees_the_pods_and_resume_goes_on_from_the_checkpoint(
     status = job.wait_for("Completed", 180)
     assert status["restarts"] == 0
     assert status["resumedFromStep"] >= saved
+
+
+def test_case_39_resumed_while_its_pods_still_terminate(cluster: Cluster, namespace: str) -> None:
+    job = Job.apply(cluster, namespace, long_job())
+    saved = job.wait_for_a_checkpoint()
+    before = set(job.uids().values())
+    job.kubectl("patch", "ddpjob", job.name, "--type=merge", "-p", '{"spec":{"suspend":true}}')
+    eventually(
+        lambda: any("deletionTimestamp" in pod["metadata"] for pod in job.pods()), "pods end", 60
+    )
+    job.kubectl("patch", "ddpjob", job.name, "--type=merge", "-p", '{"spec":{"suspend":false}}')
+    status = job.wait_for("Completed", 180)
+    assert (status["restarts"], status["infrastructureRestarts"]) == (0, 0)
+    assert status["resumedFromStep"] >= saved
+    assert not before & set(job.uids().values())

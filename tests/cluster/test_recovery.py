@@ -2,50 +2,42 @@
 
 import pytest
 
-from tests.cluster.support import Job, kill_rank, sample, script_job
+from tests.cluster.support import Job, long_job, script_job
+from tests.faults.strikes import delete_pod, kill_rank
 from tests.harness.cluster import Cluster
 from tests.tools.install import RELEASE, SYSTEM_NAMESPACE, eventually
 
 pytestmark = pytest.mark.cluster
 
 
-def long_job() -> dict[str, object]:
-    manifest = sample()
-    manifest["spec"]["config"] |= {"epochs": 60}
-    manifest["spec"]["checkpoint"] |= {"everySteps": 20}
-    return manifest
-
-
-def uids(job: Job) -> dict[str, str]:
-    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in job.pods()}
-
-
-def saved(job: Job) -> bool:
-    return bool(job.status.get("lastCheckpoint", {}).get("step", 0) > 0)
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_killed_pod_is_replaced_and_the_other_restarts_in_place(
-    cluster: Cluster, namespace: str, index: int
-) -> None:
+def check_that_a_deleted_pod_is_replaced(cluster: Cluster, namespace: str, index: int) -> None:
     job = Job.apply(cluster, namespace, long_job())
-    eventually(lambda: saved(job), "a checkpoint", 120)
-    before = uids(job)
+    job.wait_for_a_checkpoint()
+    before = job.uids()
     victim = f"digits-{index}"
-    job.kubectl("delete", "pod", victim, "--grace-period=0", "--force", "--wait=false")
+    delete_pod(job, victim)
     status = job.wait_for("Completed", 180)
     assert status["attempt"] == 2
     assert (status["restarts"], status["infrastructureRestarts"]) == (0, 1)
     assert status["lastFailure"]["pod"] == victim
     assert status["resumedFromStep"] > 0
-    assert {name for name, uid in uids(job).items() if uid != before[name]} == {victim}
+    after = job.uids()
+    assert {name for name, uid in after.items() if uid != before[name]} == {victim}
+
+
+def test_case_18_deleted_worker_is_replaced(cluster: Cluster, namespace: str) -> None:
+    check_that_a_deleted_pod_is_replaced(cluster, namespace, 1)
+
+
+def test_case_19_deleted_rank_0_is_replaced(cluster: Cluster, namespace: str) -> None:
+    check_that_a_deleted_pod_is_replaced(cluster, namespace, 0)
 
 
 def test_what_happened_while_the_operator_was_away_is_dealt_with_when_it_is_back(
     cluster: Cluster, namespace: str
 ) -> None:
     job = Job.apply(cluster, namespace, long_job())
-    eventually(lambda: saved(job), "a checkpoint", 120)
+    job.wait_for_a_checkpoint()
     scale = ("-n", SYSTEM_NAMESPACE, "scale", "deployment", RELEASE)
     cluster.kubectl(*scale, "--replicas=0")
     gone = ("-n", SYSTEM_NAMESPACE, "get", "pods", "-o", "name")
@@ -68,7 +60,7 @@ dist.barrier()
 """
 
 
-def test_a_rank_that_runs_out_of_memory_is_named_with_the_reason(
+def test_case_24_rank_out_of_memory_is_named_with_the_reason(
     cluster: Cluster, namespace: str
 ) -> None:
     limit = {"limits": {"memory": "1Gi"}}

@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -119,6 +120,20 @@ class Node:
         While the kubelet lives it starts them again: end it first to play the loss of a node.
         """
         cgroups.kill(self.name)
+
+    def cut_off(self) -> None:
+        """Take the network from every pod on the node.
+
+        What they say from now on reaches nobody, not even that a connection ends: a node that is
+        lost says no farewell, as processes do when they are killed.
+        """
+        namespaces: dict[int, int] = {}
+        for pid in cgroups.members(self.name):
+            with suppress(FileNotFoundError):  # it ended meanwhile
+                namespaces[Path(f"/proc/{pid}/ns/net").stat().st_ino] = pid
+        for pid in namespaces.values():
+            link = ("ip", "link", "set", "eth0", "down")
+            command(["nsenter", f"--net=/proc/{pid}/ns/net", *link], f"cutting {self.name} off")
 
     def load_image(self, archive: Path) -> None:
         """Import an image archive, and wait until the kubelet can see its images.

@@ -110,8 +110,10 @@ def make_namespace(cluster: Cluster, name: str) -> None:
     )
 
 
-def eventually(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    """Wait until a condition holds.
+def eventually(
+    holds: Callable[[], bool], what: str, seconds: float = 60.0, every: float = 0.2
+) -> None:
+    """Wait until a condition holds, looking every so many seconds.
 
     Raises:
         TimeoutError: It does not within the time.
@@ -120,4 +122,4 @@ def eventually(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> N
     while not holds():
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {seconds:.0f} s: {what}")
-        time.sleep(0.2)
+        time.sleep(every)

@@ -1,7 +1,7 @@
 """An API server over real HTTP that knows Leases and empty lists, and misbehaves when told to."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,13 @@ VERSION = {"version": "v1alpha1"}
 DISCOVERY = {
     "/version": {"major": "1", "minor": "35"},
     "/api": {"versions": ["v1"]},
-    "/api/v1": {"resources": [_resource("pods", "Pod"), _resource("services", "Service")]},
+    "/api/v1": {
+        "resources": [
+            _resource("pods", "Pod"),
+            _resource("services", "Service"),
+            _resource("namespaces", "Namespace"),  # Without it kopf begins no watch.
+        ]
+    },
     "/apis": {
         "groups": [
             {"name": "ddp-trainer.dev", "versions": [VERSION], "preferredVersion": VERSION},
@@ -40,9 +46,12 @@ class FakeApi:
         self.leases = LeaseServer()
         self.fault: Fault = lambda _: None
         """What to answer instead of the truth, if anything."""
+        self.before: Callable[[web.Request], Awaitable[None]] | None = None
+        """What to wait for before an answer, if anything."""
         self.seen: list[tuple[str, str]] = []
         """Method and path of every request."""
         self.address = ""
+        self._watches: list[web.Request] = []
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -57,6 +66,13 @@ class FakeApi:
     async def stop(self) -> None:
         assert self._runner is not None
         await self._runner.cleanup()
+
+    def drop_watches(self) -> None:
+        """Break the connections of all watches."""
+        for watch in self._watches:
+            if watch.transport is not None:
+                watch.transport.abort()
+        self._watches.clear()
 
     def kubeconfig(self, folder: Path) -> Path:
         entry = {"name": "fake"}
@@ -74,6 +90,8 @@ class FakeApi:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.seen.append((request.method, request.path))
+        if self.before is not None:
+            await self.before(request)
         instead = self.fault(request)
         if instead is not None:
             return instead
@@ -90,6 +108,7 @@ class FakeApi:
             return DISCOVERY[request.path]
         if last in {"ddpjobs", "pods", "services"}:
             if request.query.get("watch") == "true":
+                self._watches.append(request)
                 await asyncio.sleep(3600)
             return {"items": [], "metadata": {"resourceVersion": "1"}}
         raise ClusterError(f"{request.path} not found", status=404)

@@ -22,10 +22,9 @@ from ddp_operator.cluster.base import (
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.world import PodView
 from ddp_operator.runtime.cache import Cache
+from tests.scenarios.pods import TERMINAL
 
 T = TypeVar("T")
-
-TERMINAL = {"Succeeded", "Failed"}
 
 
 class Killed(BaseException):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from tests.unit.fake_api import FakeApi, refusal
 
@@ -191,3 +192,25 @@ async def test_an_api_server_that_is_away_at_first_is_waited_for(
         assert await process.get("/healthz") == (200, "ok")
         api.fault = lambda _: None
         await process.until_ready("ok")
+
+
+async def test_when_nothing_can_be_watched_any_more_it_begins_anew_and_is_not_ready(
+    api: FakeApi, tmp_path: Path
+) -> None:
+    def without_crd(request: web.Request) -> web.StreamResponse | None:
+        return refusal(404, "no such resource") if "ddpjobs" in request.path else None
+
+    async with operator(api, tmp_path) as process:
+        await process.until_ready("ok")
+        api.fault = without_crd
+        api.drop_watches()
+        async with asyncio.timeout(30):
+            while (await process.get("/readyz"))[0] != 503:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        api.fault = lambda _: None
+        await process.until_ready("ok")
+        process.child.terminate()
+        code, said = await process.ended()
+        assert code == 0, said
+        assert said.count("beginning anew: jobs and pods cannot be watched: ") == 1
+        assert "Traceback" not in said

@@ -169,6 +169,21 @@ def test_recovering_says_from_what() -> None:
 
 
 @pytest.mark.parametrize(
+    ("waiting", "told"),
+    [
+        (None, ""),
+        ("ContainerCreating", ""),
+        ("Unschedulable: 0/3 nodes", "; digits-1 waits: Unschedulable: 0/3 nodes"),
+    ],
+)
+def test_recovering_says_what_holds_it_up(waiting: str | None, told: str) -> None:
+    job = active_job(attempt=2, formed=False, status={"last_failure": last_failure(1)})
+    pending = pod(job, 1, phase="Pending", ready=False, waiting=waiting)
+    said = summary(plan_for(job, [pod(job, 0, ready=False), pending]).status)
+    assert said[2] == "attempt 2 follows because rank 0 failed" + told
+
+
+@pytest.mark.parametrize(
     ("status", "message"),
     [
         ({}, "4 ranks train in attempt 2"),
@@ -191,6 +206,25 @@ def test_what_the_api_server_refuses_is_what_people_read() -> None:
     job = active_job(formed=False)
     status = plan_for(job, [pod(job, 0)], blocked="exceeded quota: pods").status
     assert summary(status) == ("Unknown", "Pending", "exceeded quota: pods")
+
+
+REFUSALS = {
+    'pods "a" is forbidden: exceeded quota: two, requested: pods=1': "QuotaExceeded",
+    'pods "a" is forbidden: violates PodSecurity "restricted:latest"': "AdmissionRejected",
+    'admission webhook "no.example" denied the request: no': "AdmissionRejected",
+    'Internal error occurred: failed calling webhook "no.example"': "WebhookFailed",
+    'pods is forbidden: User "x" cannot create resource "pods"': "NotPermitted",
+    "Pod a exists already and is not this job's": "NameConflict",
+    "the API server did not answer: TimeoutError()": "NotServed",
+}
+
+
+@pytest.mark.parametrize(("sentence", "reason"), REFUSALS.items())
+def test_pods_ready_says_in_a_word_what_kind_of_refusal_it_is(sentence: str, reason: str) -> None:
+    status = plan_for(active_job(formed=False), blocked=sentence).status
+    ready = status.condition(ConditionType.PODS_READY)
+    assert ready is not None
+    assert (ready.status, ready.reason, ready.message) == ("False", reason, sentence)
 
 
 def test_every_condition_speaks_of_the_generation_that_was_judged() -> None:

@@ -1,5 +1,7 @@
 """kopf's part: an event keeps the cache and becomes a key, and nothing else happens."""
 
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -79,3 +81,11 @@ def test_kopf_watches_only_our_pods_and_posts_no_events_of_its_own() -> None:
     for plural in ("pods", "services"):
         selector = settings.watching.label_selectors[plural]
         assert selector == "app.kubernetes.io/managed-by=ddp-trainer"
+
+
+def test_a_watch_is_tried_again_without_end_and_never_seldom() -> None:
+    backoffs = build_settings().networking.error_backoffs
+    assert isinstance(backoffs, Iterable)
+    for _ in range(2):  # Each request begins with the first of them.
+        seconds = list(itertools.islice(backoffs, 100))
+        assert (seconds[0], max(seconds), len(seconds)) == (1.0, 5.0, 100)

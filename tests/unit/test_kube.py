@@ -1,10 +1,11 @@
 """The way to the API server, over real HTTP: every bad outcome is a ClusterError."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
-from kubernetes.aio import client
+from kubernetes.aio import client, config
 
 from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest, NotLeadingError
@@ -55,7 +56,7 @@ async def bench() -> AsyncIterator[Bench]:
         (503, "3", 3.0, False),
         (401, "", None, False),
         (403, "", None, True),
-        (404, "", None, True),
+        (405, "", None, True),
     ],
 )
 async def test_a_refusal_has_its_status_and_sentence(
@@ -68,6 +69,39 @@ async def test_a_refusal_has_its_status_and_sentence(
     assert not isinstance(caught.value, ConflictError)
     assert (caught.value.status, caught.value.retry_after) == (status, retry_after)
     assert set(bench.heard) == {served}
+
+
+async def test_of_three_refused_lists_the_same_one_is_always_named(bench: Bench) -> None:
+    async def late_jobs(request: web.Request) -> None:
+        if "ddpjobs" in request.path:
+            await asyncio.sleep(0.1)
+
+    bench.api.before = late_jobs
+    bench.api.fault = lambda request: refusal(403, f"no {request.path.rpartition('/')[2]}")
+    with pytest.raises(ClusterError, match="no ddpjobs"):
+        await bench.cluster.snapshot(None)
+
+
+async def test_a_missing_crd_is_named(bench: Bench) -> None:
+    bench.api.fault = lambda _: web.Response(status=404, text="404 page not found")
+    with pytest.raises(ClusterError, match=r"the CRD ddpjobs\.ddp-trainer\.dev is not installed"):
+        await bench.cluster.snapshot(None)
+
+
+async def test_a_token_that_is_refused_is_read_anew(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(client_configuration: client.Configuration) -> None:
+        client_configuration.api_key["BearerToken"] = "bearer new"
+
+    def only_the_new(request: web.Request) -> web.Response | None:
+        return None if request.headers.get("Authorization") == "bearer new" else refusal(401, "no")
+
+    monkeypatch.setattr(config, "load_incluster_config", load)
+    bench.api.fault = only_the_new
+    with pytest.raises(ClusterError, match="no"):
+        await bench.cluster.get_job(("team-a", "digits"))
+    assert await bench.cluster.get_job(("team-a", "digits")) is None
 
 
 async def test_a_conflict_is_one_of_its_own(bench: Bench) -> None:

@@ -29,6 +29,7 @@ def build(overlay: dict[str, Any], **spec: Any) -> dict[str, Any]:
         ([{"name": "a"}], [{"key": "gpu"}], [{"key": "gpu"}]),
         ([{"name": "a"}], [], []),
         ({"a": {"x": 1}}, {"a": 5}, {"a": 5}),
+        ([{"name": "a"}], [{"name": ["a"]}], [{"name": ["a"]}]),
     ],
     ids=[
         "values replace",
@@ -39,6 +40,7 @@ def build(overlay: dict[str, Any], **spec: Any) -> dict[str, Any]:
         "unnamed lists replace",
         "an empty list empties",
         "a value replaces an object",
+        "a list with a name that is none replaces",
     ],
 )
 def test_laying_over(base: Any, overlay: Any, merged: Any) -> None:

@@ -146,8 +146,8 @@ def test_the_word_of_an_earlier_attempt_does_not_count() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "step"),
-    [(0, 10), (4.9, 10), (5, 20), (60, 20)],
-    ids=["at once", "4.9 s", "5 s", "a minute"],
+    [(0, 10), (4.9, 10), (5, 20), (60, 20), (-600, 20)],
+    ids=["at once", "4.9 s", "5 s", "a minute", "the clock was set back"],
 )
 def test_progress_is_written_every_five_seconds_at_most(seconds: float, step: int) -> None:
     job = shown(10)

@@ -1,6 +1,7 @@
 """Listening to agents: what is new wakes the job, and nobody else."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator
 
 import pytest
@@ -25,6 +26,8 @@ class Listening(FakeCluster):
         self.changed = asyncio.Condition()
         self.open: set[str] = set()
         """Pods whose agents are being asked."""
+        self.silent: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        """Set once a pod's agent has not answered."""
 
     async def say(self, uid: str, said: AgentStatus | None) -> None:
         async with self.changed:
@@ -41,6 +44,8 @@ class Listening(FakeCluster):
                 await self.changed.wait_for(
                     lambda: pod.uid not in self.agents or self.agents[pod.uid].revision != revision
                 )
+                if pod.uid not in self.agents:
+                    self.silent[pod.uid].set()
                 return self.agents.get(pod.uid)
         finally:
             self.open.discard(pod.uid)
@@ -83,6 +88,23 @@ async def test_an_agent_that_does_not_answer_is_asked_again(bench: Bench) -> Non
     assert await bench.wakes() == KEY
 
 
+@pytest.mark.parametrize(("phase", "stays"), [("Training", False), ("Failed", True)])
+async def test_of_an_agent_that_falls_silent_only_the_word_of_an_end_stays(
+    bench: Bench, phase: str, *, stays: bool
+) -> None:
+    both = [pod(JOB, 0), pod(JOB, 1)]
+    await bench.cluster.say("uid-digits-1", word(1, phase=phase, revision=1))
+    bench.vigil.attend(KEY, both)
+    await bench.wakes()
+    await bench.cluster.say("uid-digits-1", None)
+    await asyncio.wait_for(bench.cluster.silent["uid-digits-1"].wait(), 5)
+    assert ("uid-digits-1" in bench.vigil.words(both)) is stays
+    await bench.cluster.say("uid-digits-1", word(1, phase="Training", revision=1))
+    if not stays:
+        await bench.wakes()
+        assert "uid-digits-1" in bench.vigil.words(both)
+
+
 async def test_a_pod_that_matters_no_more_is_forgotten(bench: Bench) -> None:
     both = [pod(JOB, 0), pod(JOB, 1)]
     for index in (0, 1):
@@ -110,3 +132,25 @@ async def test_pods_without_an_address_or_that_have_ended_are_left_alone(bench: 
     bench.vigil.attend(KEY, [pod(JOB, 0, ip=None), pod(JOB, 1, phase="Failed")])
     await asyncio.sleep(0)
     assert bench.cluster.open == set()
+
+
+class Older(FakeCluster):
+    """Agents of a version that knows no revisions, and answers at once."""
+
+    times = 0
+
+    async def await_agent(self, pod: PodView, revision: int) -> AgentStatus | None:
+        del pod, revision
+        self.times += 1
+        await asyncio.sleep(0)
+        return word(0)
+
+
+async def test_an_agent_that_does_not_wait_is_not_asked_in_a_loop() -> None:
+    cluster, woken = Older(), asyncio.Queue[Key]()
+    vigil = Vigil(cluster, woken.put_nowait)
+    vigil.attend(KEY, [pod(JOB, 0)])
+    assert await asyncio.wait_for(woken.get(), 5) == KEY
+    await asyncio.sleep(0.1)
+    await vigil.close()
+    assert cluster.times <= 3

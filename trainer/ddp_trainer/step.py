@@ -40,9 +40,8 @@ def train_step(learner: Learner, micros: Iterator[Micro], step: int, lr_factor: 
         with learner.strategy.synchronised(learner.objective, reduce=reduce):
             with learner.autocast():
                 total, count, carried = learner.objective(micro.batch)
-            # Dividing by a constant keeps fp16 gradients in range; it cancels against the count.
-            weight = micro.weight / learner.share
-            (learner.scaler.scale(total * weight) + carried * weight).backward()
+            seed = learner.seed_gradient if micro.weight else torch.zeros_like(total)
+            torch.autograd.backward((total, carried), (learner.scaler.scale(seed), seed))
         learner.totals[:2].add_(torch.stack((total.detach(), count)), alpha=micro.weight)
         samples = micro.update_samples
     _finish_update(learner, step)

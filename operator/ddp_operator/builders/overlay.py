@@ -23,7 +23,11 @@ def _named(value: Any) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(item, Mapping) and "name" in item for item in value)
+        and all(
+            # What is no name, the API server refuses; here it is only passed on.
+            isinstance(item, Mapping) and "name" in item and isinstance(_identity(item), str)
+            for item in value
+        )
     )
 
 

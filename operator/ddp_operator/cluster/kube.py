@@ -5,6 +5,7 @@ they do not know, and cost most of the time of a request (docs/decisions/0003-cl
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from kubernetes.aio import client, config
 
 from ddp_agent import contract
 from ddp_agent.contract import AgentStatus, AttemptOrder
-from ddp_operator.api.base import API_VERSION, KIND, PLURAL
+from ddp_operator.api.base import API_GROUP, API_VERSION, KIND, PLURAL
 from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import (
     ClusterError,
@@ -87,12 +88,27 @@ class KubeCluster:
     async def snapshot(self, namespace: str | None) -> Snapshot:
         """All jobs and their children, of one namespace or of all."""
         children = {"labelSelector": f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"}
-        jobs, pods, services = await asyncio.gather(
-            self._call("GET", _jobs_path(namespace)),
+        outcomes = await asyncio.gather(
+            self._list_jobs(namespace),
             self._call("GET", _core_path("Pod", namespace), query=children),
             self._call("GET", _core_path("Service", namespace), query=children),
+            return_exceptions=True,
         )
-        return Snapshot(*(_listing(found) for found in (jobs, pods, services)))
+        found = []
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome  # The same one each time, whichever came first.
+            found.append(_listing(outcome))
+        return Snapshot(*found)
+
+    async def _list_jobs(self, namespace: str | None) -> Manifest:
+        try:
+            return await self._call("GET", _jobs_path(namespace))
+        except ClusterError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            message = f"the CRD {PLURAL}.{API_GROUP} is not installed"
+            raise ClusterError(message, status=error.status) from error
 
     async def get_job(self, key: Key) -> Manifest | None:
         """See `Cluster`."""
@@ -263,9 +279,16 @@ class KubeCluster:
                 document = await self._send(method, path, body, query)
         except ClusterError as error:
             self._heard(error.status not in _UNSERVED)
+            if error.status == HTTPStatus.UNAUTHORIZED:
+                self._read_token()
             raise
         self._heard(True)
         return document
+
+    def _read_token(self) -> None:
+        """Take the pod's token as it is now: the client itself looks once a minute only."""
+        with contextlib.suppress(config.ConfigException):  # Outside a pod there is none.
+            config.load_incluster_config(client_configuration=self._api.configuration)
 
     async def _send(
         self, method: str, path: str, body: Manifest | None, query: Mapping[str, str] | None

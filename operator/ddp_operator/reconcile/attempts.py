@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from ddp_agent.contract import AgentPhase, AgentStatus, ExitCode, Failure
 from ddp_operator.api.status import Cause, ConditionType, FailureStatus
 from ddp_operator.builders import names
-from ddp_operator.reconcile.world import PodView, Termination, World, moment
+from ddp_operator.reconcile.world import PodView, Termination, World, ended_in, moment
 
 _KILLED = 137
 """Exit code of a container that SIGKILL ended: no program chooses it."""
@@ -55,7 +55,7 @@ def find_losses(world: World) -> list[Loss]:
     return found
 
 
-def root_cause(losses: list[Loss], now: datetime) -> Loss | None:
+def root_cause(losses: list[Loss], world: World) -> Loss | None:
     """The loss to act on, or None while its cause may still be on its way.
 
     Raises:
@@ -67,8 +67,36 @@ def root_cause(losses: list[Loss], now: datetime) -> Loss | None:
     if primary:
         return min(primary, key=_rank_of_cause)
     first = min(losses, key=lambda loss: loss.failure.time)
-    waiting = timedelta(0) <= now - first.failure.time < ROOT_CAUSE_PATIENCE
-    return None if waiting else first
+    if timedelta(0) <= world.now - first.failure.time < ROOT_CAUSE_PATIENCE:
+        return None
+    silent = _silent_pods(world)
+    return _lost_peer(first, silent) if silent else first
+
+
+def _silent_pods(world: World) -> list[str]:
+    """Pods of which nobody says how the attempt fares there."""
+    found = []
+    for index in range(world.job.spec.nodes):
+        pod = world.pod(index)
+        if pod is None or (world.report(pod) is None and not pod.terminal):
+            found.append(names.pod_name(world.job, index))
+    return found
+
+
+def _lost_peer(first: Loss, silent: list[str]) -> Loss:
+    """Ranks fell because a peer had gone, and there is a pod that does not answer: that is why.
+
+    Its node has died, or its agent has and the kubelet does not tell.
+    """
+    message = f"{silent[0]} does not answer, and with it fell others: {first.failure.message}"
+    update = {
+        "cause": Cause.INFRASTRUCTURE,
+        "reason": "PeerLost",
+        "pod": silent[0],
+        "node": None,
+        "message": message,
+    }
+    return Loss(first.failure.model_copy(update=update))
 
 
 def _rank_of_cause(loss: Loss) -> tuple[bool, bool, datetime]:
@@ -83,7 +111,8 @@ def _pod_loss(world: World, index: int, *, formed: bool) -> Loss | None:
         # Before all ranks were in one process group a missing pod is created, and the rest waits
         # for it. After that its ranks are gone for good, and with them the attempt.
         return _lost_pod(world, index, pod) if formed else None
-    if (pod.ended_attempt if pod.terminal else pod.attempt) != str(attempt):
+    mine = ended_in(pod, world.job.status) if pod.terminal else pod.attempt == str(attempt)
+    if not mine:
         return None  # It has not been told of this attempt, or ended before it could run it.
     loss = _ended_pod(world, pod)
     if loss is None or loss.permanent or pod.disruption is None:

@@ -9,7 +9,7 @@ from ddp_operator.builders.pod import Defaults, build_pod
 from ddp_operator.builders.service import build_service
 from ddp_operator.reconcile.ladder import pods_to_replace
 from ddp_operator.reconcile.plan import Action, CreatePod, CreateService, DeletePod, SetAttempt
-from ddp_operator.reconcile.world import PodView, World
+from ddp_operator.reconcile.world import PodView, World, ended_in
 
 UNREACHABLE = "DeletionByTaintManager"
 """Why Kubernetes deletes the pods of a node that has stopped talking to it."""
@@ -38,7 +38,7 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
         elif pod.terminal:
             # Of this attempt it is an outcome, and stays. Of an earlier one it only occupies the
             # name.
-            actions += [] if pod.ended_attempt == str(attempt) else [_delete(pod), create]
+            actions += [] if ended_in(pod, status) else [_delete(pod), create]
         else:
             actions += _ensure_living(pod, job.spec_hash, attempt, replace=pod.name in replaced)
     wanted = {names.pod_name(job, index) for index in range(job.spec.nodes)}

@@ -13,6 +13,18 @@ from ddp_operator.reconcile.world import PodView, World
 
 MESSAGE_CHARACTERS = 2048
 """What a message is cut to: an API server's refusal can be of any length."""
+_ON_ITS_WAY = {"ContainerCreating", "PodInitializing"}
+"""What the kubelet says of each pod that starts as it should."""
+
+_BLOCKED_REASONS = (
+    ("exceeded quota", "QuotaExceeded"),
+    ("is not this job's", "NameConflict"),
+    (" cannot ", "NotPermitted"),
+    ("failed calling webhook", "WebhookFailed"),
+    ("denied the request", "AdmissionRejected"),
+    (" is forbidden: ", "AdmissionRejected"),
+)
+"""What a sentence of refusal is known by, and its word; the first that fits."""
 
 
 def set_condition(
@@ -100,9 +112,20 @@ def _trains(world: World, status: DDPJobStatus, pod: PodView) -> bool:
 
 
 def _pods_ready(out: ConditionWriter, ready: int, wanted: int) -> None:
-    reason = "AllReady" if ready == wanted else "NotReady"
-    out.set(ConditionType.PODS_READY, ready == wanted, reason, f"{ready} of {wanted} pods train")
+    blocked = out.world.blocked
+    if ready == wanted:
+        reason, message = "AllReady", f"{ready} of {wanted} pods train"
+    elif blocked is not None:
+        reason, message = _blocked_reason(blocked), blocked
+    else:
+        reason, message = "NotReady", f"{ready} of {wanted} pods train"
+    out.set(ConditionType.PODS_READY, ready == wanted, reason, message)
     out.status = out.status.model_copy(update={"ready": f"{ready}/{wanted}"})
+
+
+def _blocked_reason(sentence: str) -> str:
+    """Why the API server did not do what it was asked for, in a word."""
+    return next((word for part, word in _BLOCKED_REASONS if part in sentence), "NotServed")
 
 
 def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
@@ -112,14 +135,21 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
     if status.is_true(ConditionType.RENDEZVOUSED):
         return "Running", _running_message(world, status)
     failure = status.last_failure
-    if failure is not None and failure.attempt == status.attempt - 1:
-        return "Recovering", f"attempt {status.attempt} follows because {failure.message}"
     waiting = [p for p in world.pods if p.phase == "Pending"]
+    if failure is not None and failure.attempt == status.attempt - 1:
+        follows = f"attempt {status.attempt} follows because {failure.message}"
+        stuck = (f"{p.name} waits: {p.waiting}" for p in waiting if _is_stuck(p))
+        return "Recovering", "; ".join([follows, *stuck][:2])
     if len(world.pods) < world.job.spec.nodes or waiting:
         said = next((f"{p.name} waits: {p.waiting}" for p in waiting if p.waiting), None)
         return "Pending", said or f"{len(world.pods)} of {world.job.spec.nodes} pods exist"
     late = [p.name for p in world.pods if not p.ready]
     return "Starting", f"ranks of {', '.join(late[:4])} are not in the process group yet"
+
+
+def _is_stuck(pod: PodView) -> bool:
+    """Whether a pod waits for more than its own start, which needs no word."""
+    return pod.waiting is not None and pod.waiting not in _ON_ITS_WAY
 
 
 def _running_message(world: World, status: DDPJobStatus) -> str:

@@ -13,7 +13,7 @@ from ddp_operator.reconcile.conditions import ConditionWriter, active_conditions
 from ddp_operator.reconcile.outlook import next_action
 from ddp_operator.reconcile.plan import Event, EventType, Plan
 from ddp_operator.reconcile.progress import with_progress
-from ddp_operator.reconcile.world import World
+from ddp_operator.reconcile.world import World, ended_in
 
 STARTING_LOOK_SECONDS = 1.0
 """How often the agents of an attempt that does not train yet are asked."""
@@ -53,10 +53,8 @@ def _decide(world: World, defaults: Defaults) -> Plan:
 def all_succeeded(world: World) -> bool:
     """Whether every rank of the current attempt exited 0 and no container runs any more."""
     pods = [world.pod(index) for index in range(world.job.spec.nodes)]
-    attempt = str(world.job.status.attempt)
-    return all(
-        p is not None and p.phase == "Succeeded" and p.ended_attempt == attempt for p in pods
-    )
+    status = world.job.status
+    return all(p is not None and p.phase == "Succeeded" and ended_in(p, status) for p in pods)
 
 
 def _begin(world: World, defaults: Defaults) -> Plan:
@@ -99,7 +97,7 @@ def _late(world: World, reason: str, message: str) -> Plan:
 
 def _lost(world: World, losses: Sequence[Loss], defaults: Defaults) -> Plan:
     """The attempt is over: another one follows, or the job fails."""
-    loss = root_cause(list(losses), world.now)
+    loss = root_cause(list(losses), world)
     if loss is None:
         return Plan(world.job.status, requeue_seconds=CAUSE_LOOK_SECONDS)
     failure, now = loss.failure, world.now

@@ -73,7 +73,10 @@ def _worth_writing(
     if report.phase in _ENDED or new.resumed_from_step != old.resumed_from_step:
         return _content(old) != _content(new)
     shown = old.progress.time if old.progress else None
-    return _content(old) != _content(new) and (shown is None or now - shown >= PROGRESS_INTERVAL)
+    # A clock that was set back makes the last report one of the future.
+    return _content(old) != _content(new) and (
+        shown is None or abs(now - shown) >= PROGRESS_INTERVAL
+    )
 
 
 def _content(status: DDPJobStatus) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from ddp_agent import contract
 from ddp_agent.contract import AgentStatus
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.builders import names
 
 
@@ -58,15 +59,6 @@ class PodView:
         """Whether its container will never run again."""
         return self.phase in {"Succeeded", "Failed"}
 
-    @property
-    def ended_attempt(self) -> str:
-        """The attempt that a terminal pod's end belongs to.
-
-        By the agent's last word: the annotation may name the next one, which came too late.
-        """
-        final = self.termination.final if self.termination else None
-        return str(final.attempt) if final is not None else self.attempt
-
 
 @dataclass(frozen=True)
 class World:
@@ -91,6 +83,21 @@ class World:
         if pod.termination is not None and pod.termination.final is not None:
             return pod.termination.final
         return self.reports.get(pod.uid)
+
+
+def ended_in(pod: PodView, status: DDPJobStatus) -> bool:
+    """Whether the end of a terminal pod belongs to the attempt of a status.
+
+    By the agent's last word: the annotation may name the next attempt, which came too late. Without
+    one by the clock: the word of a container's end comes late when its kubelet had been away.
+    """
+    end = pod.termination
+    if end is not None and end.final is not None:
+        return end.final.attempt == status.attempt
+    if pod.attempt != str(status.attempt):
+        return False
+    begun = status.attempt_start_time
+    return end is None or end.at is None or begun is None or end.at >= begun
 
 
 def moment(seconds: float, otherwise: datetime) -> datetime:

@@ -13,6 +13,7 @@ from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import Cluster, ClusterError, ConflictError, Key, Manifest
 from ddp_operator.reconcile.decide import decide
+from ddp_operator.reconcile.invalid import INVALID, with_invalid_spec
 from ddp_operator.reconcile.life import is_finished
 from ddp_operator.reconcile.plan import (
     Action,
@@ -69,7 +70,7 @@ class Controller:
         try:
             job = parse_job(raw)
         except InvalidJobError as error:
-            _log.error("left alone: %s", error)
+            await self._leave_alone(raw, str(error))
             return None
         world = await self._observe(job, self._cache.children("Pod", key))
         plan = decide(world, self._defaults)
@@ -83,6 +84,16 @@ class Controller:
         failure = plan.status.last_failure
         note(attempt=plan.status.attempt or None, cause=failure.reason if failure else None)
         return await self._carry_out(key, raw, job, plan)
+
+    async def _leave_alone(self, raw: Manifest, sentence: str) -> None:
+        """Say in the status what is wrong with a job that only an edit of it can mend."""
+        status = with_invalid_spec(raw, sentence, self._clock())
+        if status is None:
+            return
+        _log.error("left alone: %s", sentence)
+        written = await self._cluster.write_status(raw, status)
+        self._cache.put_job(written)
+        await self._cluster.emit(written, Event(EventType.WARNING, INVALID, sentence))
 
     async def refresh(self, key: Key) -> None:
         """Read a job anew, after a write showed that the cache lags behind."""

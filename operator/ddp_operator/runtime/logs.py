@@ -68,6 +68,8 @@ def configure(level: str, style: str) -> None:
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("kopf").setLevel(logging.WARNING)
+    # Its end, as a traceback: `app` says that in a sentence.
+    logging.getLogger("kopf._core.reactor").setLevel(logging.CRITICAL)
 
 
 def _quoted(value: str | int) -> str:

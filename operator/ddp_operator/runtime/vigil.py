@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from ddp_agent.contract import AgentStatus
+from ddp_agent.contract import AgentPhase, AgentStatus
 from ddp_operator.cluster.base import Cluster, Key
 from ddp_operator.reconcile.world import PodView
 
 _FIRST_RETRY_SECONDS = 0.25
 _LONGEST_RETRY_SECONDS = 5.0
+_ENDS = frozenset({AgentPhase.SUCCEEDED, AgentPhase.FAILED, AgentPhase.PREEMPTED})
 
 
 class Vigil:
@@ -53,6 +54,8 @@ class Vigil:
         while True:
             word = await self._cluster.await_agent(pod, revision)
             if word is None:
+                if self._forget(pod.uid):
+                    revision = -1
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _LONGEST_RETRY_SECONDS)
                 continue
@@ -61,3 +64,17 @@ class Vigil:
                 revision = word.revision
                 self._words[pod.uid] = word
                 self._wake(key)
+            else:
+                # It has waited already; an agent that does not know how to is not asked in a loop.
+                await asyncio.sleep(_FIRST_RETRY_SECONDS)
+
+    def _forget(self, uid: str) -> bool:
+        """Drop the word of an agent that is silent now; whether there was one to be dropped.
+
+        What it said of an end stays true. That it trains does not: it may have died.
+        """
+        word = self._words.get(uid)
+        if word is None or word.phase in _ENDS:
+            return False
+        del self._words[uid]
+        return True

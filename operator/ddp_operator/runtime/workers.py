@@ -120,8 +120,9 @@ async def first_sync(take: Take, cache: Cache, queue: WorkQueue[Key], heart: Hea
         try:
             await resync(take, cache, queue)
         except ClusterError as error:
+            if heart.problem != str(error):
+                _log.warning("not ready, jobs and pods cannot be listed: %s", error)
             heart.problem = str(error)
-            _log.warning("not ready, jobs and pods cannot be listed: %s", error)
             await asyncio.sleep(max(_FIRST_RETRY_SECONDS, error.retry_after or 0.0))
         else:
             heart.synced = True

@@ -1,0 +1,112 @@
+"""An operator whose clock is wrong, or is set while it works, by libfaketime."""
+
+import platform
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.api.cases.conftest import Front
+from tests.api.client import eventually, path_of
+from tests.api.job import Job
+from tests.api.operator_process import OperatorProcess
+from tests.harness import debian
+
+pytestmark = pytest.mark.api
+
+LIBRARY = f"/usr/lib/{platform.machine()}-linux-gnu/faketime/libfaketime.so.1"
+TEN_MINUTES = 600
+LATE_SECONDS = 3.0
+"""How late a deadline may be acted on here."""
+
+
+class Clock:
+    """The wall clock of one operator, as an offset to the real one."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.set(0)
+
+    def set(self, offset: int) -> None:
+        """Set it to so many seconds before or after the real time."""
+        fresh = self._file.with_suffix(".new")
+        fresh.write_text(f"{offset:+d}\n", encoding="ascii")
+        fresh.rename(self._file)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of a process that goes by this clock. Its monotonic clock stays right."""
+        return {
+            "LD_PRELOAD": LIBRARY,
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> Clock:
+    """A clock that can be set."""
+    debian.ensure({LIBRARY: "libfaketime"})
+    return Clock(tmp_path / "clock")
+
+
+@pytest.fixture
+def skewed(front: Front, clock: Clock) -> Iterator[OperatorProcess]:
+    """An operator that goes by it, not started yet."""
+    operator = front.operator("skewed", environment=clock.environment)
+    yield operator
+    operator.kill()
+
+
+@pytest.mark.parametrize("offset", [-TEN_MINUTES, TEN_MINUTES])
+async def test_case_51_with_a_wrong_clock_deadlines_and_ttl_last_as_long_as_they_should(
+    clock: Clock, skewed: OperatorProcess, job: Job, other_job: Job, offset: int
+) -> None:
+    clock.set(offset)
+    skewed.start()
+    await skewed.ready()
+    begun = time.monotonic()
+    await job.train(activeDeadlineSeconds=4)
+    await job.wait_for("Failed")
+    assert 4 - 1 <= time.monotonic() - begun <= 4 + LATE_SECONDS
+    await other_job.train(ttlSecondsAfterFinished=3)
+    await other_job.complete()
+    await other_job.wait_for("Completed")
+    ended = time.monotonic()
+    await eventually(lambda: _gone(other_job), "it is deleted", 10)
+    assert 2 <= time.monotonic() - ended <= 3 + LATE_SECONDS
+
+
+@pytest.mark.parametrize("step", [-TEN_MINUTES, TEN_MINUTES])
+async def test_case_51_a_clock_that_is_set_while_jobs_run_ends_none_before_its_time(
+    clock: Clock, skewed: OperatorProcess, job: Job, other_job: Job, step: int
+) -> None:
+    skewed.start()
+    await skewed.ready()
+    await other_job.train(ttlSecondsAfterFinished=3600)
+    await other_job.complete()
+    await other_job.wait_for("Completed")
+    await job.train(activeDeadlineSeconds=3600)
+    await job.progress(step=5)
+    await eventually(lambda: _shows_step(job, 5), "progress is shown")
+    before = await job.uids()
+    clock.set(step)
+    await job.progress(step=6)
+    await eventually(lambda: _shows_step(job, 6), "progress goes on", 12)
+    await job.fail_rank(1)
+    await job.pods_of_attempt(2)
+    await job.join(attempt=2)
+    await job.wait_for("Running")
+    assert not await _gone(other_job)
+    assert await job.uids() == before
+    assert (await job.status())["restarts"] == 1
+
+
+async def _shows_step(job: Job, step: int) -> bool:
+    return bool((await job.status()).get("progress", {}).get("step") == step)
+
+
+async def _gone(job: Job) -> bool:
+    return await job.api.find(path_of("ddpjobs", job.namespace, job.name)) is None

@@ -1,0 +1,188 @@
+"""What must hold in every history of the operator, whatever befell it.
+
+Each check gives one sentence for each violation that it finds.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+from ddp_agent import contract
+from tests.api.history import Change, History
+from tests.scenarios.pods import TERMINAL
+
+JSON = Mapping[str, Any]
+Check = Callable[[History], Iterator[str]]
+
+_ACTIVE = {"Pending", "Starting", "Running", "Recovering"}
+_NEXT = {
+    "": {"Pending", "Suspended"},
+    "Pending": {*_ACTIVE, "Suspended", "Completed", "Failed"},
+    "Starting": {*_ACTIVE, "Suspended", "Completed", "Failed"},
+    # Once all ranks train, the attempt never goes back to wait for some of them.
+    "Running": {*_ACTIVE - {"Starting"}, "Suspended", "Completed", "Failed"},
+    "Recovering": {*_ACTIVE, "Suspended", "Completed", "Failed"},
+    "Suspended": {"Suspended", "Pending"},
+    "Completed": {"Completed"},
+    "Failed": {"Failed"},
+}
+"""What the STATUS column may show next."""
+_VALUES = {"Completed": "True", "Failed": "False"}
+_BUDGETS = {"restarts": "maxRestarts", "infrastructureRestarts": "maxInfrastructureRestarts"}
+_WRITES = {
+    "ddpjobs/status": {"update"},
+    "ddpjobs": {"delete"},
+    "pods": {"create", "patch", "delete"},
+    "services": {"create"},
+    "events": {"create"},
+}
+
+
+def one_pod_per_place(history: History) -> Iterator[str]:
+    """I1: never two living pods of one job, attempt and node index."""
+    living: dict[str, tuple[str, str, str]] = {}
+    for change in history.of("pods"):
+        living.pop(change.name, None)
+        if change.type == "DELETED" or not _is_ours(change):
+            continue
+        if change.object["status"].get("phase") in TERMINAL:
+            continue
+        attempt = change.object["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]
+        labels = change.labels
+        place = (labels[contract.LABEL_JOB_UID], attempt, labels[contract.LABEL_NODE_INDEX])
+        twin = next((name for name, where in living.items() if where == place), None)
+        if twin is not None:
+            yield f"{twin} and {change.name} live at once for attempt {attempt}"
+        living[change.name] = place
+
+
+def children_are_owned(history: History) -> Iterator[str]:
+    """I2: every child is controlled by its job, and none outlives it."""
+    for change in history.changes:
+        if change.resource == "ddpjobs" or change.type != "ADDED" or not _is_ours(change):
+            continue
+        owners = change.object["metadata"].get("ownerReferences") or []
+        controllers = [o["uid"] for o in owners if o.get("controller") and o["kind"] == "DDPJob"]
+        if controllers != [change.labels[contract.LABEL_JOB_UID]]:
+            yield f"{change.resource} {change.name} is controlled by {controllers}"
+    gone = {c.object["metadata"]["uid"] for c in history.of("ddpjobs") if c.type == "DELETED"}
+    for resource in ("pods", "services"):
+        for name, left in history.left(resource).items():
+            owner = (left["metadata"].get("labels") or {}).get(contract.LABEL_JOB_UID)
+            if owner in gone:
+                yield f"{resource} {name} outlives its job"
+
+
+def conditions_follow_the_machine(history: History) -> Iterator[str]:
+    """I3: the summary moves as it may, its end is final, generations are never ahead."""
+    before = ""
+    for job in history.statuses():
+        status = job["status"]
+        if status.get("observedGeneration", 0) > job["metadata"]["generation"]:
+            yield "observedGeneration is ahead of the generation"
+        summary = _condition(job, "Succeeded")
+        reason = summary.get("reason", "")
+        if reason not in _NEXT[before]:
+            yield f"the summary went from {before or 'nothing'} to {reason or 'nothing'}"
+            return
+        if summary.get("status") != _VALUES.get(reason, "Unknown"):
+            yield f"the summary is {summary.get('status')} for {reason}"
+        if ("completionTime" in status) != (reason in _VALUES):
+            yield f"completionTime does not fit {reason}"
+        if reason == "Failed" and not summary.get("message"):
+            yield "it failed without a word why"
+        before = reason
+    yield from _transitions(history)
+
+
+def _transitions(history: History) -> Iterator[str]:
+    for before, after in pairwise(history.statuses()):
+        for new in after["status"].get("conditions", []):
+            old = _condition(before, new["type"])
+            same_time = old.get("lastTransitionTime") == new["lastTransitionTime"]
+            if old.get("status") == new["status"] and not same_time:
+                yield f"the transition time of {new['type']} moved without a transition"
+        ended = before["status"].get("completionTime")
+        if ended is not None and after["status"].get("completionTime") != ended:
+            yield "completionTime moved"
+
+
+def counts_are_honest(history: History) -> Iterator[str]:
+    """I4: attempts and restarts only grow, each new attempt costs one count, none is beyond it."""
+    spent = ("restarts", "infrastructureRestarts", "freeRestarts")
+    statuses = history.statuses()
+    for job in statuses:
+        status, spec = job["status"], job["spec"]
+        attempt = status.get("attempt", 0)
+        costs = sum(status.get(name, 0) for name in spent)
+        if costs != max(0, attempt - 1):
+            yield f"attempt {attempt} after {costs} counted ends of attempts"
+        for count, limit in _BUDGETS.items():
+            if "restartWindowSeconds" not in spec and status.get(count, 0) > spec[limit]:
+                yield f"{count} {status[count]} is beyond {limit} {spec[limit]}"
+    for before, after in pairwise(statuses):
+        for name in spent:
+            if after["status"].get(name, 0) < before["status"].get(name, 0):
+                yield f"{name} was taken back"
+        step = after["status"].get("attempt", 0) - before["status"].get("attempt", 0)
+        if step not in {0, 1}:
+            yield f"the attempt moved by {step}"
+
+
+def pods_follow_the_status(history: History) -> Iterator[str]:
+    """The status says an attempt before any pod is told of it."""
+    attempt = 0
+    for change in history.changes:
+        if change.resource == "ddpjobs":
+            attempt = max(attempt, (change.object.get("status") or {}).get("attempt", 0))
+        elif change.resource == "pods" and _is_ours(change):
+            told = change.object["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]
+            if told != contract.ATTEMPT_STOP and int(told) > attempt:
+                yield f"{change.name} was told of attempt {told} in attempt {attempt}"
+
+
+def only_its_own_is_touched(history: History) -> Iterator[str]:
+    """I7: the operator changes its job's status and its children, and nothing else."""
+    ours = {(c.resource, c.name) for c in history.changes if _is_ours(c)}
+    for request in history.requests:
+        resource = request.resource.partition("/")[0]
+        if request.verb not in _WRITES.get(request.resource, set()):
+            yield f"it tried to {request}"
+        elif request.verb in {"patch", "delete"} and (resource, request.name) not in ours:
+            yield f"it touched what is not its own: {request}"
+    for change in history.changes:
+        ends = "deletionTimestamp" in change.object["metadata"]
+        if change.type == "MODIFIED" and not _is_ours(change) and not ends:
+            yield f"{change.resource} {change.name} is not its own and was changed"
+
+
+CHECKS: tuple[Check, ...] = (
+    one_pod_per_place,
+    children_are_owned,
+    conditions_follow_the_machine,
+    counts_are_honest,
+    pods_follow_the_status,
+    only_its_own_is_touched,
+)
+
+
+def violations(history: History) -> list[str]:
+    """A sentence for each violation, with the name of its check."""
+    return [f"{check.__name__}: {found}" for check in CHECKS for found in check(history)]
+
+
+def _condition(job: JSON, kind: str) -> JSON:
+    found: Mapping[str, JSON] = {c["type"]: c for c in job["status"].get("conditions", [])}
+    return found.get(kind, {})
+
+
+def _is_ours(change: Change) -> bool:
+    """Whether an object is a job, or carries the labels of a job that exists in this history."""
+    if change.resource == "ddpjobs":
+        return True
+    managed = change.labels.get(contract.LABEL_MANAGED_BY) == contract.MANAGED_BY
+    return managed and change.labels.get(contract.LABEL_JOB_UID) != FOREIGN_UID
+
+
+FOREIGN_UID = "00000000-0000-4000-8000-000000000000"
+"""Job uid on objects that look like the operator's and are another's."""

@@ -1,0 +1,53 @@
+"""What tests here stand on: a real API server, the operator's rights, kubelets that are played."""
+
+import pytest
+
+from ddp_agent.contract import AgentPhase, AgentStatus
+from ddp_operator.builders.pod import Defaults
+from ddp_operator.runtime.cache import Cache
+from ddp_operator.runtime.controller import Controller
+from tests.api.client import Api, operator_client, path_of
+from tests.api.kubelet import Agents, Kubelet
+from tests.api.plane import OPERATOR, Plane
+from tests.unit.support import NOW, job_manifest
+
+pytestmark = pytest.mark.api
+
+
+async def test_a_job_runs_from_its_creation_to_its_end(
+    plane: Plane, api: Api, agents: Agents, namespace: str
+) -> None:
+    manifest = {**job_manifest(nodes=2), "metadata": {"name": "digits"}}
+    job = await api.apply_job(namespace, manifest)
+    kubelet, key = Kubelet(api, agents, namespace), (namespace, "digits")
+    async with operator_client(plane.operator) as cluster:
+        cache = Cache()
+        controller = Controller(cluster, cache, Defaults(image="example/trainer:1"), lambda: NOW)
+
+        async def look() -> str:
+            for _ in range(5):
+                cache.replace(await cluster.snapshot(namespace))
+                await controller.reconcile(key)
+            now = await api.call("GET", path_of("ddpjobs", namespace, "digits"))
+            reasons = {c["type"]: c["reason"] for c in now["status"]["conditions"]}
+            return str(reasons["Succeeded"])
+
+        assert await look() == "Pending"
+        pods = await kubelet.pods()
+        words = [
+            AgentStatus(node_index=n, attempt=1, phase=AgentPhase.TRAINING, since=0.0)
+            for n in range(len(pods))
+        ]
+        for pod, word in zip(pods, words, strict=True):
+            await kubelet.say(pod, word, ready=True)
+        assert await look() == "Running"
+        for pod, word in zip(pods, words, strict=True):
+            final = word.model_copy(update={"phase": AgentPhase.SUCCEEDED})
+            await kubelet.end(pod, 0, final)
+        assert await look() == "Completed"
+    requests = plane.audit(namespace)
+    assert {e["user"]["username"] for e in requests} == {OPERATOR}
+    created = [e["objectRef"]["name"] for e in requests if e["verb"] == "create"]
+    assert {"digits", "digits-0", "digits-1"} <= set(created)
+    assert all(e["responseStatus"]["code"] < 400 for e in requests)
+    assert job["metadata"]["uid"]
