@@ -69,6 +69,26 @@ faults: $(READY) ## Every known fault, the recovery table, 30 random kills (PART
 bench-recovery: $(READY) ## Seconds from a fault to the first new update, beside torchrun alone, on a real two-node cluster
 	@$(BIN)/python -m tests.bench.recovery --wheels "$(WHEELS)" --seed $(SEED)
 
+# The frameworks that are compared have an environment of their own: the product never sees them.
+BENCH := .venv-bench
+BENCH_READY := $(BENCH)/.ready-$(TORCH)
+BENCH_PIP := $(BENCH)/bin/pip install -q --disable-pip-version-check --require-hashes --no-deps
+
+$(BENCH_READY): requirements/bench.lock requirements/torch-$(TORCH).lock
+	@echo "setting up $(BENCH) with torch for $(TORCH) and the frameworks: takes minutes, once"
+	@$(PYTHON) -m venv $(BENCH)
+	@$(BENCH_PIP) -r requirements/bench.lock
+	@$(BENCH_PIP) $(FIND_LINKS) -r requirements/torch-$(TORCH).lock
+	@touch $@
+
+.PHONY: bench-trainer
+bench-trainer: $(BENCH_READY) ## Milliseconds per step beside a hand-written loop and other frameworks
+	@PYTHONPATH=trainer $(BENCH)/bin/python -m tests.bench.trainer --seed $(SEED)
+
+.PHONY: bench-gpu
+bench-gpu: $(READY) ## ResNet-50 and GPT-2 on a GPU beside a hand-written loop
+	@$(BIN)/python -m tests.bench.gpu --seed $(SEED)
+
 .PHONY: format
 format: $(READY) ## Format the code and mend what the linter can
 	$(BIN)/ruff check --fix

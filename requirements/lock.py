@@ -13,12 +13,13 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 TORCH = "2.13.0"
-_TORCH_ONLY = re.compile(r"^(torch|triton|nvidia-|cuda-)")
+_TORCH_ONLY = re.compile(r"^(torch==|triton|nvidia-|cuda-)")
 _HEAD = "# Written by `make lock`.\n"
 _TARGETS = {
     "operator": ["--extra", "operator"],
     "trainer": ["--extra", "trainer"],
     "dev": ["--extra", "operator", "--extra", "trainer", "--extra", "dev"],
+    "bench": ["requirements/bench.in", "--extra", "trainer"],
 }
 
 

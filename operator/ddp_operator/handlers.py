@@ -4,7 +4,9 @@ Event handlers only: no finalizers, daemons, timers or annotations on users' obj
 (docs/decisions/0002-kopf-event-only.md).
 """
 
+import dataclasses
 import itertools
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +25,7 @@ def build_registry(cache: Cache, queue: WorkQueue[Key]) -> kopf.OperatorRegistry
 
     @kopf.on.login(registry=registry)
     def log_in(**kwargs: Any) -> kopf.ConnectionInfo | None:
-        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+        return _as_in_a_pod(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
     @kopf.on.event(API_GROUP, API_VERSION_NAME, PLURAL, registry=registry)
     async def on_job(event: Any, **_: Any) -> None:
@@ -63,6 +65,19 @@ def build_settings() -> kopf.OperatorSettings:
     # Never used by event handlers; set so that nothing of kopf's could ever land on an object.
     settings.persistence.finalizer = f"{API_GROUP}/unused"
     return settings
+
+
+def _as_in_a_pod(**kwargs: Any) -> kopf.ConnectionInfo | None:
+    """The pod's service account, at the address that all other requests go to.
+
+    Kopf itself takes the name kubernetes.default.svc, which not every pod can resolve.
+    """
+    account = kopf.login_with_service_account(**kwargs)
+    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}") for part in ("HOST", "PORT"))
+    if account is None or not host or not port:
+        return None
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return dataclasses.replace(account, server=f"https://{address}")
 
 
 class _Backoffs:

@@ -1,12 +1,13 @@
 """The operator in the test's own process, on a real API server: it can be killed at a write."""
 
+import copy
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
 
-from ddp_operator.cluster.base import ConflictError
+from ddp_operator.cluster.base import ConflictError, Manifest
 from ddp_operator.cluster.kube import KubeCluster
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
@@ -124,6 +125,10 @@ class Operator:
     def take_over(self) -> None:
         """What the running task does from now on is this process's doing."""
         _life.set(self._life)
+
+    def seen(self) -> tuple[Manifest | None, list[Manifest]]:
+        """The job and the pods by its name as its last look found them, before its writes."""
+        return self.cache.job(self.key), copy.deepcopy(self.cache.children("Pod", self.key))
 
     async def look(self) -> None:
         """One look at the newest state.

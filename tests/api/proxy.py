@@ -232,7 +232,8 @@ class Proxy:
         found = {}
         for path in self._lists:
             async with self._mine.get(
-                self._upstream + path, headers={"Accept": "application/json"}
+                self._upstream + path,
+                headers={"Accept": "application/json", "Accept-Encoding": "identity"},
             ) as answer:
                 found[path] = await answer.read()
         return found

@@ -1,6 +1,7 @@
 """One job in a namespace of its own, with its pods, their clock, and operators that come and go."""
 
 import asyncio
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -68,18 +69,25 @@ class Stage:
 
     async def pods(self) -> list[JSON]:
         """The job's pods, by name."""
-        return [p for p in await self.kubelet.pods() if self._is_its_own(p)]
+        return self.own(await self.kubelet.pods())
+
+    def own(self, pods: Iterable[JSON]) -> list[JSON]:
+        """Those of some pods that are the job's."""
+        return [pod for pod in pods if self._is_its_own(pod)]
 
     async def second(self) -> None:
         """A second passes for the pods."""
-        job = await self.job()
+        await self.second_of(await self.job(), await self.pods())
+
+    async def second_of(self, job: JSON | None, pods: Sequence[JSON]) -> None:
+        """A second passes for these pods of the job."""
         nodes = job["spec"]["nodes"] if job is not None else 0
-        await self.kubelet.play(self._played, await self.pods(), nodes, self.now)
+        await self.kubelet.play(self._played, pods, nodes, self.now)
         self.now += timedelta(seconds=1)
 
     async def lives(self) -> bool:
         """Whether any of the job's pods lives."""
-        return any(pod["status"]["phase"] not in TERMINAL for pod in await self.pods())
+        return any_lives(await self.pods())
 
     async def clear(self) -> None:
         """Delete the job and its pods, whatever their state."""
@@ -103,3 +111,8 @@ class Stage:
                 return operator
             await self.second()
         raise AssertionError(f"{await self.summary()} after {_SECONDS} s, not {reason}")
+
+
+def any_lives(pods: Iterable[JSON]) -> bool:
+    """Whether any of some pods lives."""
+    return any(pod["status"]["phase"] not in TERMINAL for pod in pods)

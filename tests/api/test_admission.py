@@ -13,6 +13,8 @@ from ddp_operator.builders.pod import build_pod
 from tests.api.bench import Bench
 from tests.api.client import Api, RefusedError, eventually, path_of
 from tests.api.invariants import violations
+from tests.api.kubelet import Agents
+from tests.api.plane import Plane
 from tests.api.stage import Stage
 from tests.scenarios.flows import NAME
 from tests.unit.support import DEFAULTS, job_manifest
@@ -112,21 +114,23 @@ async def _takes(api: Api, namespace: str) -> bool:
 
 
 async def test_case_40_an_invalid_job_that_an_older_crd_let_in_is_told_so_and_not_tried_again(
-    bench: Bench, namespace: str
+    plane: Plane, api: Api, agents: Agents, namespace: str
 ) -> None:
-    stage = Stage(bench, namespace)
-    async with older_crd(bench.api, namespace):
+    async with older_crd(api, namespace):
         job = {**job_manifest(NAME), "metadata": {"name": NAME}, "spec": {"nodes": 0, **TASK}}
-        await bench.api.apply_job(namespace, job)
-    operator = stage.operator()
-    await operator.settle()
-    reason, message = await stage.summary()
-    assert reason == "Invalid"
-    assert message.startswith("spec.nodes: ")
-    assert await operator.controller.reconcile(operator.key) is None
-    assert await stage.pods() == []
-    await stage.edit(nodes=1)
-    await stage.until("Completed", operator)
+        await api.apply_job(namespace, job)
+    # Only now: a change of the CRD ends all watches of jobs.
+    async with Bench.of(plane, api, agents) as bench:
+        stage = Stage(bench, namespace)
+        operator = stage.operator()
+        await operator.settle()
+        reason, message = await stage.summary()
+        assert reason == "Invalid"
+        assert message.startswith("spec.nodes: ")
+        assert await operator.controller.reconcile(operator.key) is None
+        assert await stage.pods() == []
+        await stage.edit(nodes=1)
+        await stage.until("Completed", operator)
 
 
 @pytest.mark.parametrize("name", ILLEGAL_NAMES, ids=lambda name: f"{name[:3]}-{len(name)}")

@@ -21,7 +21,7 @@ from tests.scenarios.flows import FLOWS
 pytestmark = pytest.mark.api
 
 AT_ONCE = 24
-SAMPLE = 36
+SAMPLE = 24
 MORE_WRITES = 8
 """How many more writes than undisturbed a run with one kill may take."""
 Case = tuple[str, Kill | None]
@@ -47,8 +47,14 @@ def kills(flow: str, writes: int) -> Iterable[Case]:
             yield flow, Kill(write, after=after)
 
 
-async def enumerate_kills(plane: Plane, api: Api, agents: Agents, sample: int | None) -> None:
-    """Play all flows undisturbed, then those with kills, or a sample of them; judge and report."""
+async def enumerate_kills(
+    plane: Plane, api: Api, agents: Agents, sample: int | None
+) -> tuple[str, list[str]]:
+    """Play all flows undisturbed, then with each kill or a sample of them.
+
+    Returns:
+        The figures in a line, and every violation.
+    """
     start = time.monotonic()
     async with Bench.of(plane, api, agents) as bench:
         whole = dict(zip(FLOWS, await play(bench, [(flow, None) for flow in FLOWS]), strict=True))
@@ -59,11 +65,11 @@ async def enumerate_kills(plane: Plane, api: Api, agents: Agents, sample: int | 
         for (flow, kill), run in zip(cases, await play(bench, cases), strict=True):
             problems += [f"{flow}, {kill}: {p}" for p in compared(whole[flow], run)]
     writes = sum(run.sent for run in whole.values())
-    print(
-        f"\ncrash enumeration: {len(FLOWS)} flows, {writes} writes, {len(FLOWS) + len(cases)} runs,"
+    figures = (
+        f"crash enumeration: {len(FLOWS)} flows, {writes} writes, {len(FLOWS) + len(cases)} runs,"
         f" {len(problems)} violations, {time.monotonic() - start:.0f} s"
     )
-    assert not problems, "\n".join(problems[:20])
+    return figures, problems
 
 
 def compared(whole: Outcome, run: Outcome) -> list[str]:
@@ -79,14 +85,20 @@ def compared(whole: Outcome, run: Outcome) -> list[str]:
 
 
 async def test_case_01_an_operator_killed_at_some_write_changes_nothing_about_the_end(
-    plane: Plane, api: Api, agents: Agents
+    plane: Plane, api: Api, agents: Agents, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await enumerate_kills(plane, api, agents, SAMPLE)
+    figures, problems = await enumerate_kills(plane, api, agents, SAMPLE)
+    with capsys.disabled():
+        print(f"\n{figures}")
+    assert not problems, "\n".join(problems[:20])
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(1800)
 async def test_case_01_an_operator_killed_at_any_write_changes_nothing_about_the_end(
-    plane: Plane, api: Api, agents: Agents
+    plane: Plane, api: Api, agents: Agents, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await enumerate_kills(plane, api, agents, None)
+    figures, problems = await enumerate_kills(plane, api, agents, None)
+    with capsys.disabled():
+        print(f"\n{figures}")
+    assert not problems, "\n".join(problems[:20])

@@ -98,18 +98,24 @@ class Fuzz:
             stage.now += timedelta(seconds=1)
         raise AssertionError(f"still {seen} after {LOOKS} looks")
 
-    def report(self) -> None:
-        """What became of all specs."""
+    def figures(self) -> str:
+        """What became of all specs, in a line."""
         ends = ", ".join(f"{count} {end}" for end, count in sorted(self.ends.items()))
         took = time.monotonic() - self._start
-        print(f"\nspec fuzzing: {self.ends.total()} specs, seed {SEED}: {ends}; {took:.0f} s")
+        return f"spec fuzzing: {self.ends.total()} specs, seed {SEED}: {ends}; {took:.0f} s"
 
 
 @pytest.fixture
-def fuzz(bench: Bench, namespace: str, caplog: pytest.LogCaptureFixture) -> Iterator[Fuzz]:
+def fuzz(
+    bench: Bench,
+    namespace: str,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Fuzz]:
     playing = Fuzz(bench, namespace, caplog)
     yield playing
-    playing.report()
+    with capsys.disabled():
+        print(f"\n{playing.figures()}")
 
 
 @seed(SEED)

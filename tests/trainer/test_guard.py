@@ -63,6 +63,14 @@ def test_stop_fails_with_a_sentence_and_saves_nothing_broken(
     assert finite(tmp_path)
 
 
+def test_a_rank_on_its_own_stops_all(launcher: Launcher, tmp_path: Path) -> None:
+    settings = ["--parallel.local_sgd.period=10", "--checkpoint.every_steps=1"]
+    gang = launcher.train(OWN, *BAD, *settings, world=2, DDP_CHECKPOINT_DIR=str(tmp_path))
+    assert gang.wait() == [1, 1]
+    assert "gradients that are not finite" in gang.err(0)
+    assert finite(tmp_path)
+
+
 def test_an_optimizer_of_the_tasks_own_can_be_kept_from_an_update() -> None:
     run = trained(
         "sample_tasks:build_own",

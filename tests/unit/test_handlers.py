@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
+import kopf
 import pytest
 
 from ddp_operator.cluster.base import Key, Manifest
@@ -89,3 +90,20 @@ def test_a_watch_is_tried_again_without_end_and_never_seldom() -> None:
     for _ in range(2):  # Each request begins with the first of them.
         seconds = list(itertools.islice(backoffs, 100))
         assert (seconds[0], max(seconds), len(seconds)) == (1.0, 5.0, 100)
+
+
+@pytest.mark.parametrize(
+    ("host", "server"),
+    [("10.0.0.1", "https://10.0.0.1:443"), ("fd00::1", "https://[fd00::1]:443")],
+)
+def test_in_a_pod_watches_go_to_the_address_that_the_pod_was_given(
+    host: str, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = kopf.ConnectionInfo(server="https://kubernetes.default.svc", token="t")  # noqa: S106
+    monkeypatch.setattr(kopf, "login_with_service_account", lambda **_: account)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    handlers: list[Any] = list(Bench().registry._activities.get_all_handlers())
+    (login,) = handlers
+    found = login.fn()
+    assert (found.server, found.token) == (server, "t")

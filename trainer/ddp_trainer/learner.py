@@ -48,8 +48,9 @@ class Learner:
     device: torch.device
     precision: Precision
     clip_norm: float | None
-    share: int
-    """Samples of this rank in a full update."""
+    seed_gradient: Tensor
+    """What a backward pass begins with: 1 / samples of this rank in a full update. A constant keeps
+    fp16 gradients in range; it cancels against the count."""
     seed: int
     rank: int
     totals: Tensor
@@ -107,7 +108,9 @@ def build_learner(task: Task, config: RunConfig, ranks: Ranks, device: torch.dev
         device=device,
         precision=config.precision,
         clip_norm=config.clip_norm,
-        share=config.batch_split(ranks.world_size).per_rank,
+        seed_gradient=torch.tensor(
+            1 / config.batch_split(ranks.world_size).per_rank, device=device
+        ),
         seed=config.seed,
         rank=ranks.rank,
         totals=torch.zeros(3, dtype=torch.float64, device=device),

@@ -20,7 +20,7 @@ from ddp_trainer.numerics.guard import NonFiniteError, Verdicts
 from ddp_trainer.numerics.norm import average_norm_statistics
 from ddp_trainer.observe.report import Reporter
 from ddp_trainer.parallel.agreement import Agreement, Verdict, Wishes
-from ddp_trainer.parallel.collectives import on_first_rank
+from ddp_trainer.parallel.collectives import on_first_rank, sum_over_ranks
 from ddp_trainer.state import gather, learner_state, restore
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import HasOptimizer, Task
@@ -235,7 +235,10 @@ class Run:
 
     def _weights_lost(self, *, required: bool) -> bool:
         """Whether an update went through that was not finite: then nothing may be saved."""
-        if self.learner.guard.protects or not self.learner.totals[2].item():
+        if self.learner.guard.protects:
+            return False
+        # With local SGD it may be another rank's.
+        if not sum_over_ranks(self.learner.totals[2].clone()).item():
             return False
         sentence = f"gradients were not finite before step {self.position.step}: nothing is saved"
         if required:

@@ -40,10 +40,9 @@ def train_step(learner: Learner, micros: Iterator[Micro], step: int, lr_factor: 
         with learner.strategy.synchronised(learner.objective, reduce=reduce):
             with learner.trace.range("forward"), learner.autocast():
                 total, count, carried = learner.objective(micro.batch)
-            # Dividing by a constant keeps fp16 gradients in range; it cancels against the count.
-            weight = micro.weight / learner.share
             with learner.trace.range("backward"):
-                (learner.scaler.scale(total * weight) + carried * weight).backward()
+                seed = learner.seed_gradient if micro.weight else torch.zeros_like(total)
+                torch.autograd.backward((total, carried), (learner.scaler.scale(seed), seed))
         learner.totals[:2].add_(torch.stack((total.detach(), count)), alpha=micro.weight)
         samples = micro.update_samples
     with learner.trace.range("optimizer"):

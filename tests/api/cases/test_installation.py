@@ -230,7 +230,7 @@ async def test_case_55_without_its_rights_it_is_not_ready_and_says_so_once_in_a_
     async with without(api, f"{RBAC}/clusterrolebindings/{RELEASE}"):
         await _starts_unready(front, lone_operator, 'cannot list resource "')
     await lone_operator.ready(seconds=15)
-    assert lone_operator.log.count("not ready, jobs and pods cannot be listed") == 1
+    _says_nothing_twice(lone_operator)
 
 
 async def test_case_55_without_its_crd_it_is_not_ready_and_says_so_once_in_a_sentence(
@@ -239,7 +239,13 @@ async def test_case_55_without_its_crd_it_is_not_ready_and_says_so_once_in_a_sen
     async with without(api, CRD):
         await _starts_unready(front, lone_operator, NO_CRD)
     await lone_operator.ready(seconds=15)
-    assert lone_operator.log.count("not ready, jobs and pods cannot be listed") == 1
+    _says_nothing_twice(lone_operator)
+
+
+def _says_nothing_twice(operator: OperatorProcess) -> None:
+    said = [line.partition(" WARNING ")[2] for line in operator.log.splitlines()]
+    sentences = [sentence for sentence in said if "not ready, jobs and pods" in sentence]
+    assert len(set(sentences)) == len(sentences) <= 3, sentences
 
 
 async def _starts_unready(front: Front, operator: OperatorProcess, words: str) -> None:

@@ -123,11 +123,17 @@ class Loading:
             sampler=sampler,
             batch_size=None,
             num_workers=workers,
+            collate_fn=_as_it_is,
             prefetch_factor=self.config.prefetch if workers else None,
             persistent_workers=workers > 0 and self.config.persistent_workers,
             multiprocessing_context="forkserver" if workers else None,
             pin_memory=self.device.type == "cuda" and self.config.pin_memory,
         )
+
+
+def _as_it_is(micro: Any) -> Any:
+    """The batch is made already; torch's default looks into all of it at every step."""
+    return micro
 
 
 def _without_model(task: HasCollate) -> HasCollate:

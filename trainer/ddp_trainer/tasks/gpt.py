@@ -143,7 +143,12 @@ def build(cfg: GptConfig, env: RunEnv) -> GptTask:  # noqa: ARG001 - the door's 
 
 
 def _text() -> str:
-    return "\n\n".join(topics[name] for name in sorted(topics))
+    """The topics, each paragraph once: they repeat one another, and validation must be new text."""
+    paragraphs: dict[str, str] = {}
+    for name in sorted(topics):
+        for paragraph in topics[name].split("\n\n"):
+            paragraphs.setdefault(" ".join(paragraph.split()), paragraph)
+    return "\n\n".join(paragraphs.values())
 
 
 def _initialise(module: nn.Module) -> None:

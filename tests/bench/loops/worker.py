@@ -1,0 +1,117 @@
+"""One rank of the comparison; started by torchrun, writes what rank 0 saw as JSON.
+
+torchrun --nproc-per-node 2 -m tests.bench.loops.worker --out FILE
+"""
+
+import argparse
+import gc
+import json
+import logging
+import os
+import random
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ddp_trainer.environment import Ranks
+from ddp_trainer.parallel import process_group
+from ddp_trainer.parallel.collectives import broadcast_json
+from tests.bench.loops.counts import FIRST, STEPS, count
+from tests.bench.loops.findings import Block, Findings, enough
+from tests.bench.loops.systems import SYSTEMS, Weights
+from tests.bench.loops.workloads import Setting, Watch, Workload
+
+WARM_UP, TIMED = 20, 100
+"""Steps of a block, those left out and those counted; two readings of the loss among the latter."""
+MIN_ROUNDS = 5
+EQUAL_AFTER = 10
+"""Steps after which the weights are compared."""
+
+WORKLOADS = [
+    Workload(
+        "digits",
+        "tests.bench.loops.workloads:digits",
+        {},
+        local_batch=32,
+        optimizer={"name": "sgd", "lr": 0.001},
+    ),
+    Workload(
+        "characters",
+        "tests.bench.loops.workloads:characters",
+        {"context": 64, "layers": 2, "width": 64},
+        local_batch=8,
+        optimizer={"name": "sgd", "lr": 0.001},
+    ),
+]
+
+
+def main() -> None:
+    """Counts, compares weights, and times in rounds until the noise is small or the time is up."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, required=True, help="per workload")
+    parser.add_argument("--seed", type=int, required=True)
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    launched = Ranks.from_environment(os.environ)
+    device = process_group.choose_device("auto", launched)
+    process_group.join(launched, device, timeout_seconds=120)
+    # The group is there already: nobody need join it again.
+    at = Setting(replace(launched, launched=False), device, steps=0, seed=options.seed)
+    findings = [measure(work, at, options.seconds) for work in WORKLOADS]
+    if launched.is_first:
+        document = [vars(f) | {"blocks": [vars(b) for b in f.blocks]} for f in findings]
+        options.out.write_text(json.dumps(document))
+    gc.collect()
+    process_group.leave()
+
+
+def measure(work: Workload, at: Setting, seconds: float) -> Findings:
+    """Everything about one workload."""
+    found = Findings(work.name)
+    weights: dict[str, Weights] = {}
+    short, profiled = replace(at, steps=EQUAL_AFTER), replace(at, steps=FIRST + STEPS + 2)
+    for name, train in SYSTEMS.items():
+        weights[name] = train(work, short, Watch(at.device))
+        found.apart[name] = _apart(weights[name], weights["minimal"])
+        gc.collect()
+        found.counts[name] = count(train, work, profiled)
+        _say(
+            at, f"{work.name}: {name}: {found.counts[name]}, weights {found.apart[name]:.1e} apart"
+        )
+    order = list(SYSTEMS)
+    random.Random(at.seed).shuffle(order)  # noqa: S311 - which system begins
+    deadline = time.monotonic() + seconds
+    timed = replace(at, steps=WARM_UP + TIMED + 1)
+    while True:
+        for name in order:
+            gc.collect()
+            dist.barrier()
+            watch = Watch(at.device)
+            SYSTEMS[name](work, timed, watch)
+            found.blocks.append(Block.of(found.rounds, name, watch.steps()[WARM_UP:]))
+        found.rounds += 1
+        order = order[1:] + order[:1]
+        ended = found.rounds >= MIN_ROUNDS and (enough(found) or time.monotonic() > deadline)
+        if broadcast_json(ended, at.device):
+            return found
+
+
+def _apart(weights: Weights, others: Weights) -> float:
+    return max(float((weights[name] - others[name]).abs().max()) for name in others)
+
+
+def _say(at: Setting, text: str) -> None:
+    if at.ranks.is_first:
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""What the product's loop costs: time per step beside a hand-written loop and the frameworks.
+
+    python -m tests.bench.trainer [--seconds 150] [--seed 0] [--out docs/benchmarks]
+
+Two ranks on this machine's CPU (gloo), or one per GPU (NCCL). Ends non-zero when a goal is missed
+(1), or when the machine was too busy for a verdict (3).
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from packaging.requirements import Requirement
+
+from tests.bench.loops.findings import (
+    CONTROL,
+    CONTROL_AGAIN,
+    MAX_NOISE,
+    Block,
+    Findings,
+    enough,
+)
+
+MAX_RATIO = 1.02
+MAX_APART = 1e-6
+MISSED, NO_VERDICT = 1, 3
+NEVER = "Composer"
+"""Of the frameworks the one that is not installed, with its release."""
+NEVER_RELEASE = "mosaicml==0.32.1"
+RANKS = 2
+
+
+def main() -> None:
+    """Measure, write the table, print it, check the goals."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=150, help="of timing, per workload")
+    parser.add_argument("--seed", type=int, default=int(os.environ.get("DDP_SEED", "0")))
+    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
+    options = parser.parse_args()
+    began, load = time.monotonic(), os.getloadavg()[0]
+    found = measure(options.seconds, options.seed)
+    text = "\n\n".join((introduction(options.seed, load), *map(table, found), absent()))
+    day = datetime.now(UTC).date().isoformat()
+    options.out.mkdir(parents=True, exist_ok=True)
+    page = options.out / f"{day}-trainer.md"
+    page.write_text(f"# Training loops, {day}\n\n{text}\n\n{verdicts(found)}\n")
+    print(f"{text}\n\nwrote {page} after {time.monotonic() - began:.0f} s\n{verdicts(found)}")
+    missed = [sentence for one in found for sentence in misses(one)]
+    if missed:
+        print("goal missed: " + "; ".join(missed), file=sys.stderr)
+        sys.exit(MISSED)
+    if noisy := [one.workload for one in found if not enough(one)]:
+        print(f"no verdict: too noisy a machine for {', '.join(noisy)}", file=sys.stderr)
+        sys.exit(NO_VERDICT)
+
+
+def measure(seconds: float, seed: int) -> list[Findings]:
+    """Run the ranks."""
+    ranks = min(RANKS, torch.cuda.device_count()) or RANKS
+    with tempfile.TemporaryDirectory() as folder:
+        out, log = Path(folder) / "findings.json", Path(folder) / "log"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc-per-node={ranks}", "-m", "tests.bench.loops.worker"]
+        command += [f"--out={out}", f"--seconds={seconds}", f"--seed={seed}"]
+        environ = os.environ | {"OMP_NUM_THREADS": "1"}
+        with log.open("w") as sink:
+            done = subprocess.run(
+                command, env=environ, stdout=sink, stderr=subprocess.STDOUT, check=False
+            )
+        if done.returncode:
+            sys.exit(f"the ranks failed:\n{log.read_text()[-4000:]}")
+        return [_findings(document) for document in json.loads(out.read_text())]
+
+
+def _findings(document: dict[str, list[dict[str, float]]]) -> Findings:
+    blocks = [Block(**block) for block in document["blocks"]]  # type: ignore[arg-type]
+    return Findings(**document | {"blocks": blocks})  # type: ignore[arg-type]
+
+
+def misses(found: Findings) -> list[str]:
+    """Goals that are not met, in a sentence each.
+
+    What is counted has no noise. Times are judged only when the control allows it.
+    """
+    name, mine = found.workload, found.counts["ours"]
+    sentences = [
+        f"{name}: {system}'s weights are {apart:.1e} apart from the minimal loop's"
+        for system, apart in found.apart.items()
+        if apart > MAX_APART
+    ]
+    sentences += [
+        f"{name}: {mine[what]:g} {what} per step, {number:g} in the minimal loop"
+        for what, number in found.counts[CONTROL].items()
+        if mine[what] > number
+    ]
+    if not enough(found):
+        return sentences
+    for statistic in ("p10", "median"):
+        ratio = found.ratio("ours", statistic)
+        if ratio > MAX_RATIO:
+            sentences.append(f"{name}: {statistic} is {ratio:.3f} of minimal, {MAX_RATIO} allowed")
+        peers = (s for s in found.counts if s not in ("ours", CONTROL, CONTROL_AGAIN))
+        sentences += [
+            f"{name}: {peer} has the lower {statistic}, {found.ratio(peer, statistic):.3f}"
+            for peer in peers
+            if found.ratio(peer, statistic) < ratio
+        ]
+    return sentences
+
+
+def verdicts(found: list[Findings]) -> str:
+    """One line per workload."""
+    lines = []
+    for one in found:
+        p10, median = one.ratio("ours", "p10"), one.ratio("ours", "median")
+        noise = max(one.noise("p10"), one.noise("median"))
+        said = "; ".join(misses(one)) or ("goals met" if enough(one) else "no verdict: too noisy")
+        lines.append(
+            f"{one.workload}: ours is {p10:.3f} of minimal by p10, {median:.3f} by median; noise"
+            f" {noise:.1%}, {one.rounds} rounds; {said}"
+        )
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def introduction(seed: int, load: float) -> str:
+    """What was done, and where."""
+    cuda = torch.cuda.is_available()
+    place = torch.cuda.get_device_name() if cuda else f"CPU, {os.cpu_count()} cores, no GPU"
+    peers = ", ".join(f"{p.title()} {version(p)}" for p in ("lightning", "accelerate"))
+    return f"""\
+`make bench-trainer`: milliseconds per step of the product's loop, with its events, beats and
+agreements, beside a hand-written DDP loop and other frameworks: same model, weights, data, loss,
+optimizer and batch. Ranks of one machine ({place}; {"NCCL" if cuda else "gloo"}), one thread each;
+torch {torch.__version__}, {peers}, Python {platform.python_version()}; load average before the run
+{load:.2f}, seed {seed}.
+
+In each round there is a block of each system, in an order that rotates. A ratio is the median over
+rounds of the block's time to that of the same round's two blocks of the minimal loop. The noise is
+how far the 95 % interval of the second minimal block's ratio to the first reaches from 1. Goals:
+ours at most {MAX_RATIO} of minimal and the lowest of the frameworks, by p10 and by median; weights
+at most {MAX_APART:g} apart from the minimal loop's; no more collectives, host syncs or aten ops per
+steady step than the minimal loop. Noise widens no goal: with more than {MAX_NOISE:.0%} of it there
+is no verdict on times."""
+
+
+def table(found: Findings) -> str:
+    """The figures of one workload, as Markdown."""
+    noise = ", ".join(f"{s} {found.noise(s):.1%}" for s in ("p10", "median"))
+    head = (
+        f"## {found.workload}\nRounds {found.rounds}; noise {noise}.\n\n"
+        "| system | p10 ms | median ms | p10 ratio | median ratio | mean ratio | collectives"
+        " | host syncs | aten ops | weights apart |\n|" + " --- |" * 10
+    )
+    rows = []
+    for system, counts in found.counts.items():
+        times = [1000 * statistics.median(found.times(system, s)) for s in ("p10", "median")]
+        ratios = [found.ratio(system, s) for s in ("p10", "median", "mean")]
+        rows.append(
+            f"| {system} | "
+            + " | ".join(f"{number:.2f}" for number in times)
+            + " | "
+            + " | ".join(f"{number:.3f}" for number in ratios)
+            + " | "
+            + " | ".join(f"{number:g}" for number in counts.values())
+            + f" | {found.apart[system]:.1e} |"
+        )
+    return "\n".join((head, *rows))
+
+
+def absent() -> str:
+    """Why a framework is not in the tables, by its own package's word."""
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--quiet"]
+    command += ["--disable-pip-version-check", "--ignore-installed", "--report=-", NEVER_RELEASE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return f"{NEVER} is not measured: {NEVER_RELEASE} could not be looked up."
+    needs = json.loads(done.stdout)["install"][0]["metadata"]["requires_dist"]
+    asked = next(r for r in map(Requirement, needs) if r.name == "torch")
+    fits = asked.specifier.contains(torch.__version__.partition("+")[0])
+    reason = "has no adapter here" if fits else f"needs torch {asked.specifier}"
+    return f"{NEVER} is not measured: {NEVER_RELEASE} {reason}; here is torch {torch.__version__}."
+
+
+if __name__ == "__main__":
+    main()
