@@ -1,6 +1,7 @@
 """A cluster without Kubernetes: pods are processes on loopback addresses of this machine."""
 
 import asyncio
+import errno
 import itertools
 import os
 import socket
@@ -257,15 +258,19 @@ def _free_network() -> str:
     Raises:
         ClusterError: There are none.
     """
-    start = os.getpid() % 250
+    start, taken = os.getpid() % 250, False
     for offset in range(250):
         network = f"127.77.{(start + offset) % 250}"
         with socket.socket() as probe:
             try:
                 probe.bind((f"{network}.{_FIRST_HOST}", contract.AGENT_PORT))
-            except OSError:
+            except OSError as error:
+                taken = taken or error.errno == errno.EADDRINUSE
                 continue
         return network
+    if taken:
+        port = contract.AGENT_PORT
+        raise ClusterError(f"port {port} must be free: another program listens on every address")
     raise ClusterError(
         "loopback addresses 127.77.x.y must be usable: on macOS add them first,"
         " as `sudo ifconfig lo0 alias 127.77.0.100`"
