@@ -14,6 +14,7 @@ import pytest
 
 _CASE = re.compile(r"case_(\d+(?:_and_\d+)*)_")
 _TIERS = (("cluster", "two nodes"), ("api", "API server"))
+_REASON_LINES = 40
 _PHASES = {"setup", "call", "teardown"}
 
 
@@ -22,6 +23,7 @@ class CaseReport:
 
     def __init__(self) -> None:
         self._outcomes: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
         self._seconds: Counter[str] = Counter()
         self.figures: Counter[str] = Counter()
 
@@ -35,12 +37,15 @@ class CaseReport:
         self._seconds[key] += report.duration  # type: ignore[assignment]
         if report.failed:
             self._outcomes[key] = "FAILED"
+            self._reasons.setdefault(key, reason(report))
         elif report.skipped:
             self._outcomes[key] = "skipped"
         if report.when == "teardown":
             outcome = self._outcomes.get(key, "ok")
             self.figures[outcome] += 1
             self._say(item, line(item, outcome, self._seconds[key]))
+            if key in self._reasons:
+                self._say(item, self._reasons[key])
         return report
 
     @staticmethod
@@ -70,6 +75,13 @@ def line(item: pytest.Item, outcome: str, seconds: float) -> str:
     number, fault = number_and_fault(item.name)
     tier = next((name for mark, name in _TIERS if item.get_closest_marker(mark)), "-")
     return f"{number:>7}  {tier:<10}  {fault:<76}  {outcome:<6}  {seconds:6.1f} s"
+
+
+def reason(report: pytest.TestReport) -> str:
+    """Why a test failed, at once: a part that is ended early lists no failures."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = report.longreprtext if crash is None else f"{crash.path}:{crash.lineno}: {crash.message}"
+    return "\n".join(f"         {part}" for part in text.splitlines()[:_REASON_LINES])
 
 
 def number_and_fault(test: str) -> tuple[str, str]:
