@@ -11,7 +11,8 @@ from ddp_trainer.verification import largest_difference
 
 
 def verify(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environ = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{os.environ['PYTHONPATH']}"}
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.run(
         [sys.executable, "-m", "ddp_trainer", "verify", *arguments],
         env=environ,
