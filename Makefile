@@ -49,8 +49,8 @@ test: check ## Everything that CI runs: checks, unit tests, a real API server, a
 	fi
 
 .PHONY: test-fast
-test-fast: $(READY) ## What needs neither root nor a cluster
-	$(BIN)/pytest -q -m 'not api and not cluster and not sweep'
+test-fast: $(READY) ## What needs neither root nor a cluster, nor more than some seconds each
+	$(BIN)/pytest -q -m 'not api and not cluster and not sweep and not slow'
 
 .PHONY: check
 check: $(READY) ## Lint, types, layers, drift of generated files

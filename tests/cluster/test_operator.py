@@ -104,7 +104,7 @@ def test_case_52_pod_lost_while_the_api_server_is_away(api_server: Cluster, name
 
 
 @pytest.mark.sweep
-def test_case_3_operator_away_for_a_minute_acts_within_ten_seconds_of_its_return(
+def test_case_03_operator_away_for_a_minute_acts_within_ten_seconds_of_its_return(
     cluster: Cluster, namespace: str
 ) -> None:
     job = Job.apply(cluster, namespace, long_job(epochs=ENDLESS))

@@ -9,6 +9,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import sys
@@ -76,6 +77,7 @@ class Launcher:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._gangs: list[Gang] = []
+        self._ports: set[int] = set()
 
     def train(self, *arguments: str, world: int | None = 1, **environ: str) -> Gang:
         """Starts `ddp-trainer train` with a test task; a world of None has no rendezvous."""
@@ -85,7 +87,7 @@ class Launcher:
         """Calls `module:function(argument)` on every rank."""
         folder = self._folder / f"gang-{len(self._gangs)}"
         folder.mkdir()
-        port = str(_free_port())
+        port = str(_free_port(self._ports))
         processes = []
         for rank in range(world or 1):
             place = _place(rank, world, port) if world else {}
@@ -110,11 +112,15 @@ def _place(rank: int, world: int, port: str) -> dict[str, str]:
     return {name: str(value) for name, value in names.items()} | address
 
 
-def _free_port() -> int:
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _free_port(used: set[int]) -> int:
+    """A port below those that outgoing connections take, and that no other gang was given."""
+    while True:
+        port = random.randrange(10_000, 28_000)  # noqa: S311 (any will do)
+        with contextlib.closing(socket.socket()) as probe, contextlib.suppress(OSError):
+            if port not in used:
+                probe.bind(("127.0.0.1", port))
+                used.add(port)
+                return port
 
 
 def _rank(function: str, argument: Any, environ: dict[str, str], stem: str) -> None:

@@ -31,6 +31,7 @@ def test_stopwatch_passes_every_batch_on_and_times_those_after_the_warm_up() -> 
     assert watch.seconds >= watch.waited > 0
 
 
+@pytest.mark.slow
 def test_two_worlds(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ddp_trainer", "bench", "--task", TASK, "--ranks=1,2"]
     command += ["--updates=10", "--warmup=5", "--repeats=1", "--global_batch=32"]

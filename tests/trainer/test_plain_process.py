@@ -20,6 +20,7 @@ def test_nothing_outside_this_machine_is_asked_for(launcher: Launcher, world: in
     assert gang.events("summary")
 
 
+@pytest.mark.slow
 def test_slurm_starts_ranks_that_find_each_other(tmp_path: Path) -> None:
     slurm = {
         "SLURM_STEP_ID": "0",

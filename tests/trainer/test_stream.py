@@ -66,6 +66,7 @@ def test_a_stream_without_samples_is_refused() -> None:
         list(evaluation_stream(Counting(0), Taker(0, 1, 2)))
 
 
+@pytest.mark.slow
 def test_ranks_workers_and_interruptions_do_not_change_the_run(
     launcher: Launcher, tmp_path: Path
 ) -> None:

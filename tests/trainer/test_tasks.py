@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.trainer.rank_processes import Launcher
 
 
+@pytest.mark.slow
 def test_digits_through_torchrun_as_the_agent_starts_it(tmp_path: Path) -> None:
     environ = os.environ | {
         "DDP_TASK": "ddp_trainer.tasks.miniresnet:build",

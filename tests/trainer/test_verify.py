@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from ddp_trainer.verification import largest_difference
@@ -24,6 +25,7 @@ def verify(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_all_ways_of_training_agree(tmp_path: Path) -> None:
     done = verify(tmp_path, "sample_tasks:build", "--task.dropout=0.5", "--task.uneven=true")
     assert done.returncode == 0, done.stderr
@@ -41,6 +43,7 @@ def test_all_ways_of_training_agree(tmp_path: Path) -> None:
 WAYS = [("ddp", "1"), ("ddp", "4"), ("zero1", "1"), ("fsdp2", "1")]
 
 
+@pytest.mark.slow
 def test_a_task_whose_ranks_differ_is_found_out(tmp_path: Path) -> None:
     done = verify(tmp_path, "sample_tasks:build", "--steps=3", "--task.noise=0.5")
     assert done.returncode == 1
@@ -48,6 +51,7 @@ def test_a_task_whose_ranks_differ_is_found_out(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_what_cannot_be_verified_is_one_sentence(tmp_path: Path) -> None:
     done = verify(tmp_path, "sample_tasks:build", "--global_batch=24")
     assert done.returncode == 2

@@ -115,6 +115,7 @@ async def test_a_process_that_loses_the_lease_ends_with_one_line(
         assert api.leases.holder == "other"
 
 
+@pytest.mark.slow
 async def test_a_process_that_cannot_renew_the_lease_ends(api: FakeApi, tmp_path: Path) -> None:
     async with operator(api, tmp_path, LOG_FORMAT="json") as process:
         await process.until_ready("ok")
@@ -127,6 +128,7 @@ async def test_a_process_that_cannot_renew_the_lease_ends(api: FakeApi, tmp_path
         assert api.leases.holder.startswith("pod-1_"), "it runs out by itself"
 
 
+@pytest.mark.slow
 async def test_a_process_that_was_paused_ends_and_leaves_the_lease_to_the_next(
     api: FakeApi, tmp_path: Path
 ) -> None:
