@@ -27,7 +27,7 @@ def test_slurm_starts_ranks_that_find_each_other(tmp_path: Path) -> None:
         "SLURM_NTASKS": "2",
         "SLURM_TASKS_PER_NODE": "2",
         "SLURM_JOB_NODELIST": "localhost",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(_free_port(set())),
     }
     assert variables_of_slurm({**slurm, "SLURM_PROCID": "1", "SLURM_LOCALID": "1"})["RANK"] == "1"
     command = [sys.executable, "-m", "ddp_trainer", "train", "--max_steps=2"]
