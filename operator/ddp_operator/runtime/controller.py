@@ -74,8 +74,9 @@ class Controller:
             return None
         world = await self._observe(job, self._cache.children("Pod", key))
         plan = decide(world, self._defaults)
-        if plan.actions:
-            # What changes the world is decided on a fresh look: the cache may lag behind.
+        if plan.actions and job.status.attempt > 0:
+            # What changes the world is decided on a fresh look: the cache may lag behind. A job
+            # without an attempt has nothing yet that could be lost; what it creates is idempotent.
             pods = await self._cluster.list_pods(key[0], names.pod_selector(job))
             world = await self._observe(job, pods)
             plan = decide(world, self._defaults)
