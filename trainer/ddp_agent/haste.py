@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 RENDEZVOUS_POLL_SECONDS = 0.05
 """In place of 1 s, and of a state that is cached for 1 s: a gang meets once per attempt."""
-PEERS_STOP_SECONDS = 3
+PEERS_STOP_SECONDS = 1
 """In place of 30 s: between SIGTERM and SIGKILL for ranks whose peer on this node has fallen."""
 
 
