@@ -72,6 +72,15 @@ def trains(gang: SetUp, since: float = 0.0) -> bool:
     return len({beat.rank for beat in fresh}) == RANKS
 
 
+def has_saved(gang: SetUp) -> bool:
+    """Whether rank 0 has saved since its first update."""
+    leaders = [beat for _, beat in gang.beats() if beat.rank == 0]
+    return any(
+        beat.checkpoint is not None and beat.checkpoint.at > (beat.first_step_at or beat.at)
+        for beat in leaders
+    )
+
+
 @dataclass
 class Ours:
     """A DDPJob."""
