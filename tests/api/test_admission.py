@@ -113,13 +113,22 @@ async def _takes(api: Api, namespace: str) -> bool:
     return True
 
 
+async def serves_jobs(api: Api, namespace: str) -> bool:
+    try:
+        await api.call("GET", path_of("ddpjobs", namespace))
+    except RefusedError:
+        return False
+    return True
+
+
 async def test_case_40_an_invalid_job_that_an_older_crd_let_in_is_told_so_and_not_tried_again(
     plane: Plane, api: Api, agents: Agents, namespace: str
 ) -> None:
     async with older_crd(api, namespace):
         job = {**job_manifest(NAME), "metadata": {"name": NAME}, "spec": {"nodes": 0, **TASK}}
         await api.apply_job(namespace, job)
-    # Only now: a change of the CRD ends all watches of jobs.
+    # Only now: a change of the CRD ends all watches of jobs, and for a moment they are not served.
+    await eventually(lambda: serves_jobs(api, namespace), "jobs are served again")
     async with Bench.of(plane, api, agents) as bench:
         stage = Stage(bench, namespace)
         operator = stage.operator()

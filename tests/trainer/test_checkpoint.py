@@ -124,6 +124,12 @@ def test_nothing_is_overwritten_and_a_failed_write_leaves_nothing(
     assert [str(name) for name in names_in(tmp_path)] == ["step-00000005.attempt-1"]
 
 
+def test_what_the_volume_says_of_tensors_is_an_error_of_the_volume(tmp_path: Path) -> None:
+    """The writer of tensors has errors of its own, which would end the run."""
+    with pytest.raises(OSError, match="No such file"):
+        writer._write({"weight": torch.zeros(2)}, tmp_path / "gone" / "model.safetensors")
+
+
 def test_a_pending_one_is_no_checkpoint_and_goes_with_the_next_start(tmp_path: Path) -> None:
     saved(tmp_path, 5)
     for name in ("step-00000006.attempt-1.tmp", "step-00000007.attempt-3.tmp"):

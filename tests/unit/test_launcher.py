@@ -102,8 +102,10 @@ def test_each_attempt_has_directories_of_its_own(tmp_path: Path) -> None:
 def test_logs_are_kept_on_the_shared_volume_where_there_is_one(tmp_path: Path) -> None:
     shared = tmp_path / "checkpoints"
     env = {Env.CHECKPOINT_DIR.value: str(shared), Env.NODE_INDEX.value: "1"}
-    assert launch(tmp_path, 3, env).log_dir == shared / "logs" / "attempt-3" / "node-1"
-    assert launch(tmp_path, 3).log_dir.is_relative_to(tmp_path / "scratch")
+    kept = launch(tmp_path, 3, env)
+    assert kept.kept_log_dir == shared / "logs" / "attempt-3" / "node-1"
+    assert kept.log_dir.is_relative_to(tmp_path / "scratch"), "a full volume ends no rank"
+    assert launch(tmp_path, 3).kept_log_dir is None
 
 
 def test_ranks_are_told_their_attempt_and_where_to_leave_beats_and_failures(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from ddp_agent.contract import (
 )
 from ddp_agent.failures import exit_code
 from ddp_agent.launcher import Launch, can_be_forked, prepare, standby_environment
+from ddp_agent.log_mirror import LogMirror
 from ddp_agent.machine import out_of_memory_kills
 from ddp_agent.supervise import ProcessTree
 from ddp_agent.warm import READY_SECONDS, Standby, StandbyLostError, WarmTree
@@ -72,6 +73,7 @@ class Agent:
         self._orders = AttemptFile(config.pod_info_dir)
         self._terminated = False
         self._standby: Standby | None = None
+        self._mirror: LogMirror | None = None
         self._ordered_at: float | None = None
         self._noticed_at: float | None = None
         self._cleared_at: float | None = None
@@ -120,6 +122,8 @@ class Agent:
         finally:
             if self._standby is not None:
                 self._standby.close()
+            if self._mirror is not None:
+                self._mirror.wait()
 
     def _run_attempts(self) -> int:
         done = 0
@@ -182,6 +186,8 @@ class Agent:
         self._enter(AgentPhase.STARTING)
         self._memory_kills = out_of_memory_kills()
         tree = self._start(launch)
+        if launch.kept_log_dir is not None:
+            self._mirror = LogMirror(launch.log_dir, launch.kept_log_dir)
         order = self._supervise(tree, launch)
         self._noticed_at = self._clock.wall() if order is None else None
         if order is not None:
@@ -192,6 +198,8 @@ class Agent:
         self._cleared_at = self._clock.wall()
         self._report(launch)
         self._conclude(tree, launch, order)
+        if self._mirror is not None:
+            self._mirror.end()
 
     def _begin(self, attempt: int, launch: Launch) -> None:
         now = self._clock.wall()

@@ -25,6 +25,8 @@ class Launch:
     environment: dict[str, str]
     beats_dir: Path
     log_dir: Path
+    kept_log_dir: Path | None
+    """Where the logs are kept too: on the shared volume, where there is one."""
     failure_file: Path
 
     @property
@@ -48,8 +50,8 @@ def prepare(
     home = scratch / f"attempt-{attempt}"
     beats_dir, failure_file = home / "beats", home / "failure.json"
     beats_dir.mkdir(parents=True, exist_ok=True)
-    log_dir = _log_dir(config, attempt, home)
-    log_dir.mkdir(parents=True, exist_ok=True)
+    log_dir = home / "logs"
+    log_dir.mkdir(exist_ok=True)
     given = dict(os.environ if environment is None else environment)
     return Launch(
         attempt=attempt,
@@ -57,6 +59,7 @@ def prepare(
         environment=given | _rank_environment(config, attempt, beats_dir, failure_file, given),
         beats_dir=beats_dir,
         log_dir=log_dir,
+        kept_log_dir=_kept_log_dir(config, attempt),
         failure_file=failure_file,
     )
 
@@ -82,10 +85,9 @@ def _threads(config: AgentConfig, given: Mapping[str, str]) -> str:
     return given.get("OMP_NUM_THREADS", str(fitting))
 
 
-def _log_dir(config: AgentConfig, attempt: int, home: Path) -> Path:
-    """On the shared volume where there is one, since logs of a lost pod are the ones one needs."""
+def _kept_log_dir(config: AgentConfig, attempt: int) -> Path | None:
     if config.checkpoint_dir is None:
-        return home / "logs"
+        return None
     return config.checkpoint_dir / "logs" / f"attempt-{attempt}" / f"node-{config.node_index}"
 
 

@@ -115,7 +115,10 @@ async def test_case_11_after_a_burst_of_server_errors_the_work_goes_on_by_itself
         await job.fail_rank(0)
         await other_job.create()
         await asyncio.sleep(seconds)
-        assert len(pods.befallen) + len(jobs.befallen) <= 20 + 4 * seconds, "a tight loop"
+        # Jobs of other tests may be there too, and are not what is counted.
+        mine = {"", job.namespace, other_job.namespace}
+        asked = [r for r in (*pods.befallen, *jobs.befallen) if r.namespace in mine]
+        assert len(asked) <= 20 + 4 * seconds, "a tight loop"
     healthy = time.monotonic()
     await job.pods_of_attempt(2, seconds=60)
     await other_job.pods_of_attempt(1, seconds=60)

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from ddp_trainer.checkpoint.format import (
@@ -51,8 +52,7 @@ def commit(
     pending.mkdir()
     try:
         for file, tensors in _files(snapshot).items():
-            save_file(tensors, pending / file)
-            sync(pending / file)
+            _write(tensors, pending / file)
         write_json(pending / OPTIMIZER_REST, snapshot.optimizer_rest)
         write_json(pending / STATE, snapshot.state)
         write_manifest(pending, name)
@@ -64,6 +64,14 @@ def commit(
         shutil.rmtree(pending, ignore_errors=True)
         raise
     return final
+
+
+def _write(tensors: Tensors, path: Path) -> None:
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error  # It wraps what the volume said.
+    sync(path)
 
 
 def _files(snapshot: Snapshot) -> dict[str, Tensors]:
