@@ -1,13 +1,15 @@
 """The operator in the test's own process, on a real API server: it can be killed at a write."""
 
+import asyncio
 import copy
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
+from http import HTTPStatus
 
-from ddp_operator.cluster.base import ConflictError, Manifest
+from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest, Snapshot
 from ddp_operator.cluster.kube import KubeCluster
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
@@ -22,6 +24,7 @@ from tests.unit.support import DEFAULTS
 
 _LOOKS = 20
 """Within which a controller finds rest while nothing else happens."""
+_PATIENCE_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -137,8 +140,19 @@ class Operator:
             Killed: The process ends.
         """
         self.take_over()
-        self.cache.replace(await self._cluster.snapshot(self._namespace))
+        self.cache.replace(await self._snapshot())
         await self.controller.reconcile(self.key)
+
+    async def _snapshot(self) -> Snapshot:
+        """All that is in the namespace; a server that asks to wait is asked again."""
+        for _ in range(_LOOKS):
+            try:
+                return await self._cluster.snapshot(self._namespace)
+            except ClusterError as error:
+                if error.status != HTTPStatus.TOO_MANY_REQUESTS:
+                    raise
+            await asyncio.sleep(_PATIENCE_SECONDS)
+        return await self._cluster.snapshot(self._namespace)
 
     async def settle(self) -> None:
         """Look until a look writes nothing.

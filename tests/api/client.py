@@ -31,6 +31,9 @@ _ROOTS = {
 _RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
+_TRIES, _PATIENCE_SECONDS = 20, 0.2
+
+
 class RefusedError(AssertionError):
     """The API server refused a request of the test. The text is its sentence."""
 
@@ -71,11 +74,24 @@ class Api:
         body: JSON | None = None,
         query: Mapping[str, str] | None = None,
     ) -> JSON:
-        """One request; the answer.
+        """One request; the answer. A server that asks to wait is asked again.
 
         Raises:
             RefusedError: The API server refused it.
         """
+        for _ in range(_TRIES):
+            try:
+                return await self._call_once(method, path, body, query)
+            except RefusedError as refused:
+                if refused.status != HTTPStatus.TOO_MANY_REQUESTS:
+                    raise
+            # As while the storage of a kind whose CRD has changed begins anew.
+            await asyncio.sleep(_PATIENCE_SECONDS)
+        return await self._call_once(method, path, body, query)
+
+    async def _call_once(
+        self, method: str, path: str, body: JSON | None, query: Mapping[str, str] | None
+    ) -> JSON:
         patch = {"Content-Type": "application/merge-patch+json"} if method == "PATCH" else {}
         async with self._session.request(
             method, path, json=body, params=query, headers=patch

@@ -27,14 +27,14 @@ MORE_WRITES = 8
 Case = tuple[str, Kill | None]
 
 
-async def play(bench: Bench, cases: Sequence[Case]) -> list[Outcome]:
-    """Play cases, many at a time."""
+async def play(bench: Bench, prefix: str, cases: Sequence[Case]) -> list[Outcome]:
+    """Play cases, many at a time, each in a namespace of its own."""
     places = asyncio.Semaphore(AT_ONCE)
 
     async def one(flow: str, kill: Kill | None) -> Outcome:
         async with places:
             when = f"{'after' if kill.after else 'before'}-{kill.write}" if kill else "whole"
-            namespace = f"flow-{list(FLOWS).index(flow)}-{when}"
+            namespace = f"{prefix}-{list(FLOWS).index(flow)}-{when}"
             return await Run(bench, FLOWS[flow], namespace, kill).outcome()
 
     return list(await asyncio.gather(*(one(*case) for case in cases)))
@@ -55,14 +55,16 @@ async def enumerate_kills(
     Returns:
         The figures in a line, and every violation.
     """
-    start = time.monotonic()
+    start, prefix = time.monotonic(), "every-kill" if sample is None else "some-kills"
     async with Bench.of(plane, api, agents) as bench:
-        whole = dict(zip(FLOWS, await play(bench, [(flow, None) for flow in FLOWS]), strict=True))
+        whole = dict(
+            zip(FLOWS, await play(bench, prefix, [(flow, None) for flow in FLOWS]), strict=True)
+        )
         problems = [f"{flow}: {p}" for flow, run in whole.items() for p in run.problems]
         cases = [case for flow, run in whole.items() for case in kills(flow, run.sent)]
         if sample is not None:
             cases = random.Random(os.environ.get("DDP_SEED", "0")).sample(cases, sample)  # noqa: S311
-        for (flow, kill), run in zip(cases, await play(bench, cases), strict=True):
+        for (flow, kill), run in zip(cases, await play(bench, prefix, cases), strict=True):
             problems += [f"{flow}, {kill}: {p}" for p in compared(whole[flow], run)]
     writes = sum(run.sent for run in whole.values())
     figures = (
