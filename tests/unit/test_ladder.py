@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddp_agent.contract import AgentStatus, CheckpointInfo
-from ddp_operator.api.status import Cause, CheckpointStatus, StrikeStatus
+from ddp_operator.api.status import Cause, CheckpointStatus, ProgressStatus, StrikeStatus
 from ddp_operator.builders.pod import build_pod
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, SetAttempt
 from tests.unit.support import (
@@ -293,3 +293,18 @@ def test_what_the_template_says_about_the_place_stands_beside_that_and_wins() ->
     template = {"spec": {"affinity": {"nodeAffinity": {wish: own}}}}
     found = built(strike("a", 2), podTemplate=template)
     assert found["spec"]["affinity"] == {"nodeAffinity": {wish: own}}
+
+
+def test_what_was_saved_a_moment_before_the_end_counts() -> None:
+    """While it trained the status may have been some seconds behind."""
+    shown = ProgressStatus(step=1, time=NOW)
+    job = active_job(
+        status={"attempt_start_step": 20, "last_checkpoint": saved(20), "progress": shown},
+        **SAVES,
+    )
+    words = {0: saving(1, 40), 1: failed_word(1)}
+    plan = plan_for(job, all_pods(job), now=after(1), words=words)
+    assert plan.status.attempt == 2
+    assert plan.status.stalled_attempts == 0
+    assert plan.status.last_checkpoint is not None
+    assert plan.status.last_checkpoint.step == 40

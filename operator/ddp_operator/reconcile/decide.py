@@ -101,7 +101,8 @@ def _lost(world: World, losses: Sequence[Loss], defaults: Defaults) -> Plan:
     if loss is None:
         return Plan(world.job.status, requeue_seconds=CAUSE_LOOK_SECONDS)
     failure, now = loss.failure, world.now
-    status = with_progress(world, world.job.status).model_copy(update={"last_failure": failure})
+    status = with_progress(world, world.job.status, at_the_end=True)
+    status = status.model_copy(update={"last_failure": failure})
     status = ladder.climbed(world.job, status, loss, losses, now)
     status = history.ended(
         status, now, cause=failure.cause, reason=failure.reason, message=failure.message
@@ -145,7 +146,7 @@ def _new_attempt(
 
 
 def _completed(world: World) -> Plan:
-    status = with_progress(world, world.job.status)
+    status = with_progress(world, world.job.status, at_the_end=True)
     ranks = world.job.spec.nodes * world.job.spec.ranks_per_node
     message = f"all {ranks} ranks of attempt {status.attempt} exited 0"
     status = ladder.noted(status)

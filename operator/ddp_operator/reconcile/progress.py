@@ -17,8 +17,12 @@ METRICS = 32
 _ENDED = {AgentPhase.SUCCEEDED, AgentPhase.FAILED, AgentPhase.PREEMPTED}
 
 
-def with_progress(world: World, status: DDPJobStatus) -> DDPJobStatus:
-    """The status with the newest progress, checkpoint and point of resumption."""
+def with_progress(world: World, status: DDPJobStatus, *, at_the_end: bool = False) -> DDPJobStatus:
+    """The status with the newest progress, checkpoint and point of resumption.
+
+    While an attempt goes on some news are left for later; what was saved by its end decides whether
+    it got on, so nothing is left then.
+    """
     report = _leading_report(world, status.attempt)
     if report is None:
         return status
@@ -33,6 +37,8 @@ def with_progress(world: World, status: DDPJobStatus) -> DDPJobStatus:
     if report.progress is not None:
         update["progress"] = render(report.progress, world.now)
     changed = status.model_copy(update=update)
+    if at_the_end:
+        return changed
     return changed if _worth_writing(status, changed, world.now, report) else status
 
 
