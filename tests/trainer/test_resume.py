@@ -40,6 +40,19 @@ def test_a_killed_run_ends_with_the_bits_of_an_uninterrupted_one(
     assert [ends[0][key] for key in facts] == [ends[1][key] for key in facts]
 
 
+def test_a_resume_on_a_step_that_is_told_of_tells_of_no_loss_before_it_has_one(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    arguments = [TASK, "--global_batch=6", "--log.every_steps=5", "--schedule.name=constant"]
+    arguments += [f"--checkpoint.directory={tmp_path}", "--schedule.warmup_steps=0"]
+    for most in (5, 10):
+        run = launcher.train(*arguments, f"--max_steps={most}")
+        assert run.wait() == [0]
+        told = [(event["step"], event["loss"]) for event in run.events("progress")]
+        assert [step for step, _ in told] == [most]
+        assert all(loss is not None for _, loss in told)
+
+
 def test_another_world_size_takes_up_where_the_first_left_off(
     launcher: Launcher, tmp_path: Path
 ) -> None:

@@ -113,7 +113,9 @@ class Run:
         )
         step, learner = self.position.step, self.learner
         verdict = self.agreement.meet(step, learner.totals, wishes)
-        if step and (step % self.config.log.every_steps == 0 or step == self.total_steps):
+        due = step % self.config.log.every_steps == 0 or step == self.total_steps
+        # An attempt that has just resumed on such a step has nothing to tell of yet.
+        if due and (verdict.loss_count or verdict.nonfinite):
             self._react(verdict)
             learner.totals.zero_()
             self.report.trained(
