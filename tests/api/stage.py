@@ -8,7 +8,7 @@ from typing import Any
 from ddp_agent import contract
 from ddp_operator.api.status import ConditionType
 from tests.api.bench import Bench, Kill, Operator
-from tests.api.client import path_of
+from tests.api.client import eventually, path_of
 from tests.api.invariants import FOREIGN_UID
 from tests.api.kubelet import Kubelet
 from tests.scenarios.flows import NAME
@@ -88,6 +88,17 @@ class Stage:
     async def lives(self) -> bool:
         """Whether any of the job's pods lives."""
         return any_lives(await self.pods())
+
+    async def vanishes(self) -> None:
+        """Wait until the garbage collector has taken the children of the deleted job."""
+
+        async def has_gone() -> bool:
+            await self.kubelet.finish_deletions()
+            kinds = ("ddpjobs", "pods", "services")
+            left = [await self.bench.api.list(kind, self.namespace) for kind in kinds]
+            return not any(left)
+
+        await eventually(has_gone, f"{self.namespace}/{self.name} and its children go")
 
     async def clear(self) -> None:
         """Delete the job and its pods, whatever their state."""

@@ -138,7 +138,7 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
     waiting = [p for p in world.pods if p.phase == "Pending"]
     if failure is not None and failure.attempt == status.attempt - 1:
         follows = f"attempt {status.attempt} follows because {failure.message}"
-        stuck = (f"{p.name} waits: {p.waiting}" for p in waiting if _is_stuck(p))
+        stuck = (f"{p.name} waits: {p.waiting}" for p in waiting if is_stuck(p))
         return "Recovering", "; ".join([follows, *stuck][:2])
     if len(world.pods) < world.job.spec.nodes or waiting:
         said = next((f"{p.name} waits: {p.waiting}" for p in waiting if p.waiting), None)
@@ -147,7 +147,7 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
     return "Starting", f"ranks of {', '.join(late[:4])} are not in the process group yet"
 
 
-def _is_stuck(pod: PodView) -> bool:
+def is_stuck(pod: PodView) -> bool:
     """Whether a pod waits for more than its own start, which needs no word."""
     return pod.waiting is not None and pod.waiting not in _ON_ITS_WAY
 

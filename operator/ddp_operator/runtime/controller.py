@@ -15,6 +15,7 @@ from ddp_operator.cluster.base import Cluster, ClusterError, ConflictError, Key,
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.invalid import INVALID, with_invalid_spec
 from ddp_operator.reconcile.life import is_finished
+from ddp_operator.reconcile.pacing import seconds_to_wait
 from ddp_operator.reconcile.plan import (
     Action,
     CreatePod,
@@ -52,6 +53,7 @@ class Controller:
         self._defaults, self._clock = defaults, clock
         self._in_flight = asyncio.Semaphore(in_flight)
         self._blocked: dict[Key, str] = {}
+        self._written: dict[Key, datetime] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring one job a step nearer to what its spec asks for.
@@ -65,6 +67,7 @@ class Controller:
         raw = self._cache.job(key)
         if raw is None:
             self._blocked.pop(key, None)
+            self._written.pop(key, None)
             self._attend(key, ())
             return None
         try:
@@ -84,6 +87,9 @@ class Controller:
         self._attend(key, world.pods if active else ())
         failure = plan.status.last_failure
         note(attempt=plan.status.attempt or None, cause=failure.reason if failure else None)
+        wait = seconds_to_wait(world, plan, self._written.get(key))
+        if wait > 0.0:
+            return min(wait, plan.requeue_seconds or wait)
         return await self._carry_out(key, raw, job, plan)
 
     async def _leave_alone(self, raw: Manifest, sentence: str) -> None:
@@ -148,6 +154,7 @@ class Controller:
             status = plan.status.model_dump(mode="json", by_alias=True, exclude_none=True)
             raw = await self._cluster.write_status(raw, status)
             self._cache.put_job(raw)
+            self._written[key] = self._clock()
         for event in plan.events:
             _log.info("%s: %s", event.reason, event.message)
         # Events tell of what the status now says. No later look will find cause to tell them again,
