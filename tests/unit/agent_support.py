@@ -73,11 +73,14 @@ class Told:
         self.word = Word(word())
         self.lives = True
         self.orders: list[AttemptOrder] = []
+        self.listeners = 0
+        """How often it has been asked for news."""
 
     def status(self) -> AgentStatus:
         return self.word.now()
 
     def news(self, revision: int, seconds: float) -> AgentStatus:
+        self.listeners += 1
         return self.word.news(revision, seconds)
 
     def alive(self) -> bool:

@@ -88,9 +88,9 @@ def test_a_request_for_news_is_answered_when_there_are_some(served: Served) -> N
         answers.append(AgentStatus.model_validate_json(served.ask("/status?revision=0&wait=9")[2]))
 
     listener = threading.Thread(target=listen)
-    before = threading.active_count()
+    before = served.agent.listeners
     listener.start()
-    wait_until(lambda: threading.active_count() >= before + 2, "the question is being answered")
+    wait_until(lambda: served.agent.listeners > before, "the question is being answered")
     assert not answers
     served.agent.word.enter(AgentPhase.FAILED, 5.0)
     listener.join(timeout=10)

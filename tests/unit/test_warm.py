@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans 
 @pytest.fixture(scope="module")
 def standby(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standby]:
     home = tmp_path_factory.mktemp("standby")
-    made = Standby(launcher.standby_environment(config(home), {**os.environ}))
+    made = Standby(warm.standby_environment({**os.environ, **environment(home)}))
     assert made.wait_ready(60)
     yield made
     made.close()

@@ -1,6 +1,7 @@
 """The agent's loop: one attempt after the other, until one succeeds or the order is to stop."""
 
 import logging
+import os
 import shlex
 import signal
 import socket
@@ -26,11 +27,11 @@ from ddp_agent.contract import (
     rendezvous_port,
 )
 from ddp_agent.failures import exit_code
-from ddp_agent.launcher import Launch, can_be_forked, prepare, standby_environment
+from ddp_agent.launcher import Launch, can_be_forked, prepare
 from ddp_agent.log_mirror import LogMirror
 from ddp_agent.machine import out_of_memory_kills
 from ddp_agent.supervise import ProcessTree
-from ddp_agent.warm import READY_SECONDS, Standby, StandbyLostError, WarmTree
+from ddp_agent.warm import READY_SECONDS, Standby, StandbyLostError, WarmTree, standby_environment
 from ddp_agent.word import Word
 
 _log = logging.getLogger("ddp_agent")
@@ -67,12 +68,20 @@ class Clock:
 class Agent:
     """Runs the attempts of one node."""
 
-    def __init__(self, config: AgentConfig, scratch: Path, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        scratch: Path,
+        clock: Clock | None = None,
+        *,
+        standby: Standby | None = None,
+    ) -> None:
+        """A standby that was begun already is taken over, to be used or ended."""
         self._config, self._scratch = config, scratch
         self._clock = clock or Clock()
         self._orders = AttemptFile(config.pod_info_dir)
         self._terminated = False
-        self._standby: Standby | None = None
+        self._standby = standby
         self._mirror: LogMirror | None = None
         self._ordered_at: float | None = None
         self._noticed_at: float | None = None
@@ -120,8 +129,7 @@ class Agent:
         try:
             return self._run_attempts()
         finally:
-            if self._standby is not None:
-                self._standby.close()
+            self._cool_down()
             if self._mirror is not None:
                 self._mirror.wait()
 
@@ -216,8 +224,11 @@ class Agent:
 
     def _warm_up(self) -> None:
         """Have a standby, if attempts are to be forked; it imports while this goes on."""
-        if self._config.standby and self._standby is None and can_be_forked(self._config):
-            self._standby = Standby(standby_environment(self._config))
+        wanted = self._config.standby and can_be_forked(self._config)
+        if wanted and self._standby is None:
+            self._standby = Standby(standby_environment(os.environ))
+        elif not wanted:
+            self._cool_down()
 
     def _start(self, launch: Launch) -> ProcessTree | WarmTree:
         """Fork the attempt from the standby; without one, or when it fails, start it cold."""
@@ -228,10 +239,14 @@ class Agent:
                 _log.warning(
                     "the standby is lost, attempt %d starts cold: %s", launch.attempt, error
                 )
+        self._cool_down()
+        return ProcessTree(launch.command, launch.environment)
+
+    def _cool_down(self) -> None:
+        """Have no standby any more."""
         if self._standby is not None:
             self._standby.close()
             self._standby = None
-        return ProcessTree(launch.command, launch.environment)
 
     def _await_standby(self, standby: Standby) -> bool:
         deadline = self._clock.monotonic() + READY_SECONDS

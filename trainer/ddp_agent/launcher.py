@@ -64,22 +64,6 @@ def prepare(
     )
 
 
-def standby_environment(
-    config: AgentConfig, environment: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """The environment of the standby: what must be known before torch is imported."""
-    given = dict(os.environ if environment is None else environment)
-    threads = _threads(config, given)
-    return given | {
-        "OMP_NUM_THREADS": threads,
-        # A pool of threads that a library starts at import would not survive the fork.
-        "OPENBLAS_NUM_THREADS": "1",
-        "PYTHONUNBUFFERED": "1",
-        # A mere is_available() must not open the driver: a fork could not use the GPU after that.
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-    }
-
-
 def _threads(config: AgentConfig, given: Mapping[str, str]) -> str:
     fitting = threads_per_rank(cpu_count(), config.procs_per_node)
     return given.get("OMP_NUM_THREADS", str(fitting))

@@ -11,20 +11,26 @@ from ddp_agent.config import AgentConfig, BadEnvironmentError
 from ddp_agent.contract import TERMINATION_MESSAGE_BYTES, AgentStatus, ExitCode
 from ddp_agent.processes import adopt_orphans
 from ddp_agent.server import AgentServer
+from ddp_agent.warm import Standby
 
 _log = logging.getLogger("ddp_agent")
 
 
-def main() -> None:
-    """Run the attempts of this node and exit as the last one did."""
+def main(standby: Standby | None = None) -> None:
+    """Run the attempts of this node and exit as the last one did.
+
+    A standby that was begun already forks them.
+    """
     logging.basicConfig(level=logging.INFO, format="ddp-agent: %(message)s", stream=sys.stderr)
     try:
         config = AgentConfig.from_environment()
     except BadEnvironmentError as error:
+        if standby is not None:
+            standby.close()
         sys.exit(f"ddp-agent: {error}")
     adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="ddp-agent-") as scratch:
-        agent = Agent(config, Path(scratch))
+        agent = Agent(config, Path(scratch), standby=standby)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.terminate())
         server = AgentServer(config.bind, config.port, agent)

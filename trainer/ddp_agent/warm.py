@@ -13,14 +13,33 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ddp_agent.launcher import Launch
+from ddp_agent.machine import cpu_count, threads_per_rank
 from ddp_agent.processes import children, descendants
+from ddp_agent.variables import Env
+
+if TYPE_CHECKING:  # It would cost the head start.
+    from ddp_agent.launcher import Launch
 
 READY_SECONDS = 120.0
 """How long the first attempt waits for the imports; a cold start would need as long."""
 _POLL_SECONDS = 0.02
+
+
+def standby_environment(given: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the standby: what must be known before torch is imported."""
+    ranks = given.get(Env.PROCS_PER_NODE, "")
+    threads = threads_per_rank(cpu_count(), int(ranks) if ranks.isdigit() else 1)
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        **given,
+        # A pool of threads that a library starts at import would not survive the fork.
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        # A mere is_available() must not open the driver: a fork could not use the GPU after that.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }
 
 
 class StandbyLostError(RuntimeError):
@@ -66,7 +85,7 @@ class Standby:
                 return False
         return self.imports_seconds is not None
 
-    def fork(self, launch: Launch) -> int:
+    def fork(self, launch: "Launch") -> int:
         """Fork the launcher of an attempt. Returns its process id.
 
         Raises:
@@ -119,10 +138,16 @@ class Standby:
         return words
 
 
+def head_start(environment: Mapping[str, str]) -> Standby | None:
+    """A standby that imports while the agent itself does, if the environment asks for one."""
+    wanted = environment.get(Env.STANDBY) == "true"
+    return Standby(standby_environment(environment)) if wanted else None
+
+
 class WarmTree:
     """An attempt that was forked from the standby. Like `ProcessTree`, but spares the standby."""
 
-    def __init__(self, standby: Standby, launch: Launch) -> None:
+    def __init__(self, standby: Standby, launch: "Launch") -> None:
         self._standby = standby
         self._pid = standby.fork(launch)
         self.returncode: int | None = None
