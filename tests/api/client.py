@@ -167,6 +167,18 @@ async def eventually(
         await asyncio.sleep(every)
 
 
+async def always(holds: Callable[[], Awaitable[bool]], what: str, seconds: float) -> None:
+    """See that a condition holds at any time of a period.
+
+    Raises:
+        AssertionError: It did not once.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        assert await holds(), f"no longer: {what}"
+        await asyncio.sleep(0.1)
+
+
 @asynccontextmanager
 async def operator_client(
     kubeconfig: Path,

@@ -208,6 +208,9 @@ class Agent:
         self._conclude(tree, launch, order)
         if self._mirror is not None:
             self._mirror.end()
+        if self._status.phase is AgentPhase.FAILED:
+            # What ended the ranks may have ended the standby: another one is ready the sooner.
+            self._warm_up()
 
     def _begin(self, attempt: int, launch: Launch) -> None:
         now = self._clock.wall()
@@ -223,23 +226,31 @@ class Agent:
             self._word.times(self._status.timeline.model_copy(update=times))
 
     def _warm_up(self) -> None:
-        """Have a standby, if attempts are to be forked; it imports while this goes on."""
+        """Have a standby, if attempts are to be forked; it imports while this goes on.
+
+        One that has ended, for want of memory perhaps, is replaced.
+        """
         wanted = self._config.standby and can_be_forked(self._config)
+        if self._standby is not None and not (wanted and self._standby.lives()):
+            self._cool_down()
         if wanted and self._standby is None:
             self._standby = Standby(standby_environment(os.environ))
-        elif not wanted:
-            self._cool_down()
 
     def _start(self, launch: Launch) -> ProcessTree | WarmTree:
-        """Fork the attempt from the standby; without one, or when it fails, start it cold."""
-        if self._standby is not None and self._await_standby(self._standby):
+        """Fork the attempt from the standby, or from another one; start it cold if both fail."""
+        for _ in range(2):
+            self._warm_up()
+            if self._standby is None:
+                break
             try:
+                if not self._await_standby(self._standby):
+                    break
                 return WarmTree(self._standby, launch)
             except StandbyLostError as error:
-                _log.warning(
-                    "the standby is lost, attempt %d starts cold: %s", launch.attempt, error
-                )
-        self._cool_down()
+                _log.warning("%s", error)
+        if self._standby is not None:
+            _log.warning("the standby cannot be used, attempt %d starts cold", launch.attempt)
+            self._cool_down()
         return ProcessTree(launch.command, launch.environment)
 
     def _cool_down(self) -> None:
@@ -249,10 +260,11 @@ class Agent:
             self._standby = None
 
     def _await_standby(self, standby: Standby) -> bool:
+        """Wait until it is ready; False when that takes too long."""
         deadline = self._clock.monotonic() + READY_SECONDS
         while not standby.wait_ready(TICK_SECONDS):
             self._last_tick = self._clock.monotonic()
-            if standby.lost or self._clock.monotonic() > deadline:
+            if self._clock.monotonic() > deadline:
                 return False
         return True
 

@@ -65,8 +65,6 @@ class Standby:
         self._orders, self._words = orders_out, words_in
         self._buffer = b""
         self._exits: dict[int, int] = {}
-        self.lost = False
-        """Whether it has ended."""
         self.imports_seconds: float | None = None
         """How long its imports took; None until it is ready."""
 
@@ -76,13 +74,14 @@ class Standby:
         return self._process.pid
 
     def wait_ready(self, seconds: float = READY_SECONDS) -> bool:
-        """Wait until everything is imported. False when that fails or takes too long."""
+        """Wait until everything is imported. False when that takes too long.
+
+        Raises:
+            StandbyLostError: It failed.
+        """
         deadline = time.monotonic() + seconds
         while self.imports_seconds is None and time.monotonic() < deadline:
-            try:
-                self._listen(_POLL_SECONDS)
-            except StandbyLostError:
-                return False
+            self._listen(_POLL_SECONDS)
         return self.imports_seconds is not None
 
     def fork(self, launch: "Launch") -> int:
@@ -111,6 +110,14 @@ class Standby:
             self._listen(0.0)
         return self._exits.get(pid)
 
+    def lives(self) -> bool:
+        """Whether it has not ended."""
+        try:
+            self._listen(0.0)
+        except StandbyLostError:
+            return False
+        return True
+
     def close(self) -> None:
         """End it, with whatever it has forked."""
         for pid in [*descendants(self.pid), self.pid]:
@@ -126,7 +133,6 @@ class Standby:
             return []
         chunk = os.read(self._words, 65536)
         if not chunk:
-            self.lost = True
             raise StandbyLostError("the standby process has ended")
         *lines, self._buffer = (self._buffer + chunk).split(b"\n")
         words: list[dict[str, Any]] = [json.loads(line) for line in lines]
