@@ -13,7 +13,7 @@ from ddp_operator.reconcile.world import PodView, World, ended_in
 
 UNREACHABLE = "DeletionByTaintManager"
 """Why Kubernetes deletes the pods of a node that has stopped talking to it."""
-SILENCE = timedelta(seconds=2)
+SILENCE = timedelta(seconds=1)
 """After this a pod of such a node, whose agent does not answer either, is replaced."""
 OVERDUE = timedelta(seconds=15)
 """So long after the end of its grace period any pod is: its kubelet is out of reach."""

@@ -75,13 +75,14 @@ class Controller:
         except InvalidJobError as error:
             await self._leave_alone(raw, str(error))
             return None
-        world = await self._observe(job, self._cache.children("Pod", key))
+        heard: dict[str, AgentStatus | None] = {}
+        world = await self._observe(job, self._cache.children("Pod", key), heard)
         plan = decide(world, self._defaults)
         if plan.actions and job.status.attempt > 0:
             # What changes the world is decided on a fresh look: the cache may lag behind. A job
             # without an attempt has nothing yet that could be lost; what it creates is idempotent.
             pods = await self._cluster.list_pods(key[0], names.pod_selector(job))
-            world = await self._observe(job, pods)
+            world = await self._observe(job, pods, heard)
             plan = decide(world, self._defaults)
         active = not is_finished(plan.status) and not job.spec.suspend
         self._attend(key, world.pods if active else ())
@@ -110,16 +111,20 @@ class Controller:
         else:
             self._cache.forget_job(key)
 
-    async def _observe(self, job: DDPJob, pods: Sequence[Manifest]) -> World:
+    async def _observe(
+        self, job: DDPJob, pods: Sequence[Manifest], heard: dict[str, AgentStatus | None]
+    ) -> World:
+        """What is the case; `heard` is what agents have said when asked, so that each is once."""
         mine = [p for p in pods if _belongs(p, job)]
         views = tuple(view_pod(p) for p in mine)
         services = self._cache.children("Service", job.key)
+        reports = await self._ask_agents(job, views, heard)
         return World(
             job=job,
-            now=self._clock(),
+            now=self._clock(),  # It takes a while to learn that an agent does not answer.
             pods=views,
             service_exists=any(_belongs(s, job) for s in services),
-            reports=await self._ask_agents(job, views),
+            reports=reports,
             blocked=self._blocked.get(job.key),
         )
 
@@ -127,7 +132,9 @@ class Controller:
         if self._vigil is not None:
             self._vigil.attend(key, pods)
 
-    async def _ask_agents(self, job: DDPJob, pods: Sequence[PodView]) -> dict[str, AgentStatus]:
+    async def _ask_agents(
+        self, job: DDPJob, pods: Sequence[PodView], heard: dict[str, AgentStatus | None]
+    ) -> dict[str, AgentStatus]:
         """Words of the agents: of node 0 as it is now, of others as they were told or are asked.
 
         They are asked as long as not all ranks train.
@@ -139,8 +146,10 @@ class Controller:
         whole = formed and all(pod.ready for pod in pods)
         known = pods if whole else [p for p in pods if p.uid in told]
         asked = [p for p in pods if not p.terminal and p.ip and (p.index == 0 or p not in known)]
-        answers = await asyncio.gather(*(self._ask(pod) for pod in asked))
-        fresh = {p.uid: a for p, a in zip(asked, answers, strict=True) if a is not None}
+        new = [pod for pod in asked if pod.uid not in heard]
+        answers = await asyncio.gather(*(self._ask(pod) for pod in new))
+        heard |= {pod.uid: answer for pod, answer in zip(new, answers, strict=True)}
+        fresh = {p.uid: a for p in asked if (a := heard[p.uid]) is not None}
         words = {**told, **fresh}
         # An address may have come to a pod of another job since it was read.
         return {u: w for u, w in words.items() if w.job_uid in {job.metadata.uid, ""}}
