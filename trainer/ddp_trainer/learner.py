@@ -56,12 +56,20 @@ class Learner:
     totals: Tensor
     """Shape (3,), fp64, on the device, of this rank since the last report: loss sum, loss count,
     and updates whose gradients were not finite."""
+    loss_totals: Tensor = field(init=False)
+    """The first two of them."""
+    broken_total: Tensor = field(init=False)
+    """The third."""
     ema: Ema | None = None
     local_sgd: LocalSgd | None = None
     compression: Compression | None = None
     grad_norm: Tensor | None = None
     """Norm before clipping of the newest update, on the device; only when clipping."""
     trace: Trace = field(default_factory=Trace)
+
+    def __post_init__(self) -> None:
+        """Views, made once: each would cost an operation per update."""
+        self.loss_totals, self.broken_total = self.totals[:2], self.totals[2]
 
     def autocast(self) -> AbstractContextManager[object]:
         """Context of the forward pass."""

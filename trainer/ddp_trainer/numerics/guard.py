@@ -54,11 +54,10 @@ class Guard:
         """
         inverse = count.clamp(min=torch.finfo(torch.float32).tiny).reciprocal()
         self.found.zero_()
-        by_type: dict[torch.dtype, list[Tensor]] = {}
-        for gradient in gradients:
-            by_type.setdefault(gradient.dtype, []).append(local(gradient))
-        for parts in by_type.values():
-            torch._amp_foreach_non_finite_check_and_unscale_(parts, self.found, inverse)
+        parts = [local(g) for g in gradients] if self._strategy.splits_weights else gradients
+        for kind in {part.dtype for part in parts}:
+            alike = [part for part in parts if part.dtype == kind]
+            torch._amp_foreach_non_finite_check_and_unscale_(alike, self.found, inverse)
         self._strategy.any(self.found)
 
     def step(self, scaler: torch.amp.GradScaler) -> None:

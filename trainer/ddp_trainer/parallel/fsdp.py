@@ -23,6 +23,8 @@ REPEATED = 2
 class FullySharded(Strategy):
     """Splits each repeated block, and what is left of the model as one."""
 
+    splits_weights = True
+
     def wrap(self, objective: Objective, *, compiled: bool) -> nn.Module:
         """Moves the model to the device and splits it, a block at a time."""
         mesh = init_device_mesh(self.device.type, (dist.get_world_size(),))

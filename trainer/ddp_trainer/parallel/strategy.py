@@ -22,6 +22,8 @@ class Strategy:
 
     splits_optimizer = False
     """Whether ranks hold optimizer state of different parameters."""
+    splits_weights = False
+    """Whether ranks hold parts of each parameter and of its gradient."""
 
     def __init__(self, device: torch.device, config: ParallelConfig) -> None:
         self.device = device
