@@ -18,7 +18,7 @@ _HEAD = "# Written by `make lock`.\n"
 _TARGETS = {
     "operator": ["--extra", "operator"],
     "trainer": ["--extra", "trainer"],
-    "dev": ["--extra", "operator", "--extra", "trainer", "--extra", "dev"],
+    "dev": ["--extra", "operator", "--extra", "trainer", "--extra", "onnx", "--extra", "dev"],
     "bench": ["requirements/bench.in", "--extra", "trainer"],
 }
 

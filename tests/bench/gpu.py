@@ -140,7 +140,7 @@ def _syncs(work: Workload, at: Setting) -> str | None:
     )
     try:
         # Neither reports nor meetings within the silent steps: those are the syncs that are meant.
-        ours(replace(work, report_every=10_000, agree_seconds=10_000.0), at, watch)
+        ours(replace(work, report_every=10_000, shares=2_000), at, watch)
     except RuntimeError as error:
         return str(error).splitlines()[0]
     finally:

@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -144,9 +143,10 @@ optimizer and batch. Ranks of one machine ({place}; {"NCCL" if cuda else "gloo"}
 torch {torch.__version__}, {peers}, Python {platform.python_version()}; load average before the run
 {load:.2f}, seed {seed}.
 
-In each round there is a block of each system, in an order that rotates. A ratio is the median over
-rounds of the block's time to that of the same round's two blocks of the minimal loop. The noise is
-how far the 95 % interval of the second minimal block's ratio to the first reaches from 1. Goals:
+{"One system runs after the other" if cuda else "The systems take turns step by step"}, in rounds
+with fresh set-ups. A ratio is that of a system's steps of all rounds to those of the minimal loop,
+which is there twice. The noise is how far the 95 % interval of its second one's ratio to the first
+reaches from 1. Goals:
 ours at most {MAX_RATIO} of minimal and the lowest of the frameworks, by p10 and by median; weights
 at most {MAX_APART:g} apart from the minimal loop's; no more collectives, host syncs or aten ops per
 steady step than the minimal loop. Noise widens no goal: with more than {MAX_NOISE:.0%} of it there
@@ -163,7 +163,7 @@ def table(found: Findings) -> str:
     )
     rows = []
     for system, counts in found.counts.items():
-        times = [1000 * statistics.median(found.times(system, s)) for s in ("p10", "median")]
+        times = [1000 * found.time(system, s) for s in ("p10", "median")]
         ratios = [found.ratio(system, s) for s in ("p10", "median", "mean")]
         rows.append(
             f"| {system} | "

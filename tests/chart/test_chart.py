@@ -153,7 +153,14 @@ def test_a_single_replica_has_no_budget_that_would_block_a_drain() -> None:
     assert "topologySpreadConstraints" not in spec
 
 
-def test_pull_secrets_tolerations_and_labels_reach_the_pod() -> None:
+def test_an_operator_on_a_lost_node_moves_sooner_than_after_five_minutes() -> None:
+    spec = one(rendered(), "Deployment")["spec"]["template"]["spec"]
+    seconds = {t["key"]: t["tolerationSeconds"] for t in spec["tolerations"]}
+    reasons = ("not-ready", "unreachable")
+    assert seconds == {f"node.kubernetes.io/{reason}": 30 for reason in reasons}
+
+
+def test_pull_secrets_and_labels_reach_the_pod() -> None:
     flags = ("--set", "imagePullSecrets={a,b}", "--set", "podLabels.team=x")
     template_ = one(rendered(*flags), "Deployment")["spec"]["template"]
     assert template_["spec"]["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]

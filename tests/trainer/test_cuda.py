@@ -59,7 +59,7 @@ def test_an_overflow_in_fp16_is_skipped_on_the_device(name: str) -> None:
     train_step(run.learner, next(updates), 0, 1.0)
     after = run.learner.model.parameters()
     assert all(a.equal(b) for a, b in zip(after, before, strict=True))
-    assert run.learner.totals[2] == 1
+    assert run.learner.tally.read()[2] == 1
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

@@ -79,8 +79,6 @@ def test_a_file_that_computes_something_else_is_told(
 
 
 def test_onnx_computes_the_same(launcher: Launcher, tmp_path: Path) -> None:
-    for package in exporting.ONNX_PACKAGES:
-        pytest.importorskip(package)
     trained(launcher, tmp_path, *TASKS["own"])
     arguments = [*TASKS["own"], "--formats=onnx", f"--output={tmp_path / 'out'}"]
     gang = exported(launcher, tmp_path, *arguments)

@@ -98,7 +98,7 @@ def test_rolling_back_returns_the_weights_and_goes_on_with_the_data(tmp_path: Pa
         with torch.no_grad():
             for param in run.learner.model.parameters():
                 param.add_(1.0)
-        run.learner.totals[2] = 1
+        run.learner.tally.updated(torch.ones(()))
         run.total_steps = run.position.step
         if attempt:
             with pytest.raises(NonFiniteError, match="after 1 rollbacks"):

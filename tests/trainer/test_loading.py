@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from ddp_trainer.config import DataConfig
 from ddp_trainer.data.budget import Budget, share_out
@@ -46,6 +47,7 @@ def loading(config: ProbeConfig, **data: bool) -> tuple[OwnTask, Loading]:
 def test_worker_processes_are_not_sent_the_model() -> None:
     task, load = loading(ProbeConfig(samples=4))
     work = load.training(GlobalSampler(4, 2, seed=0), Taker(0, 1, 2), 0, 2)
+    assert isinstance(work, DataLoader)
     sent = pickle.loads(pickle.dumps(work.dataset))  # noqa: S301 - what was dumped just now
     assert sent.collate.__self__.model is None
     assert task.model is not None
@@ -54,13 +56,13 @@ def test_worker_processes_are_not_sent_the_model() -> None:
 def test_the_settings_reach_the_loader() -> None:
     _, load = loading(ProbeConfig(), persistent_workers=False)
     loader = load.evaluation(Taker(0, 1, 2))
-    assert loader
+    assert isinstance(loader, DataLoader)
     assert (loader.num_workers, loader.prefetch_factor) == (1, 2)
     assert not loader.persistent_workers
     assert not loader.pin_memory
     _, load = loading(ProbeConfig())
     loader = load.evaluation(Taker(0, 1, 2))
-    assert loader
+    assert isinstance(loader, DataLoader)
     assert loader.persistent_workers
 
 

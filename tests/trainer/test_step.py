@@ -118,7 +118,7 @@ def test_an_overflow_in_fp16_skips_the_update_and_lowers_the_scale() -> None:
     assert all(a.equal(b) for a, b in zip(after, before, strict=True))
     assert run.learner.scaler.get_scale() == pytest.approx(5e37)
     assert all(param.grad is None for param in after)
-    assert run.learner.totals[2] == 1
+    assert run.learner.tally.read()[2] == 1
     twin = opened(global_batch=10, max_steps=2)
     others = by_update(on_device(twin.train_loader, twin.learner.device))
     assert len(list(next(others))) == 1

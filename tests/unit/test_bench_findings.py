@@ -5,6 +5,7 @@ import random
 from tests.bench import trainer
 from tests.bench.loops.findings import CONTROL, CONTROL_AGAIN, Block, Findings, enough
 
+STEPS = 10
 COUNTS = {"collectives": 1.0, "host syncs": 0.0, "aten ops": 400.0}
 
 
@@ -16,8 +17,8 @@ def findings(ours: float, *, peer: float = 1.1, noise: float = 0.002) -> Finding
     for number in range(found.rounds):
         speed = 0.004 * chance.uniform(1, 1.5)
         for system, factor in systems.items():
-            time = speed * factor * chance.lognormvariate(0, noise)
-            found.blocks.append(Block(number, system, time, time, time))
+            steps = [speed * factor * chance.lognormvariate(0, noise) for _ in range(STEPS)]
+            found.blocks.append(Block(number, system, steps))
     found.counts = dict.fromkeys(systems, COUNTS)
     found.apart = dict.fromkeys(systems, 1e-8)
     return found

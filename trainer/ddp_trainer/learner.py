@@ -15,6 +15,7 @@ from ddp_trainer.numerics.model import prepare
 from ddp_trainer.numerics.optimizer import begin_momentum, build_optimizer
 from ddp_trainer.numerics.precision import autocast, grad_scaler
 from ddp_trainer.numerics.schedule import peak_factor
+from ddp_trainer.numerics.tally import Tally
 from ddp_trainer.observe.trace import Trace
 from ddp_trainer.parallel.compression import Compression
 from ddp_trainer.parallel.local_sgd import LocalSgd
@@ -53,23 +54,13 @@ class Learner:
     fp16 gradients in range; it cancels against the count."""
     seed: int
     rank: int
-    totals: Tensor
-    """Shape (3,), fp64, on the device, of this rank since the last report: loss sum, loss count,
-    and updates whose gradients were not finite."""
-    loss_totals: Tensor = field(init=False)
-    """The first two of them."""
-    broken_total: Tensor = field(init=False)
-    """The third."""
+    tally: Tally
     ema: Ema | None = None
     local_sgd: LocalSgd | None = None
     compression: Compression | None = None
     grad_norm: Tensor | None = None
     """Norm before clipping of the newest update, on the device; only when clipping."""
     trace: Trace = field(default_factory=Trace)
-
-    def __post_init__(self) -> None:
-        """Views, made once: each would cost an operation per update."""
-        self.loss_totals, self.broken_total = self.totals[:2], self.totals[2]
 
     def autocast(self) -> AbstractContextManager[object]:
         """Context of the forward pass."""
@@ -121,7 +112,7 @@ def build_learner(task: Task, config: RunConfig, ranks: Ranks, device: torch.dev
         ),
         seed=config.seed,
         rank=ranks.rank,
-        totals=torch.zeros(3, dtype=torch.float64, device=device),
+        tally=Tally(device),
     )
     _equip(learner, config)
     return learner

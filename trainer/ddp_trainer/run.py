@@ -112,12 +112,12 @@ class Run:
             waiting=self.learner.compression.share() if self.learner.compression else 0.0,
         )
         step, learner = self.position.step, self.learner
-        verdict = self.agreement.meet(step, learner.totals, wishes)
+        verdict = self.agreement.meet(step, learner.tally.read(), wishes)
         due = step % self.config.log.every_steps == 0 or step == self.total_steps
         # An attempt that has just resumed on such a step has nothing to tell of yet.
         if due and (verdict.loss_count or verdict.nonfinite):
             self._react(verdict)
-            learner.totals.zero_()
+            learner.tally.clear()
             self.report.trained(
                 step=step,
                 epoch=self.epoch,
@@ -240,7 +240,7 @@ class Run:
         if self.learner.guard.protects:
             return False
         # With local SGD it may be another rank's.
-        if not sum_over_ranks(self.learner.totals[2].clone()).item():
+        if not sum_over_ranks(self.learner.tally.read()[2].clone()).item():
             return False
         sentence = f"gradients were not finite before step {self.position.step}: nothing is saved"
         if required:

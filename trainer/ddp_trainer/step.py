@@ -43,7 +43,8 @@ def train_step(learner: Learner, micros: Iterator[Micro], step: int, lr_factor: 
             with learner.trace.range("backward"):
                 seed = learner.seed_gradient if micro.weight else torch.zeros_like(total)
                 torch.autograd.backward((total, carried), (learner.scaler.scale(seed), seed))
-        learner.loss_totals.add_(torch.stack((total.detach(), count)), alpha=micro.weight)
+        if micro.weight:
+            learner.tally.passed(total, count)
         samples = micro.update_samples
     with learner.trace.range("optimizer"):
         _finish_update(learner, step)
@@ -75,9 +76,9 @@ def rehearse(learner: Learner, micro: Micro) -> None:
 def _finish_update(learner: Learner, step: int) -> None:
     learner.scaler.unscale_(learner.optimizer)
     gradients = learner.gradients()
-    count = learner.strategy.mean(cast("Tensor", learner.carrier.grad)).squeeze()
+    count = learner.strategy.mean(cast("Tensor", learner.carrier.grad))
     learner.guard.divide(gradients, count)
-    learner.broken_total.add_(learner.guard.found)
+    learner.tally.updated(learner.guard.found)
     if learner.clip_norm is not None:
         learner.grad_norm = whole(get_total_norm(gradients))
         clip_grads_with_norm_(learner.params, learner.clip_norm, learner.grad_norm)

@@ -1,16 +1,19 @@
 """From step times to ratios that can be trusted, or to the word that they cannot.
 
-A round holds one block of steps of each system, and the hand-written loop twice. A system's ratio
-is the median over rounds of its block's time to that of the two minimal blocks of the same round,
-so what changes slowly (heat, neighbours) cancels. The two minimal blocks' own ratio is the control:
-its confidence interval is the noise of the measurement. Noise never widens a goal. It decides
-whether there is a verdict: rounds are added until it is small, and if it stays large there is none.
+A round holds a block of steps of each system, and the hand-written loop twice. On a CPU the systems
+take turns step by step, so that they meet the same machine: what changes slowly (heat, neighbours)
+cancels. A system's ratio is that of its steps of all rounds to those of the two minimal loops. The
+two minimal loops' own ratio is the control: its confidence interval, over rounds, is the noise of
+the measurement. Noise never widens a goal. It decides whether there is a verdict: rounds are added
+until it is small, and if it stays large there is none.
 """
 
 import math
 import random
-import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 CONTROL, CONTROL_AGAIN = "minimal", "minimal again"
 MAX_NOISE = 0.01
@@ -24,18 +27,14 @@ class Block:
 
     round: int
     system: str
-    p10: float
-    median: float
-    mean: float
-
-    @classmethod
-    def of(cls, number: int, system: str, steps: list[float]) -> "Block":
-        """Sums up the steps of a block."""
-        tenths = statistics.quantiles(steps, n=10)
-        return cls(number, system, tenths[0], statistics.median(steps), statistics.fmean(steps))
+    steps: list[float]
 
 
-STATISTICS = ("p10", "median", "mean")
+STATISTICS: dict[str, Callable[[np.ndarray], float]] = {
+    "p10": lambda steps: float(np.quantile(steps, 0.1)),
+    "median": lambda steps: float(np.median(steps)),
+    "mean": lambda steps: float(np.mean(steps)),
+}
 
 
 @dataclass
@@ -49,35 +48,33 @@ class Findings:
     apart: dict[str, float] = field(default_factory=dict)
     """Largest difference of a weight to the minimal loop's, by system."""
 
-    def times(self, system: str, statistic: str) -> list[float]:
-        """One number per round."""
-        return [getattr(b, statistic) for b in self.blocks if b.system == system]
+    def time(self, system: str, statistic: str, rounds: Sequence[int] | None = None) -> float:
+        """Seconds per step over all rounds, or over some, each as often as it is named."""
+        blocks = {b.round: b.steps for b in self.blocks if b.system == system}
+        chosen = blocks.keys() if rounds is None else rounds
+        return STATISTICS[statistic](np.concatenate([blocks[number] for number in chosen]))
 
-    def ratios(self, system: str, statistic: str) -> list[float]:
-        """Per round, to the mean of the two minimal blocks; for the second one, to the first."""
-        first, second = self.times(CONTROL, statistic), self.times(CONTROL_AGAIN, statistic)
-        mine = self.times(system, statistic)
+    def ratio(self, system: str, statistic: str, rounds: Sequence[int] | None = None) -> float:
+        """To the mean of the two minimal loops; for the second one, to the first."""
+        first = self.time(CONTROL, statistic, rounds)
+        second = self.time(CONTROL_AGAIN, statistic, rounds)
         if system == CONTROL_AGAIN:
-            return [b / a for a, b in zip(first, mine, strict=True)]
-        return [c / math.sqrt(a * b) for a, b, c in zip(first, second, mine, strict=True)]
-
-    def ratio(self, system: str, statistic: str) -> float:
-        """The median over rounds."""
-        return statistics.median(self.ratios(system, statistic))
+            return second / first
+        return self.time(system, statistic, rounds) / math.sqrt(first * second)
 
     def noise(self, statistic: str) -> float:
-        """Farthest that the control's ratio may lie from 1, with 95 % confidence."""
-        low, high = interval(self.ratios(CONTROL_AGAIN, statistic))
+        """Farthest that the control's ratio may lie from 1, with 95 % confidence.
+
+        By bootstrap (Efron 1979) over rounds, percentile method.
+        """
+        draw = random.Random(0)  # noqa: S311 - resampling
+        known = range(self.rounds)
+        ratios = sorted(
+            self.ratio(CONTROL_AGAIN, statistic, draw.choices(known, k=self.rounds))
+            for _ in range(RESAMPLES)
+        )
+        low, high = ratios[int(0.025 * RESAMPLES)], ratios[int(0.975 * RESAMPLES) - 1]
         return max(abs(low - 1), abs(high - 1))
-
-
-def interval(values: list[float]) -> tuple[float, float]:
-    """95 % bootstrap interval of the median (Efron 1979), percentile method."""
-    draw = random.Random(0)  # noqa: S311 - resampling
-    medians = sorted(
-        statistics.median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES)
-    )
-    return medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES) - 1]
 
 
 def enough(found: Findings) -> bool:

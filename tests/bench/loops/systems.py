@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from ddp_trainer.numerics.optimizer import build_optimizer
 from ddp_trainer.numerics.precision import autocast, grad_scaler
-from ddp_trainer.observe.beats import BeatWriter
+from ddp_trainer.observe.beats import MIN_SECONDS, BeatWriter
 from ddp_trainer.opening import Order, open_run
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.train import loop
@@ -44,7 +44,8 @@ def ours(work: Workload, at: Setting, watch: Watch) -> Weights:
     """The product's loop, as `train` runs it: with events, beats, agreements on stopping."""
     config = work.run_config(at.ranks, at.device, at.steps, at.seed)
     with TemporaryDirectory() as folder:
-        beats = BeatWriter(Path(folder), at.ranks, 0)
+        often = MIN_SECONDS * work.shares
+        beats = BeatWriter(Path(folder), at.ranks, 0, min_seconds=often)
         run = open_run(Order(work.task, config), at.ranks, StopFlag(), beats)
         cast("Watched", run.task.train_data).watch = watch
         loop(run)

@@ -8,9 +8,9 @@ import gc
 import json
 import logging
 import os
-import random
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from ddp_trainer.parallel.collectives import broadcast_json
 from tests.bench.loops.counts import FIRST, STEPS, count
 from tests.bench.loops.findings import Block, Findings, enough
 from tests.bench.loops.systems import SYSTEMS, Weights
+from tests.bench.loops.turns import Turn, take_turns
 from tests.bench.loops.workloads import Setting, Watch, Workload
 
 WARM_UP, TIMED = 20, 100
@@ -86,22 +87,40 @@ def measure(work: Workload, at: Setting, seconds: float) -> Findings:
         _say(
             at, f"{work.name}: {name}: {found.counts[name]}, weights {found.apart[name]:.1e} apart"
         )
-    order = list(SYSTEMS)
-    random.Random(at.seed).shuffle(order)  # noqa: S311 - which system begins
     deadline = time.monotonic() + seconds
     timed = replace(at, steps=WARM_UP + TIMED + 1)
+    order = list(SYSTEMS)
     while True:
-        for name in order:
-            gc.collect()
-            dist.barrier()
-            watch = Watch(at.device)
-            SYSTEMS[name](work, timed, watch)
-            found.blocks.append(Block.of(found.rounds, name, watch.steps()[WARM_UP:]))
+        gc.collect()
+        dist.barrier()
+        for name, steps in play_round(work, timed, order).items():
+            found.blocks.append(Block(found.rounds, name, steps[WARM_UP:]))
         found.rounds += 1
         order = order[1:] + order[:1]
         ended = found.rounds >= MIN_ROUNDS and (enough(found) or time.monotonic() > deadline)
         if broadcast_json(ended, at.device):
             return found
+
+
+def play_round(work: Workload, at: Setting, order: Sequence[str]) -> dict[str, list[float]]:
+    """Train once with each system. Returns the seconds of each step.
+
+    They take turns step by step; on a GPU, whose queue would mix them, one runs after the other.
+    """
+    watches = {name: Watch(at.device) for name in order}
+    if at.device.type == "cuda":
+        for name in order:
+            SYSTEMS[name](work, at, watches[name])
+            gc.collect()
+    else:
+        alike = replace(work, shares=len(order))
+
+        def loop(name: str, turn: Turn) -> None:
+            watches[name].pause = turn.pause
+            SYSTEMS[name](alike, at, watches[name])
+
+        take_turns(order, loop, f"{at.seed} {order}")
+    return {name: watch.steps() for name, watch in watches.items()}
 
 
 def _apart(weights: Weights, others: Weights) -> float:

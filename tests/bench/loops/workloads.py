@@ -21,37 +21,52 @@ from ddp_trainer.settings import check, resolve
 from ddp_trainer.task import HasCollate, Indexed, RunEnv, Weighted, load_build
 from ddp_trainer.tasks import gpt, miniresnet
 
+AGREE_SECONDS = 5.0
+"""About how often the product's ranks meet; its default."""
 REPORT_EVERY = 50
 """Steps between two readings of the loss, in every loop that reads it."""
 
 
 @dataclass
 class Watch:
-    """Notes the time of each fetch, and acts at chosen ones."""
+    """Notes the time from each fetch to the next, and acts at chosen ones."""
 
     device: torch.device
     acts: dict[int, Callable[[], None]] = field(default_factory=dict)
     """What to do right before the fetch of a step, by the step's index."""
-    _marks: list[Any] = field(default_factory=list)
+    pause: Callable[[], None] | None = None
+    """Called before each fetch; the time that it takes is nobody's."""
+    _fetches: int = 0
+    _since: Any = None
+    _spans: list[tuple[Any, Any]] = field(default_factory=list)
 
     def tick(self) -> None:
         """A batch is fetched."""
-        if act := self.acts.get(len(self._marks)):
+        if act := self.acts.get(self._fetches):
             act()
-        if self.device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._marks.append(event)
+        self._fetches += 1
+        now = self._mark()
+        if self._since is not None:
+            self._spans.append((self._since, now))
+        if self.pause is None:
+            self._since = now
         else:
-            self._marks.append(time.perf_counter())
+            self.pause()
+            self._since = self._mark()
 
     def steps(self) -> list[float]:
         """Seconds of each step but the last; on a GPU by its own clock."""
-        pairs = zip(self._marks, self._marks[1:], strict=False)
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-            return [begin.elapsed_time(end) / 1000 for begin, end in pairs]
-        return [end - begin for begin, end in pairs]
+            return [begin.elapsed_time(end) / 1000 for begin, end in self._spans]
+        return [end - begin for begin, end in self._spans]
+
+    def _mark(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
 
 class Watched(Dataset[Any]):
@@ -127,8 +142,9 @@ class Workload:
     precision: Precision = "fp32"
     report_every: int = REPORT_EVERY
     """Steps between two reports of the product's loop."""
-    agree_seconds: float = 5.0
-    """About how often its ranks meet in between; its default."""
+    shares: int = 1
+    """Loops that take turns: what the product does by the clock it does that much more seldom, so
+    as to do it as often per step as when it is alone."""
 
     def global_batch(self, ranks: Ranks) -> int:
         """Samples per update."""
@@ -149,7 +165,7 @@ class Workload:
                 "schedule": {"name": "constant", "warmup_steps": 0},
                 "data": {"shuffle": False},
                 "log": {"every_steps": self.report_every},
-                "parallel": {"agree_seconds": self.agree_seconds},
+                "parallel": {"agree_seconds": AGREE_SECONDS * self.shares},
                 "task": settings,
             }
         )

@@ -36,6 +36,17 @@ class Fetcher(Dataset[Micro]):
         return Micro.of(portion, self.collate(samples))
 
 
+@dataclass(frozen=True, slots=True)
+class Here:
+    """A loader in this process: one `Micro` per portion, without what torch's does beside that."""
+
+    work: Fetcher
+    portions: Iterable[Portion[int]]
+
+    def __iter__(self) -> Iterator[Micro]:
+        return map(self.work.__getitem__, self.portions)
+
+
 def make_sampler(task: Task, config: RunConfig) -> Sampler:
     """How the task's training data are walked through.
 
@@ -62,9 +73,7 @@ class Loading:
     budget: Budget
     device: torch.device
 
-    def training(
-        self, sampler: Sampler, taker: Taker, start: int, updates: int
-    ) -> DataLoader[Micro]:
+    def training(self, sampler: Sampler, taker: Taker, start: int, updates: int) -> Iterable[Micro]:
         """This rank's forward passes from a position on, in host memory.
 
         Args:
@@ -80,7 +89,7 @@ class Loading:
             partial(sampler.portions, cast("Iterable[Any]", data), start, updates, taker)
         )
 
-    def evaluation(self, taker: Taker) -> DataLoader[Micro] | None:
+    def evaluation(self, taker: Taker) -> Iterable[Micro] | None:
         """This rank's forward passes of one pass over the evaluation data, if there are any."""
         data = self.task.eval_data
         if data is None:
@@ -96,10 +105,10 @@ class Loading:
         micro: Micro = next(iter(alone.training(sampler, taker, start, 1)))
         return micro
 
-    def _indexed(self, data: Indexed, portions: Iterable[Portion[int]]) -> DataLoader[Micro]:
+    def _indexed(self, data: Indexed, portions: Iterable[Portion[int]]) -> Iterable[Micro]:
         return self._loader(Fetcher(data, self._collate), sampler=portions)
 
-    def _stream(self, portions: Callable[[], Iterable[Portion[Any]]]) -> DataLoader[Micro]:
+    def _stream(self, portions: Callable[[], Iterable[Portion[Any]]]) -> Iterable[Micro]:
         return self._loader(StreamWork(portions, self._collate))
 
     @property
@@ -111,13 +120,16 @@ class Loading:
 
     def _loader(
         self, work: Dataset[Micro], sampler: Iterable[Portion[int]] | None = None
-    ) -> DataLoader[Micro]:
+    ) -> Iterable[Micro]:
         """A loader that yields one `Micro` per portion.
 
         Worker processes start from a fork server: a process that has opened a process group or CUDA
         cannot be forked safely.
         """
         workers = self.budget.workers
+        pinned = self.device.type == "cuda" and self.config.pin_memory
+        if isinstance(work, Fetcher) and sampler is not None and not workers and not pinned:
+            return Here(work, sampler)
         return DataLoader(
             work,
             sampler=sampler,
@@ -127,7 +139,7 @@ class Loading:
             prefetch_factor=self.config.prefetch if workers else None,
             persistent_workers=workers > 0 and self.config.persistent_workers,
             multiprocessing_context="forkserver" if workers else None,
-            pin_memory=self.device.type == "cuda" and self.config.pin_memory,
+            pin_memory=pinned,
         )
 
 

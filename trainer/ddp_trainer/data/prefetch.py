@@ -49,11 +49,14 @@ def on_device(
         clock: Counts the time until batches are in host memory.
     """
     arriving = clock.waited_for(micros) if clock else micros
-    if device.type == "cuda":
-        yield from _one_ahead(arriving, device)
-        return
-    for micro in arriving:
-        yield to_device(micro, device)
+    match device.type:
+        case "cuda":
+            yield from _one_ahead(arriving, device)
+        case "cpu":
+            yield from arriving
+        case _:
+            for micro in arriving:
+                yield to_device(micro, device)
 
 
 def to_device(micro: Micro, device: torch.device) -> Micro:

@@ -18,6 +18,9 @@ from ddp_trainer.parallel.strategy import Strategy
 Policy = Literal["skip", "stop", "rollback"]
 
 
+_TINY = torch.finfo(torch.float32).tiny
+
+
 class NonFiniteError(Refusal):
     """Gradients were not finite, and the policy says that the attempt ends."""
 
@@ -41,6 +44,7 @@ class Guard:
         self._reads_flag = self.protects and not on_device
         self._strategy = strategy
         self._optimizer = optimizer
+        self._kinds: set[torch.dtype] | None = None
         self.found = torch.zeros((), device=strategy.device)
         """1 if the newest update was not finite, else 0."""
 
@@ -52,11 +56,13 @@ class Guard:
             gradients: As they were reduced.
             count: Scalar, on the device; nothing is divided where nothing was counted.
         """
-        inverse = count.clamp(min=torch.finfo(torch.float32).tiny).reciprocal()
-        self.found.zero_()
+        inverse = count.clamp_min(_TINY).reciprocal()
+        self.found = torch.zeros((), device=self._strategy.device)
         parts = [local(g) for g in gradients] if self._strategy.splits_weights else gradients
-        for kind in {part.dtype for part in parts}:
-            alike = [part for part in parts if part.dtype == kind]
+        if self._kinds is None:
+            self._kinds = {part.dtype for part in parts}
+        for kind in self._kinds:
+            alike = parts if len(self._kinds) == 1 else [p for p in parts if p.dtype == kind]
             torch._amp_foreach_non_finite_check_and_unscale_(alike, self.found, inverse)
         self._strategy.any(self.found)
 

@@ -17,16 +17,26 @@ class BeatWriter:
     Beats come from the thread that trains, so a rank that is stuck stops beating.
     """
 
-    def __init__(self, directory: Path | None, ranks: Ranks, attempt: int) -> None:
+    def __init__(
+        self,
+        directory: Path | None,
+        ranks: Ranks,
+        attempt: int,
+        *,
+        min_seconds: float = MIN_SECONDS,
+    ) -> None:
         """Nothing is written without a directory.
 
         Args:
             directory: On the node; made if missing.
             ranks: This process's place.
             attempt: Number of the attempt.
+            min_seconds: Shortest time between two beats of the same phase.
         """
         self._directory = directory
+        self._min_seconds = min_seconds
         self._written = 0.0
+        self._step = 0
         self._beat = Beat(
             attempt=attempt,
             rank=ranks.rank,
@@ -45,12 +55,11 @@ class BeatWriter:
 
     def resumed(self, step: int) -> None:
         """Notes the step that this attempt starts from."""
-        self._beat.resumed_from = step
-        self._beat.step = step
+        self._beat.resumed_from = self._step = step
 
     def step(self, step: int) -> None:
         """Notes updates done; the first one of the attempt ends a recovery, and is told at once."""
-        self._beat.step = step
+        self._step = step
         if self._beat.first_step_at is None:
             self._beat.first_step_at = time.time()
             self._write()
@@ -69,7 +78,7 @@ class BeatWriter:
 
     def alive(self) -> None:
         """Writes the beat unless the last one is too young."""
-        if time.monotonic() - self._written >= MIN_SECONDS:
+        if time.monotonic() - self._written >= self._min_seconds:
             self._write()
 
     def _write(self) -> None:
@@ -77,6 +86,7 @@ class BeatWriter:
             return
         self._written = time.monotonic()
         self._beat.at = time.time()
+        self._beat.step = self._step
         name = f"{self._beat.local_rank}.json"
         pending = self._directory / f".{name}.tmp"
         try:

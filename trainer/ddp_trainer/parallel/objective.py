@@ -24,7 +24,7 @@ class Objective(nn.Module):
         self.model = model
         self.loss = loss
         first = next(model.parameters())
-        self.carrier = nn.Parameter(torch.zeros(1, dtype=torch.float32, device=first.device))
+        self.carrier = nn.Parameter(torch.zeros((), dtype=torch.float32, device=first.device))
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Computes the loss of one batch.
@@ -40,4 +40,4 @@ class Objective(nn.Module):
         if not isinstance(weighted, Weighted) or weighted.sum.dim():
             raise InputError("task: loss must return Weighted(sum, count) with a scalar sum")
         count = weighted.count_tensor()
-        return weighted.sum.float(), count, (self.carrier * count).sum()
+        return weighted.sum.float(), count, self.carrier * count
