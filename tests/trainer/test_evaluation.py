@@ -39,6 +39,7 @@ def test_batch_norm_evaluates_with_statistics_of_all_ranks(launcher: Launcher) -
     assert gang.events("summary")[0]["metrics"]["loss"] > 0
 
 
+@pytest.mark.slow
 def test_worker_processes_give_the_same_run(launcher: Launcher, tmp_path: Path) -> None:
     arguments = ["--task=sample_tasks:build", "--max_steps=6", "--task.noise=0.1"]
     gangs = [

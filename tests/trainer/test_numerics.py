@@ -156,6 +156,7 @@ def test_weights_that_do_not_fit_are_named(
     assert sentence in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_is_no_weights_is_refused_on_every_rank(launcher: Launcher, tmp_path: Path) -> None:
     gang = launcher.train(TASK, f"--init_from={tmp_path / 'none'}", world=2)
     assert gang.wait() == [2, 2]

@@ -58,6 +58,7 @@ def test_a_killed_run_ends_with_the_bits_of_an_uninterrupted_one(
     assert ends[0] == ends[1]
 
 
+@pytest.mark.slow
 def test_any_strategy_resumes_the_checkpoint_of_another(launcher: Launcher, tmp_path: Path) -> None:
     config = SGD | {
         "global_batch": 12,

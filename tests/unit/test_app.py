@@ -196,6 +196,7 @@ async def test_an_api_server_that_is_away_at_first_is_waited_for(
         await process.until_ready("ok")
 
 
+@pytest.mark.slow
 async def test_when_nothing_can_be_watched_any_more_it_begins_anew_and_is_not_ready(
     api: FakeApi, tmp_path: Path
 ) -> None:

@@ -2,13 +2,13 @@
 
 A round holds a block of steps of each system, and the hand-written loop twice. On a CPU the systems
 take turns step by step, so that they meet the same machine: what changes slowly (heat, neighbours)
-cancels. A system's ratio is that of its steps of all rounds to those of the two minimal loops. The
+cancels. A system's ratio by p10 or mean is that of its steps of all rounds to those of the two
+minimal loops; by median, it is the median over turns of its step to theirs of the same turn. The
 two minimal loops' own ratio is the control: its confidence interval, over rounds, is the noise of
 the measurement. Noise never widens a goal. It decides whether there is a verdict: rounds are added
 until it is small, and if it stays large there is none.
 """
 
-import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -50,17 +50,23 @@ class Findings:
 
     def time(self, system: str, statistic: str, rounds: Sequence[int] | None = None) -> float:
         """Seconds per step over all rounds, or over some, each as often as it is named."""
-        blocks = {b.round: b.steps for b in self.blocks if b.system == system}
-        chosen = blocks.keys() if rounds is None else rounds
-        return STATISTICS[statistic](np.concatenate([blocks[number] for number in chosen]))
+        return STATISTICS[statistic](self._steps(system, rounds))
 
     def ratio(self, system: str, statistic: str, rounds: Sequence[int] | None = None) -> float:
         """To the mean of the two minimal loops; for the second one, to the first."""
-        first = self.time(CONTROL, statistic, rounds)
-        second = self.time(CONTROL_AGAIN, statistic, rounds)
+        paired = statistic == "median"
+        first, second, mine = (
+            self._steps(name, rounds) if paired else np.array(self.time(name, statistic, rounds))
+            for name in (CONTROL, CONTROL_AGAIN, system)
+        )
         if system == CONTROL_AGAIN:
-            return second / first
-        return self.time(system, statistic, rounds) / math.sqrt(first * second)
+            return float(np.median(second / first))
+        return float(np.median(mine / np.sqrt(first * second)))
+
+    def _steps(self, system: str, rounds: Sequence[int] | None) -> np.ndarray:
+        blocks = {b.round: b.steps for b in self.blocks if b.system == system}
+        chosen = blocks.keys() if rounds is None else rounds
+        return np.concatenate([blocks[number] for number in chosen])
 
     def noise(self, statistic: str) -> float:
         """Farthest that the control's ratio may lie from 1, with 95 % confidence.
