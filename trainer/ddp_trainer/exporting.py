@@ -183,7 +183,7 @@ def _torch(traced: Traced, folder: Path) -> tuple[str, Callable[..., Any]]:
 
 
 def _onnx(traced: Traced, folder: Path) -> tuple[str, Callable[..., Any]]:
-    import onnxruntime  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
+    import onnxruntime  # noqa: PLC0415 (an extra)
 
     file = "model.onnx"
     program = torch.onnx.export(_program(traced), dynamo=True, verbose=False)
