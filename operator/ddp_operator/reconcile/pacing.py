@@ -8,7 +8,7 @@ from ddp_operator.reconcile.conditions import is_stuck
 from ddp_operator.reconcile.plan import Plan
 from ddp_operator.reconcile.world import World
 
-FIRST_WAIT = timedelta(seconds=5)
+FIRST_WAIT = timedelta(seconds=10)
 
 _COUNTS = {"ready", "replicas", "next_action"}
 _COUNTING = {ConditionType.PODS_READY, ConditionType.SUCCEEDED}
