@@ -24,12 +24,14 @@ def seconds_to_wait(world: World, plan: Plan, written: datetime | None) -> float
     Args:
         world: What the plan was made for.
         plan: What shall be done.
-        written: When the status was written last, if this process did.
+        written: When the status was written last, if this process did; its attempt's begin counts
+            else.
     """
     status = world.job.status
     started = status.attempt_start_time
-    if written is None or started is None or not _only_counts(world, plan):
+    if started is None or not _only_counts(world, plan):
         return 0.0
+    written = written or started
     interval = max(FIRST_WAIT, written - started)
     # A clock that was set back must not hold news for longer than that.
     return max(0.0, (interval - abs(world.now - written)).total_seconds())
