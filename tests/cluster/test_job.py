@@ -109,6 +109,9 @@ def test_a_bad_setting_is_not_retried(cluster: Cluster, namespace: str) -> None:
 def test_an_unchanged_job_causes_no_requests(cluster: Cluster, namespace: str) -> None:
     job = Job.apply(cluster, namespace, script_job("steady", STEADY))
     job.wait_for("Running")
+    # The last request of a start, and nobody waits for it.
+    told = ("get", "events", "--field-selector", "reason=Running", "-o", "name")
+    eventually(lambda: job.kubectl(*told), "the Event that it runs", 30)
     window = 60.0
     quiet_from = len(operator_requests(cluster))
     with pytest.raises(TimeoutError):
