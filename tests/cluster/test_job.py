@@ -111,7 +111,7 @@ def test_an_unchanged_job_causes_no_requests(cluster: Cluster, namespace: str) -
     job.wait_for("Running")
     # The last request of a start, and nobody waits for it.
     told = ("get", "events", "--field-selector", "reason=Running", "-o", "name")
-    eventually(lambda: job.kubectl(*told), "the Event that it runs", 30)
+    eventually(lambda: bool(job.kubectl(*told)), "the Event that it runs", 30)
     window = 60.0
     quiet_from = len(operator_requests(cluster))
     with pytest.raises(TimeoutError):
