@@ -42,7 +42,8 @@ def train_step(learner: Learner, micros: Iterator[Micro], step: int, lr_factor: 
                 total, count, carried = learner.objective(micro.batch)
             with learner.trace.range("backward"):
                 seed = learner.seed_gradient if micro.weight else torch.zeros_like(total)
-                torch.autograd.backward((total, carried), (learner.scaler.scale(seed), seed))
+                seeds = learner.scaler.scale(seed), seed.expand_as(carried)
+                torch.autograd.backward((total, carried), seeds)
         if micro.weight:
             learner.tally.passed(total, count)
         samples = micro.update_samples

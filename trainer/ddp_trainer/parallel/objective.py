@@ -24,14 +24,14 @@ class Objective(nn.Module):
         self.model = model
         self.loss = loss
         first = next(model.parameters())
-        self.carrier = nn.Parameter(torch.zeros((), dtype=torch.float32, device=first.device))
+        self.carrier = nn.Parameter(torch.zeros(1, dtype=torch.float32, device=first.device))
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Computes the loss of one batch.
 
         Returns:
-            Three fp32 scalars: the loss sum, the count, and a zero whose gradient by the carrier is
-            the count.
+            In fp32: the loss sum and the count, both scalars, and a zero of shape (1,) whose
+            gradient by the carrier is the count.
 
         Raises:
             InputError: If the task's loss returned something else than a weighted scalar.
