@@ -45,11 +45,11 @@ def beat(**fields: Any) -> Beat:
     return Beat(**(given | fields))
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> None:
     """Return once a condition holds; fail when it does not in time."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
+    deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"in {DEADLINE_SECONDS:.0f} s not: {what}"
+        assert time.monotonic() < deadline, f"in {seconds:.0f} s not: {what}"
         time.sleep(0.005)
 
 

@@ -22,6 +22,10 @@ pytestmark = [
 ]
 
 
+IMPORTS_SECONDS = 60.0
+"""torch is imported anew, on a machine that may be busy."""
+
+
 class Container:
     """A worker container of one node and one rank."""
 
@@ -60,7 +64,7 @@ class Container:
                 return False
             return (said.attempt, said.phase) == (attempt, phase)
 
-        wait_until(reached, f"attempt {attempt} is {phase}")
+        wait_until(reached, f"attempt {attempt} is {phase}", IMPORTS_SECONDS)
 
     def standby(self) -> int:
         """Process id of the only standby."""
