@@ -341,6 +341,18 @@ async def test_all_agents_are_asked_until_all_ranks_train_and_then_that_of_node_
     assert bench.cluster.asked == ["digits-0"]
 
 
+async def test_an_agent_is_asked_once_per_look_even_when_the_look_is_repeated() -> None:
+    """One on a lost node takes its time not to answer."""
+    bench = Bench()
+    await bench.train()
+    bench.say("digits-1", failed_word(1), ready=False)
+    bench.cluster.asked.clear()
+    before = len(bench.cluster.writes)
+    await bench.look()
+    assert [w for w in bench.written_since(before) if w.startswith("annotate")], "it acted"
+    assert sorted(bench.cluster.asked) == ["digits-0", "digits-1"]
+
+
 async def test_all_agents_are_asked_when_a_pod_is_not_ready_any_more() -> None:
     bench = Bench()
     await bench.train()

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from ddp_operator.api.status import ConditionType
-from tests.unit.support import NOW, summary, word
+from tests.unit.support import NOW, failed_word, summary, word
 from tests.unit.test_controller import Bench
 
 PODS = 32
@@ -68,3 +68,24 @@ async def test_a_clock_that_was_set_back_holds_nothing_up() -> None:
     start = await Start(nodes=PODS).begin()
     await start.join(0, -3600)
     assert start.status().ready == f"1/{PODS}"
+
+
+async def test_news_wait_no_longer_than_five_minutes_however_old_the_attempt_is() -> None:
+    start = await Start(nodes=PODS).begin()
+    await start.join(0, 36_000)
+    assert await start.join(1, 36_001) is not None
+    assert (start.writes, start.status().ready) == (1, f"1/{PODS}")
+    await start.join(2, 36_000 + 301)
+    assert (start.writes, start.status().ready) == (2, f"3/{PODS}")
+
+
+async def test_what_a_finished_job_waits_for_is_no_news_that_waits() -> None:
+    start = await Start(nodes=PODS, maxRestarts=0).begin()
+    start.now = NOW + timedelta(seconds=1)
+    start.say("digits-00", failed_word(0), ready=False)
+    await start.settle()
+    assert (start.status().next_action or "").startswith("waits for digits-00")
+    for index in range(PODS):
+        start.cluster.change_pod(f"digits-{index:02}", phase="Failed")
+    await start.settle()
+    assert start.status().next_action == "nothing: finished"

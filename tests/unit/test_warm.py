@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from ddp_agent import __main__ as entry_point
 from ddp_agent import launcher, warm
+from ddp_agent import main as agent_main
 from ddp_agent.contract import Env, Failure
 from ddp_agent.launcher import Launch
 from ddp_agent.processes import descendants
@@ -98,6 +100,31 @@ def test_what_the_ranks_write_is_logged_by_rank(standby: Standby, tmp_path: Path
     for rank in range(2):
         (log,) = launch.log_dir.glob(f"*/attempt_0/{rank}/stdout.log")
         assert f"hello of {rank}" in log.read_text()
+
+
+def test_a_fork_collects_garbage_but_not_among_what_was_imported(
+    standby: Standby, tmp_path: Path
+) -> None:
+    script = "import gc; print('collects', gc.isenabled(), gc.get_freeze_count() > 100_000)"
+    launch = prepared(tmp_path, script)
+    assert ended(WarmTree(standby, launch)) == 0
+    (log,) = launch.log_dir.glob("*/attempt_0/0/stdout.log")
+    assert "collects True True" in log.read_text()
+
+
+def test_the_standby_is_begun_before_the_agent_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = object()
+    monkeypatch.setattr(warm, "Standby", lambda environment: begun if environment else None)
+    assert warm.head_start({Env.STANDBY: "true"}) is begun
+    assert warm.head_start({Env.STANDBY: "false"}) is None
+    assert warm.head_start({}) is None
+    taken: list[object] = []
+    monkeypatch.setenv(Env.STANDBY, "true")
+    monkeypatch.setattr(agent_main, "main", taken.append)
+    entry_point.main()
+    assert taken == [begun]
 
 
 FAILURES = {

@@ -106,10 +106,17 @@ class Loading:
         return micro
 
     def _indexed(self, data: Indexed, portions: Iterable[Portion[int]]) -> Iterable[Micro]:
-        return self._loader(Fetcher(data, self._collate), sampler=portions)
+        work = Fetcher(data, self._collate)
+        if self.budget.workers or self._pinned:
+            return self._loader(work, sampler=portions)
+        return Here(work, portions)
 
     def _stream(self, portions: Callable[[], Iterable[Portion[Any]]]) -> Iterable[Micro]:
         return self._loader(StreamWork(portions, self._collate))
+
+    @property
+    def _pinned(self) -> bool:
+        return self.device.type == "cuda" and self.config.pin_memory
 
     @property
     def _collate(self) -> Callable[[Any], Any]:
@@ -120,16 +127,13 @@ class Loading:
 
     def _loader(
         self, work: Dataset[Micro], sampler: Iterable[Portion[int]] | None = None
-    ) -> Iterable[Micro]:
+    ) -> DataLoader[Micro]:
         """A loader that yields one `Micro` per portion.
 
         Worker processes start from a fork server: a process that has opened a process group or CUDA
         cannot be forked safely.
         """
         workers = self.budget.workers
-        pinned = self.device.type == "cuda" and self.config.pin_memory
-        if isinstance(work, Fetcher) and sampler is not None and not workers and not pinned:
-            return Here(work, sampler)
         return DataLoader(
             work,
             sampler=sampler,
@@ -139,7 +143,7 @@ class Loading:
             prefetch_factor=self.config.prefetch if workers else None,
             persistent_workers=workers > 0 and self.config.persistent_workers,
             multiprocessing_context="forkserver" if workers else None,
-            pin_memory=pinned,
+            pin_memory=self._pinned,
         )
 
 

@@ -17,7 +17,6 @@ from ddp_trainer.parallel.strategy import Strategy
 
 Policy = Literal["skip", "stop", "rollback"]
 
-
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -44,7 +43,6 @@ class Guard:
         self._reads_flag = self.protects and not on_device
         self._strategy = strategy
         self._optimizer = optimizer
-        self._kinds: set[torch.dtype] | None = None
         self.found = torch.zeros((), device=strategy.device)
         """1 if the newest update was not finite, else 0."""
 
@@ -59,10 +57,9 @@ class Guard:
         inverse = count.clamp_min(_TINY).reciprocal()
         self.found = torch.zeros((), device=self._strategy.device)
         parts = [local(g) for g in gradients] if self._strategy.splits_weights else gradients
-        if self._kinds is None:
-            self._kinds = {part.dtype for part in parts}
-        for kind in self._kinds:
-            alike = parts if len(self._kinds) == 1 else [p for p in parts if p.dtype == kind]
+        kinds = {part.dtype for part in parts}
+        for kind in kinds:
+            alike = parts if len(kinds) == 1 else [p for p in parts if p.dtype == kind]
             torch._amp_foreach_non_finite_check_and_unscale_(alike, self.found, inverse)
         self._strategy.any(self.found)
 

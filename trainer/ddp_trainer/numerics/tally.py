@@ -22,7 +22,8 @@ class Tally:
             total: Scalar, the loss sum.
             count: Scalar, the loss count.
         """
-        self._losses += (total.detach(), count)
+        # A copy: the count may be the user's own tensor, which the next batch changes.
+        self._losses.append(torch.stack((total.detach(), count)))
 
     def updated(self, broken: Tensor) -> None:
         """Notes an update.
@@ -37,7 +38,7 @@ class Tally:
     def read(self) -> Tensor:
         """Shape (3,), fp64: loss sum, loss count, updates whose gradients were not finite."""
         if self._losses:
-            self._sums[:2] += torch.stack(self._losses).double().view(-1, 2).sum(0)
+            self._sums[:2] += torch.stack(self._losses).double().sum(0)
         if self._broken:
             self._sums[2] += torch.stack(self._broken).double().sum()
         self._losses, self._broken = [], []
