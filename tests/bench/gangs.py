@@ -193,7 +193,8 @@ class Torchrun:
         eventually(lambda: trains(self), f"{self.name} trains", START_SECONDS)
 
     def end(self) -> None:
-        self._kubectl("delete", "statefulset,service", self.name, "--cascade=foreground")
+        # Its grace period is no part of what is measured.
+        self._kubectl("delete", "statefulset,service", self.name, "--cascade=orphan")
         self._kubectl("delete", "pods", "-l", f"app={self.name}", "--grace-period=0", "--force")
         eventually(lambda: not self.pods(), "its pods are gone", START_SECONDS)
 
