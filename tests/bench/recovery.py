@@ -12,6 +12,8 @@ when it is broken off.
 import argparse
 import os
 import random
+import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -96,6 +98,7 @@ def begin(gang: SetUp, case: Case) -> None:
 def main() -> None:
     """Bring a cluster up, measure every case on every gang, print the tables."""
     options = read_options()
+    imports = statistics.median(import_seconds() for _ in range(3))
     built = install.build_images(options.wheels)
     cluster = Cluster.up(2)
     results: list[Result] = []
@@ -114,10 +117,17 @@ def main() -> None:
     finally:
         cluster.down()
         if results:
-            print(f"\n{table(results)}\n\n{notes(options.seed)}\n\n{parts_table(results)}")
+            print(f"\n{table(results)}\n\n{notes(options.seed, imports)}\n\n{parts_table(results)}")
     late = missed(results)
     if late:
         sys.exit(f"goal missed: {', '.join(late)}")
+
+
+def import_seconds() -> float:
+    """How long a new process takes to import torch: most of what a new pod costs."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    return time.monotonic() - began
 
 
 def play(

@@ -62,8 +62,6 @@ def test_a_task_in_a_config_map_is_trained_as_the_sample_stands(tmp_path: Path) 
         check=False,
         cwd=tmp_path,
     )
-    if "another program listens on every address" in done.stderr:
-        pytest.skip("the agent's port is taken on this machine")
     assert done.returncode == 0, done.stdout + done.stderr
     lines = dict(line.strip().split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
     assert float(lines["test accuracy"]) >= 0.94

@@ -76,12 +76,16 @@ def test_an_exception_is_shown_once_and_written_down(launcher: Launcher) -> None
 
 def test_time_that_is_used_up_completes_the_run(launcher: Launcher, tmp_path: Path) -> None:
     environ = {"DDP_CHECKPOINT_DIR": str(tmp_path)}
-    arguments = [*LONG, "--max_seconds=0.5", "--checkpoint.every_steps=1000000"]
+    arguments = [*LONG[:-1], "--log.every_steps=20", "--max_seconds=0.5"]
+    arguments += ["--checkpoint.every_steps=1000000"]
     gang = launcher.train(*arguments, world=2, **environ)
     assert gang.wait() == [0, 0]
     (summary,) = gang.events("summary")
     assert 0.5 <= summary["seconds"] < 5
     assert summary["steps"] < summary["total_steps"]
+    told = [event["eta_seconds"] for event in gang.events("progress")]
+    assert told
+    assert all(0 <= seconds <= 1 for seconds in told)
     again = launcher.train(*arguments, world=2, **environ)
     assert again.wait() == [0, 0]
     assert "nothing left to train" in again.events("complete")[0]["message"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddp_agent import machine
-from ddp_agent.machine import cpu_count, out_of_memory_kills, threads_per_rank
+from ddp_agent.machine import cpu_count, fall_first, out_of_memory_kills, threads_per_rank
 
 CORES = 16
 
@@ -94,3 +94,15 @@ def test_processes_that_the_kernel_ended_for_memory_are_counted(
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text(text)
     assert out_of_memory_kills(tmp_path) == kills
+
+
+@pytest.mark.parametrize(("given", "raised"), [(-997, -697), (0, 300), (968, 1000)])
+def test_a_rank_falls_before_the_others(tmp_path: Path, given: int, raised: int) -> None:
+    (tmp_path / "oom_score_adj").write_text(f"{given}\n")
+    fall_first(tmp_path)
+    assert int((tmp_path / "oom_score_adj").read_text()) == raised
+
+
+def test_where_there_is_no_such_score_nothing_is_said(tmp_path: Path) -> None:
+    fall_first(tmp_path)
+    assert not list(tmp_path.iterdir())

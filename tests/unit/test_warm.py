@@ -112,6 +112,17 @@ def test_a_fork_collects_garbage_but_not_among_what_was_imported(
     assert "collects True True" in log.read_text()
 
 
+def test_a_rank_falls_before_the_standby_when_memory_runs_out(
+    standby: Standby, tmp_path: Path
+) -> None:
+    own = int(Path(f"/proc/{standby.pid}/oom_score_adj").read_text())
+    script = "print('score', open('/proc/self/oom_score_adj').read())"
+    launch = prepared(tmp_path, script)
+    assert ended(WarmTree(standby, launch)) == 0
+    (log,) = launch.log_dir.glob("*/attempt_0/0/stdout.log")
+    assert f"score {min(1000, own + 300)}\n" in log.read_text()
+
+
 def test_the_standby_is_begun_before_the_agent_where_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

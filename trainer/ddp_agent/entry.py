@@ -7,6 +7,7 @@ import sys
 import traceback
 
 from ddp_agent.failures import without_launcher
+from ddp_agent.machine import fall_first
 
 
 def run_rank(*command: str) -> None:
@@ -19,6 +20,7 @@ def run_rank(*command: str) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    fall_first()
     try:
         if command[0] == "-m":
             sys.argv = ["-m", *command[2:]]

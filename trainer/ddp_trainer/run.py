@@ -124,6 +124,7 @@ class Run:
                 loss=verdict.loss,
                 lr=learner.optimizer.param_groups[0]["lr"],
                 grad_norm=None if learner.grad_norm is None else learner.grad_norm.item(),
+                seconds_left=self._seconds_left(),
             )
         learner.trace.look(self.report.warned)
         return verdict
@@ -195,6 +196,10 @@ class Run:
             "samples_per_second": samples / seconds if seconds else None,
             "checkpoint": newest.path if newest else None,
         }
+
+    def _seconds_left(self) -> float | None:
+        limit = self.config.max_seconds
+        return None if limit is None else limit - self.seconds()
 
     def _used_up(self, seconds: float) -> bool:
         return self.config.max_seconds is not None and seconds >= self.config.max_seconds

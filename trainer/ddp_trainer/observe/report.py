@@ -59,21 +59,35 @@ class Reporter:
         self._events.emit("complete", step=step, message=message)
 
     def trained(
-        self, *, step: int, epoch: int | None, loss: float, lr: float, grad_norm: float | None
+        self,
+        *,
+        step: int,
+        epoch: int | None,
+        loss: float,
+        lr: float,
+        grad_norm: float | None,
+        seconds_left: float | None = None,
     ) -> None:
         """Tells how far the training is, with what happened since the last time it was told.
 
         `data_wait_seconds` is the time that this rank had no batch to train on.
+
+        Args:
+            step: Newest update.
+            epoch: The epoch it belonged to.
+            loss: Mean loss since the last time.
+            lr: Learning rate of the newest update.
+            grad_norm: Its norm of the gradient, where that is measured.
+            seconds_left: Until the time of the run is used up, where that is limited.
         """
         rate = self.rates.read()
-        eta = round((self._total_steps - step) * self._global_batch / rate) if rate else None
         self._progress = Progress(
             step=step,
             total_steps=self._total_steps,
             epoch=epoch,
             loss=loss,
             samples_per_second=rate,
-            eta_seconds=eta,
+            eta_seconds=self._eta(step, rate, seconds_left),
             metrics=self._progress.metrics,
         )
         self._beat_progress()
@@ -115,6 +129,12 @@ class Reporter:
     def ended(self, event: str, **facts: Any) -> None:
         """Tells the end: `stop` or `summary`."""
         self._events.emit(event, **facts)
+
+    def _eta(self, step: int, rate: float | None, seconds_left: float | None) -> int | None:
+        """Seconds to the end: the last update or the end of the time, whichever comes first."""
+        by_steps = (self._total_steps - step) * self._global_batch / rate if rate else None
+        ends = [seconds for seconds in (by_steps, seconds_left) if seconds is not None]
+        return round(max(0.0, min(ends))) if ends else None
 
     def _beat_progress(self) -> None:
         if self._is_first:
