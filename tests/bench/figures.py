@@ -105,16 +105,18 @@ def _median(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.2f}" if values else "-"
 
 
-def notes(seed: int, import_seconds: float) -> str:
+def notes(seed: int, import_seconds: float, taken: float) -> str:
     """What must be known to read the tables.
 
     Args:
         seed: Of the dice.
         import_seconds: What importing torch costs on this machine.
+        taken: Share of its cores' time that the host gave to others.
     """
     return f"""\
 - 2 nodes x 2 ranks, gloo, MiniResNet, a checkpoint every 20 updates, seed {seed}; both nodes are
-  this machine, on which `import torch` took {import_seconds:.2f} s before the run (median of 3).
+  this machine, on which `import torch` took {import_seconds:.2f} s before the run (median of 3);
+  meanwhile the host gave {taken:.0%} of the time that the cores had work to other machines.
 - never: not recovered within {LIMIT_SECONDS:.0f} s (for a lost node: 30 s more), twice in a row in
   fresh set-ups.
 - torchrun runs in a StatefulSet (Parallel, restartPolicy Always, headless Service) with the same

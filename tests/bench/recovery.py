@@ -22,6 +22,7 @@ from pathlib import Path
 from tests.bench.cases import CASES, Case
 from tests.bench.figures import LIMIT_SECONDS, Recovery, Result, missed, notes, parts_table, table
 from tests.bench.gangs import Ours, SetUp, default_torchrun, has_saved, trains, tuned_torchrun
+from tests.bench.host import Host
 from tests.harness.cluster import Cluster
 from tests.tools import install
 from tests.tools.install import eventually
@@ -100,7 +101,7 @@ def main() -> None:
     options = read_options()
     imports = statistics.median(import_seconds() for _ in range(3))
     built = install.build_images(options.wheels)
-    cluster = Cluster.up(2)
+    cluster, host = Cluster.up(2), Host()
     results: list[Result] = []
     try:
         install.load_images(cluster, built)
@@ -117,7 +118,8 @@ def main() -> None:
     finally:
         cluster.down()
         if results:
-            print(f"\n{table(results)}\n\n{notes(options.seed, imports)}\n\n{parts_table(results)}")
+            read = notes(options.seed, imports, host.taken())
+            print(f"\n{table(results)}\n\n{read}\n\n{parts_table(results)}")
     late = missed(results)
     if late:
         sys.exit(f"goal missed: {', '.join(late)}")

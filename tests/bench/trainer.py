@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from packaging.requirements import Requirement
 
+from tests.bench.host import Host
 from tests.bench.loops.findings import (
     CONTROL,
     CONTROL_AGAIN,
@@ -46,9 +47,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(os.environ.get("DDP_SEED", "0")))
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
     options = parser.parse_args()
-    began, load = time.monotonic(), os.getloadavg()[0]
+    began, load, host = time.monotonic(), os.getloadavg()[0], Host()
     found = measure(options.seconds, options.seed)
-    text = "\n\n".join((introduction(options.seed, load), *map(table, found), absent()))
+    opening = introduction(options.seed, load, host.taken())
+    text = "\n\n".join((opening, *map(table, found), absent()))
     day = datetime.now(UTC).date().isoformat()
     options.out.mkdir(parents=True, exist_ok=True)
     page = options.out / f"{day}-trainer.md"
@@ -131,7 +133,7 @@ def verdicts(found: list[Findings]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def introduction(seed: int, load: float) -> str:
+def introduction(seed: int, load: float, taken: float) -> str:
     """What was done, and where."""
     cuda = torch.cuda.is_available()
     place = torch.cuda.get_device_name() if cuda else f"CPU, {os.cpu_count()} cores, no GPU"
@@ -141,7 +143,7 @@ def introduction(seed: int, load: float) -> str:
 agreements, beside a hand-written DDP loop and other frameworks: same model, weights, data, loss,
 optimizer and batch. Ranks of one machine ({place}; {"NCCL" if cuda else "gloo"}), one thread each;
 torch {torch.__version__}, {peers}, Python {platform.python_version()}; load average before the run
-{load:.2f}, seed {seed}.
+{load:.2f}, {taken:.0%} of the cores' busy time taken by the host during it, seed {seed}.
 
 {"One system runs after the other" if cuda else "The systems take turns step by step"}, in rounds
 with fresh set-ups. A ratio by p10 or mean is that of a system's steps of all rounds to those of the

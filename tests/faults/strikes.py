@@ -134,7 +134,8 @@ def bring_back(cluster: Cluster, name: str) -> None:
 
     def usable() -> bool:
         form = "{.spec.taints}{.status.conditions[?(@.type=='Ready')].status}"
-        return cluster.kubectl("get", "node", name, "-o", f"jsonpath={form}").stdout == "True"
+        found = cluster.kubectl("get", "node", name, "--ignore-not-found", "-o", f"jsonpath={form}")
+        return found.stdout == "True"
 
     eventually(usable, f"{name} is back", 120)
     leftover = (

@@ -147,5 +147,49 @@ async def test_an_agent_that_does_not_answer_in_time_gives_no_answer(
         assert asked.is_set()
 
 
+async def test_one_that_let_a_question_run_out_is_waited_for_once_until_it_is_heard_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agents_module, "_SHORT", aiohttp.ClientTimeout(total=0.1))
+    asked = 0
+    back = asyncio.Event()
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        if back.is_set():
+            writer.write(head() + BODY)
+            await writer.drain()
+        else:
+            await asyncio.sleep(5)
+
+    async with answering(answer) as port, agents_at(port) as agents:
+        assert await agents.ask("127.0.0.1", insist=False) is None
+        assert await agents.ask("127.0.0.1", insist=False) is None
+        assert asked == 1
+        assert await agents.ask("127.0.0.1") is None
+        assert asked == 2
+        back.set()
+        assert await agents.news("127.0.0.1", -1) == SAID
+        assert await agents.ask("127.0.0.1", insist=False) == SAID
+
+
+async def test_one_that_refuses_is_asked_each_time_for_it_may_be_starting() -> None:
+    agent = Told()
+    agent.word = Word(SAID)
+    server = AgentServer("127.0.0.1", 0, agent)
+    server.start()
+    port = server.port
+    await asyncio.to_thread(server.close)
+    async with agents_at(port) as agents:
+        assert await agents.ask("127.0.0.1", insist=False) is None
+        again = AgentServer("127.0.0.1", port, agent)
+        again.start()
+        try:
+            assert await agents.ask("127.0.0.1", insist=False) == SAID
+        finally:
+            await asyncio.to_thread(again.close)
+
+
 async def test_nobody_there_gives_no_answer() -> None:
     assert await ask(1) is None

@@ -116,7 +116,11 @@ class Cluster(Protocol):
         """Publish an Event about the job. Failing to is logged, not raised."""
 
     async def ask_agent(self, pod: PodView) -> AgentStatus | None:
-        """The agent's own word about its pod, or None when it does not answer in time."""
+        """The agent's own word about its pod, or None when it does not answer in time.
+
+        One that let a question run out a moment ago may be taken to be silent, if its pod is not
+        ready.
+        """
 
     async def await_agent(self, pod: PodView, revision: int) -> AgentStatus | None:
         """The agent's word once it is of another revision, or after a while; None as above."""

@@ -217,7 +217,7 @@ class KubeCluster:
 
     async def ask_agent(self, pod: PodView) -> AgentStatus | None:
         """See `Cluster`."""
-        return await self._agents.ask(pod.ip) if pod.ip else None
+        return await self._agents.ask(pod.ip, insist=pod.ready) if pod.ip else None
 
     async def await_agent(self, pod: PodView, revision: int) -> AgentStatus | None:
         """See `Cluster`."""
