@@ -21,7 +21,8 @@ TASK = "ddp_trainer.tasks.miniresnet:build"
 CONFIG = {"max_steps": 1_000_000, "global_batch": 256, "eval_every_steps": 1_000_000}
 """A run that outlasts the measurement."""
 SAVE_EVERY_STEPS = 20
-MEMORY = {"limits": {"memory": "2Gi"}}
+RESOURCES = {"requests": {"cpu": "500m"}, "limits": {"memory": "2Gi"}}
+"""A pod without a request for CPU yields to whatever else runs, here the control plane."""
 TRACE = {
     "noticed": "noticed",
     "decided": "decided",
@@ -143,7 +144,7 @@ class Ours:
                 "task": TASK,
                 "config": CONFIG,
                 "checkpoint": {"claimName": install.CLAIM, "everySteps": SAVE_EVERY_STEPS},
-                "resources": MEMORY,
+                "resources": RESOURCES,
                 "maxRestarts": 10_000,
                 "maxInfrastructureRestarts": 10_000,
             },
@@ -285,7 +286,7 @@ class Torchrun:
             "image": f"{install.REPOSITORY}/trainer:{install.VERSION}",
             "command": ["sh", "-c", self._line()],
             "env": [pod, *({"name": str(k), "value": v} for k, v in env.items())],
-            "resources": MEMORY,
+            "resources": RESOURCES,
             "volumeMounts": [
                 {"name": "tmp", "mountPath": "/tmp"},
                 {"name": "shm", "mountPath": "/dev/shm"},

@@ -25,7 +25,7 @@ from tests.bench.gangs import Ours, SetUp, default_torchrun, has_saved, trains, 
 from tests.bench.host import Host
 from tests.harness.cluster import Cluster
 from tests.tools import install
-from tests.tools.install import eventually
+from tests.tools.install import Images, eventually
 
 NAMESPACE = "bench"
 GIVE_UP_AFTER = 2
@@ -101,20 +101,10 @@ def main() -> None:
     options = read_options()
     imports = statistics.median(import_seconds() for _ in range(3))
     built = install.build_images(options.wheels)
-    cluster, host = Cluster.up(2), Host()
     results: list[Result] = []
+    cluster, host = Cluster.up(2), Host()
     try:
-        install.load_images(cluster, built)
-        install.install_chart(cluster, {r"nodeSelector.kubernetes\.io/hostname": OPERATOR_NODE})
-        install.make_namespace(cluster, NAMESPACE)
-        gangs: list[SetUp] = [Ours(cluster, NAMESPACE)]
-        if not options.without_torchrun:
-            gangs.append(default_torchrun(cluster, NAMESPACE))
-            gangs.append(tuned_torchrun(cluster, NAMESPACE))
-        cases = [case for case in CASES if options.only in {None, case.name}]
-        counts = {gang.label: options.torchrun_repeats for gang in gangs[1:]}
-        repeats = {gangs[0].label: options.repeats} | counts
-        results.extend(play(gangs, cases, repeats, options.seed))
+        results.extend(measure_all(cluster, built, options))
     finally:
         cluster.down()
         if results:
@@ -123,6 +113,21 @@ def main() -> None:
     late = missed(results)
     if late:
         sys.exit(f"goal missed: {', '.join(late)}")
+
+
+def measure_all(cluster: Cluster, built: Images, options: argparse.Namespace) -> Iterator[Result]:
+    """Install the product on a cluster, then every case that is asked for on every gang."""
+    install.load_images(cluster, built)
+    install.install_chart(cluster, {r"nodeSelector.kubernetes\.io/hostname": OPERATOR_NODE})
+    install.make_namespace(cluster, NAMESPACE)
+    gangs: list[SetUp] = [Ours(cluster, NAMESPACE)]
+    if not options.without_torchrun:
+        gangs.append(default_torchrun(cluster, NAMESPACE))
+        gangs.append(tuned_torchrun(cluster, NAMESPACE))
+    cases = [case for case in CASES if options.only in {None, case.name}]
+    counts = {gang.label: options.torchrun_repeats for gang in gangs[1:]}
+    repeats = {gangs[0].label: options.repeats} | counts
+    yield from play(gangs, cases, repeats, options.seed)
 
 
 def import_seconds() -> float:

@@ -38,6 +38,8 @@ def long_job(name: str = "digits", epochs: int = 60, **config: Any) -> JSON:
     manifest["metadata"]["name"] = name
     manifest["spec"]["config"] |= {"epochs": epochs, **config}
     manifest["spec"]["checkpoint"] |= {"everySteps": 20}
+    # Without a request it would yield to the control plane, which runs on the same cores here.
+    manifest["spec"]["resources"] = {"requests": {"cpu": "400m"}}
     return manifest
 
 
