@@ -36,7 +36,7 @@ def counted(ranks: list[list[list[Portion[int]]]]) -> Counter[int]:
 
 
 @given(size=SIZES, batch=st.integers(1, 20), world=WORLDS, micro=st.integers(1, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_an_epoch_has_every_sample_once_and_as_many_updates_on_every_rank(
     size: int, batch: int, world: int, micro: int
 ) -> None:
@@ -52,7 +52,7 @@ def test_an_epoch_has_every_sample_once_and_as_many_updates_on_every_rank(
 
 
 @given(size=SIZES, batch=st.integers(1, 20), worlds=st.tuples(WORLDS, WORLDS), part=st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_walk_can_go_on_anywhere_with_another_number_of_ranks(
     size: int, batch: int, worlds: tuple[int, int], part: float
 ) -> None:
@@ -82,7 +82,7 @@ def test_portions_have_seeds_of_their_own() -> None:
 
 
 @given(size=SIZES, world=WORLDS, micro=st.integers(1, 9))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_evaluation_covers_every_sample_once_and_gives_each_rank_something(
     size: int, world: int, micro: int
 ) -> None:

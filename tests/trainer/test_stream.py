@@ -48,7 +48,7 @@ def walked(start: int, updates: int, world: int, size: int) -> tuple[Counter[Any
 
 
 @given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 4), st.integers(0, 9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_stream_is_walked_on_at_any_number_of_ranks(
     size: int, world: int, other: int, before: int
 ) -> None:

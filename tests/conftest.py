@@ -1,0 +1,10 @@
+"""What holds for all tests."""
+
+from hypothesis import HealthCheck, settings
+
+# A test that fails because the machine was slow says nothing about the code. The rest is as
+# Hypothesis has it, by hand and in CI.
+settings.register_profile(
+    "untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("untimed")
