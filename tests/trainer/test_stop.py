@@ -76,7 +76,7 @@ def test_an_exception_is_shown_once_and_written_down(launcher: Launcher) -> None
 
 def test_time_that_is_used_up_completes_the_run(launcher: Launcher, tmp_path: Path) -> None:
     environ = {"DDP_CHECKPOINT_DIR": str(tmp_path)}
-    arguments = [*LONG[:-1], "--log.every_steps=20", "--max_seconds=0.5"]
+    arguments = [*LONG[:-1], "--log.every_steps=1", "--max_seconds=0.5"]
     arguments += ["--checkpoint.every_steps=1000000"]
     gang = launcher.train(*arguments, world=2, **environ)
     assert gang.wait() == [0, 0]

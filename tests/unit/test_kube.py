@@ -11,6 +11,7 @@ from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest, NotLeadingError
 from ddp_operator.cluster.kube import KubeCluster
 from tests.unit.fake_api import FakeApi, refusal
+from tests.unit.support import active_job, pod
 
 NAME = ("ddp-system", "ddp-trainer-operator")
 LEASE: Manifest = {
@@ -44,6 +45,28 @@ async def bench() -> AsyncIterator[Bench]:
     yield bench
     await bench.cluster.close()
     await api.stop()
+
+
+class Silent(Agents):
+    """Agents that never answer, and whether each was to be asked whatever it did before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.insisted: list[bool] = []
+
+    async def ask(self, host: str, *, insist: bool = True) -> None:
+        del host
+        self.insisted.append(insist)
+
+
+async def test_only_the_agent_of_a_ready_pod_is_waited_for_again_and_again() -> None:
+    """That of another one may be on a lost node, and every look would wait for it."""
+    agents = Silent()
+    cluster = KubeCluster(client.ApiClient(), agents, may_write=lambda: None, heard=lambda _: None)
+    for ready in (False, True):
+        assert await cluster.ask_agent(pod(active_job(), ready=ready)) is None
+    await cluster.close()
+    assert agents.insisted == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ class Run:
                 loss=verdict.loss,
                 lr=learner.optimizer.param_groups[0]["lr"],
                 grad_norm=None if learner.grad_norm is None else learner.grad_norm.item(),
-                seconds_left=self._seconds_left(),
+                seconds_left=self._seconds_left(self.seconds()),
             )
         learner.trace.look(self.report.warned)
         return verdict
@@ -197,12 +197,13 @@ class Run:
             "checkpoint": newest.path if newest else None,
         }
 
-    def _seconds_left(self) -> float | None:
+    def _seconds_left(self, seconds: float) -> float | None:
         limit = self.config.max_seconds
-        return None if limit is None else limit - self.seconds()
+        return None if limit is None else limit - seconds
 
     def _used_up(self, seconds: float) -> bool:
-        return self.config.max_seconds is not None and seconds >= self.config.max_seconds
+        left = self._seconds_left(seconds)
+        return left is not None and left <= 0.0
 
     def _settle_ranks(self) -> None:
         """Makes all ranks hold one model, where they differ between updates."""
