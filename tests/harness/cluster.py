@@ -224,10 +224,10 @@ def _bring_up(
     plane.start_store_and_server()
     nodes = _make_nodes(count, tools, authority, figures)
     plane.start_controllers(figures)
-    for node in nodes:
-        node.start_kubelet_with(tools, extra.get("kubelet", ()))
     with figures.phase("nodes and services ready"):
+        # One by one: each clears and makes /var/lib/kubelet/device-plugins, whose place is fixed.
         for node in nodes:
+            node.start_kubelet_with(tools, extra.get("kubelet", ()))
             _wait_for_node(plane.api, node)
         plane.wait()
     figures.note("up", time.monotonic() - start)

@@ -14,16 +14,19 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
+from ddp_agent import dynamo
+
+IDLE_SECONDS = 300.0
+"""After so long without an order it imports what is seldom needed, for later attempts."""
 _MODULES = (
     "ddp_agent.torchrun",
-    # What DDP's constructor would import at its first use: half of the time to the first step.
-    "torch._dynamo",
     "torch.nn.parallel.distributed",
     "torch.distributed.algorithms.join",
     "torch.utils.data",
-    "numpy",
+    "numpy.random",
     "safetensors.torch",
     "ddp_trainer.commands.main",
     "ddp_trainer.train",
@@ -32,13 +35,22 @@ _MODULES = (
 
 def import_all() -> None:
     """Import what ranks will need. A module that is not there is not needed."""
-    # Nothing of it is garbage: looking for some takes a fifth of the time.
+    with _no_garbage():
+        for name in _MODULES:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        dynamo.put_off()
+
+
+@contextlib.contextmanager
+def _no_garbage() -> Iterator[None]:
+    """For imports: nothing of them is garbage, and looking for some takes a fifth of the time."""
     gc.disable()
-    for name in _MODULES:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    gc.freeze()
-    gc.enable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def main() -> None:
@@ -46,15 +58,20 @@ def main() -> None:
     orders, words = int(sys.argv[1]), int(sys.argv[2])
     began = time.monotonic()
     import_all()
-    if threading.active_count() > 1:
-        sys.exit("ddp-agent: the standby has threads, attempts start cold")
+    _exit_unless_alone()
     wakeup_in, wakeup_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakeup_out, warn_on_full_buffer=False)
     _say(words, ready=time.monotonic() - began)
     buffer = b""
+    idle: float | None = IDLE_SECONDS
     while True:
-        readable, _, _ = select.select([orders, wakeup_in], [], [])
+        readable, _, _ = select.select([orders, wakeup_in], [], [], idle)
+        if not readable:
+            idle = None
+            with _no_garbage():
+                dynamo.load()
+            continue
         if wakeup_in in readable:
             with contextlib.suppress(BlockingIOError):
                 os.read(wakeup_in, 4096)
@@ -67,10 +84,17 @@ def main() -> None:
         *lines, buffer = (buffer + chunk).split(b"\n")
         for line in lines:
             order = json.loads(line)
+            _exit_unless_alone()
             pid = os.fork()
             if pid == 0:
                 _become_launcher(order, [orders, words, wakeup_in, wakeup_out])
             _say(words, started=pid)
+
+
+def _exit_unless_alone() -> None:
+    """End this process if it has threads: they would be missing in its forks."""
+    if threading.active_count() > 1:
+        sys.exit("ddp-agent: the standby has threads, attempts start cold")
 
 
 def _become_launcher(order: dict[str, Any], descriptors: list[int]) -> None:

@@ -49,9 +49,9 @@ class Learner:
     device: torch.device
     precision: Precision
     clip_norm: float | None
-    seed_gradient: Tensor
-    """What a backward pass begins with: 1 / samples of this rank in a full update. A constant keeps
-    fp16 gradients in range; it cancels against the count."""
+    share: float
+    """Factor of sum and count: 1 / samples of this rank in a full update. A constant keeps fp16
+    gradients in range; it cancels out."""
     seed: int
     rank: int
     tally: Tally
@@ -107,9 +107,7 @@ def build_learner(task: Task, config: RunConfig, ranks: Ranks, device: torch.dev
         device=device,
         precision=config.precision,
         clip_norm=config.clip_norm,
-        seed_gradient=torch.tensor(
-            1 / config.batch_split(ranks.world_size).per_rank, device=device
-        ),
+        share=1 / config.batch_split(ranks.world_size).per_rank,
         seed=config.seed,
         rank=ranks.rank,
         tally=Tally(device),

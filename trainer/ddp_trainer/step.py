@@ -41,9 +41,8 @@ def train_step(learner: Learner, micros: Iterator[Micro], step: int, lr_factor: 
             with learner.trace.range("forward"), learner.autocast():
                 total, count, carried = learner.objective(micro.batch)
             with learner.trace.range("backward"):
-                seed = learner.seed_gradient if micro.weight else torch.zeros_like(total)
-                seeds = learner.scaler.scale(seed), seed.expand_as(carried)
-                torch.autograd.backward((total, carried), seeds)
+                share = learner.share if micro.weight else 0.0
+                (learner.scaler.scale(total * share) + carried * share).backward()
         if micro.weight:
             learner.tally.passed(total, count)
         samples = micro.update_samples

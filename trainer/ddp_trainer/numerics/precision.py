@@ -22,7 +22,9 @@ def set_arithmetic(config: RunConfig) -> None:
     if config.deterministic:
         # Read when cuBLAS starts, which is later than this.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(config.deterministic)
+    # Not without need: it imports the compiler, which takes a second or two.
+    if torch.are_deterministic_algorithms_enabled() != config.deterministic:
+        torch.use_deterministic_algorithms(config.deterministic)
     if torch.backends.cudnn.is_available():
         torch.backends.cudnn.allow_tf32 = allowed
         torch.backends.cudnn.deterministic = config.deterministic
