@@ -274,7 +274,8 @@ class Agent:
         port = rendezvous_port(self._config.rendezvous_port_base, attempt)
         while self._order(attempt) is None:
             try:
-                with socket.create_connection((host, port), timeout=2.0):
+                # Short, for the name may still be that of a pod which is gone.
+                with socket.create_connection((host, port), timeout=0.5):
                     return True
             except OSError:
                 self._tick()
