@@ -4,10 +4,13 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -211,6 +214,41 @@ def test_without_a_standby_there_is_no_fork(tmp_path: Path) -> None:
         warm.WarmTree(lost, prepared(tmp_path, ""))
     lost.close()
     os.waitpid(lost.pid, 0)
+
+
+IMPATIENT = """
+from ddp_agent import standby
+standby.IDLE_SECONDS = 0.05
+standby.main()
+"""
+
+
+def test_a_standby_with_nothing_to_do_imports_the_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = subprocess.Popen
+
+    def impatient(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        return start([*command[:2], "-c", IMPATIENT, *command[4:]], **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", impatient)
+        idle = Standby(warm.standby_environment({**os.environ, **environment(tmp_path)}))
+    attempts = count(1)
+
+    def has_compiler() -> bool:
+        script = "import sys; print('compiler', 'torch._dynamo.utils' in sys.modules)"
+        launch = prepared(tmp_path, script, next(attempts))
+        assert ended(WarmTree(idle, launch)) == 0
+        (log,) = launch.log_dir.glob("*/attempt_0/0/stdout.log")
+        return "compiler True" in log.read_text()
+
+    try:
+        assert idle.wait_ready(60)
+        wait_until(has_compiler, "the compiler is imported")
+    finally:
+        idle.close()
+        os.waitpid(idle.pid, 0)
 
 
 def test_only_python_scripts_and_modules_can_be_forked(tmp_path: Path) -> None:
