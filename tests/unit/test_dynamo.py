@@ -160,3 +160,16 @@ assert main(["train", "--task=ddp_trainer.tasks.miniresnet:build", "--max_steps=
 print([n for n in sys.modules if n.startswith('torch._dynamo')], "sympy" in sys.modules)
 """
     assert python(script, tmp_path).splitlines()[-1] == "['torch._dynamo'] False"
+
+
+def test_a_compiler_that_cannot_be_imported_does_not_stop_the_training(tmp_path: Path) -> None:
+    script = f"""{TRAIN}
+sys.modules["sympy"] = None  # What imports it fails.
+for _ in range(2):
+    try:
+        torch._dynamo.config
+    except ImportError as error:
+        print("sympy" in str(error))
+step(torch.optim.AdamW)
+"""
+    assert python(script, tmp_path) == "True\nTrue\n"

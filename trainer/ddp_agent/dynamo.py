@@ -20,11 +20,8 @@ DYNAMO = "torch._dynamo"
 
 def put_off() -> None:
     """Let `import torch._dynamo` cost nothing until it is needed. Needs torch to be imported."""
-    if DYNAMO in sys.modules or (spec := importlib.util.find_spec(DYNAMO)) is None:
-        return
-    module = _Later(spec)
-    sys.modules[DYNAMO] = sys.modules["torch"]._dynamo = module  # type: ignore[attr-defined] # noqa: SLF001
-    sys.meta_path.insert(0, module.finder)
+    if DYNAMO not in sys.modules and (spec := importlib.util.find_spec(DYNAMO)) is not None:
+        _Later(spec).stand_in()
 
 
 def load() -> None:
@@ -54,12 +51,25 @@ class _Later(ModuleType):
             raise AttributeError(name)
         return getattr(self.load(), name)
 
+    def stand_in(self) -> None:
+        """Take the real module's place."""
+        sys.modules[DYNAMO] = sys.modules["torch"]._dynamo = self  # type: ignore[attr-defined] # noqa: SLF001
+        sys.meta_path.insert(0, self.finder)
+
     def load(self) -> ModuleType:
-        """The real module, which takes this one's place wherever it is known."""
+        """The real module, which takes this one's place wherever it is known.
+
+        Raises:
+            Exception: Whatever its import failed with; training goes on without it.
+        """
         if sys.modules.get(DYNAMO) is self:
             del sys.modules[DYNAMO], sys.modules["torch"]._dynamo  # noqa: SLF001
             sys.meta_path.remove(self.finder)
-            real = importlib.import_module(DYNAMO)
+            try:
+                real = importlib.import_module(DYNAMO)
+            except BaseException:
+                self.stand_in()
+                raise
             for function in self._not_disabled:
                 vars(function).pop("__dynamo_disable", None)
             vars(self).update(vars(real))

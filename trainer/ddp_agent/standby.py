@@ -39,7 +39,8 @@ def import_all() -> None:
         for name in _MODULES:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
-        dynamo.put_off()
+        with contextlib.suppress(ImportError):
+            dynamo.put_off()
 
 
 @contextlib.contextmanager
@@ -69,7 +70,8 @@ def main() -> None:
         readable, _, _ = select.select([orders, wakeup_in], [], [], idle)
         if not readable:
             idle = None
-            with _no_garbage():
+            # An attempt is running, which needs this process more than the compiler.
+            with _no_garbage(), contextlib.suppress(Exception):
                 dynamo.load()
             continue
         if wakeup_in in readable:
