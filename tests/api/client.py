@@ -27,6 +27,7 @@ _ROOTS = {
     "services": "/api/v1",
     "events": "/api/v1",
     "serviceaccounts": "/api/v1",
+    "leases": "/apis/coordination.k8s.io/v1",
 }
 _RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 

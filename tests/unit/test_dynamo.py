@@ -48,17 +48,21 @@ def python(script: str, tmp_path: Path) -> str:
 def test_training_does_not_need_it(tmp_path: Path) -> None:
     names = "[n for n in sys.modules if n.startswith('torch._dynamo')]"
     # torch's rendezvous looks through the stack, and thereby through all modules.
-    script = f"{TRAIN}\nimport inspect\ninspect.stack()\nprint({names})"
+    looks = "import inspect\ninspect.stack()"
+    # What a launcher logs when the store of its peer is gone.
+    logs = "logging.getLogger('torch.distributed').warning('gone', exc_info=OSError('gone'))"
+    script = f"{TRAIN}\n{looks}\nimport logging\n{logs}\nprint({names})"
     assert python(script, tmp_path) == "['torch._dynamo']\n"
 
 
 ASKS = (
-    "torch._dynamo.config",
+    "torch._dynamo.config.cache_size_limit",
+    "torch._dynamo.config.verbose = True; assert torch._dynamo.config.verbose",
     "torch._dynamo.utils.counters",
     "torch._dynamo.disable(step)",
     "torch.compiler.disable(step)",
     "import torch._dynamo.utils",
-    "from torch._dynamo import config",
+    "from torch._dynamo import config; config.patch(verbose=True)",
     "from torch._dynamo.backends import registry",
     "import torch._dynamo.backends.tvm",
     "from torch._dynamo import *",
@@ -88,7 +92,7 @@ def step():
 step()
 
 def asks(statement):
-    before = torch._dynamo
+    before, config = torch._dynamo, torch._dynamo.config
     exec(statement)
     importlib.import_module("torch._dynamo.backends.tvm")
     assert type(torch._dynamo).__name__ == "module"
@@ -100,6 +104,9 @@ def asks(statement):
             assert not isinstance(known, type(sys)) or known is module, name
             assert module.__spec__.name == name and "_Loaded" not in str(module.__spec__), name
     assert before.utils is torch._dynamo.utils is sys.modules["torch._dynamo.utils"]
+    assert before.config is torch._dynamo.config is sys.modules["torch._dynamo.config"]
+    assert config.cache_size_limit == torch._dynamo.config.cache_size_limit
+    assert config.verbose is torch._dynamo.config.verbose
     assert before.disable is torch._dynamo.disable
     step()
     function = torch.optim.Optimizer.state_dict.__wrapped__
@@ -167,7 +174,7 @@ def test_a_compiler_that_cannot_be_imported_does_not_stop_the_training(tmp_path:
 sys.modules["sympy"] = None  # What imports it fails.
 for _ in range(2):
     try:
-        torch._dynamo.config
+        torch._dynamo.config.cache_size_limit
     except ImportError as error:
         print("sympy" in str(error))
 step(torch.optim.AdamW)

@@ -37,7 +37,7 @@ from ddp_agent.word import Word
 _log = logging.getLogger("ddp_agent")
 
 TICK_SECONDS = 0.1
-RESTART_GRACE_SECONDS = 3.0
+RESTART_GRACE_SECONDS = 1.0
 """Between SIGTERM and SIGKILL when a new attempt is ordered: its ranks resume from a checkpoint."""
 STOP_GRACE_SECONDS = 45.0
 """The same when the run is to stop: time to save, within the pod's own grace period."""

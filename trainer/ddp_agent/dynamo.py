@@ -1,18 +1,19 @@
 """Spares a new container the import of torch's compiler, which training itself does not need.
 
 DDP's constructor, the process group and every optimizer import `torch._dynamo`: 820 modules, two
-fifths of what a standby would import, for four functions that do nothing while nothing is compiled.
-`put_off` puts a module in its place that has just these. Whoever asks for anything else gets the
-real module, at that moment and from then on: `torch.compile` works as ever.
+fifths of what a standby would import, for four functions that do nothing while nothing is compiled
+and a setting. `put_off` puts a module in its place that has just these. Whoever asks for anything
+else gets the real module, at that moment and from then on: `torch.compile` works as ever.
 """
 
 import importlib
 import importlib.util
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 DYNAMO = "torch._dynamo"
@@ -44,6 +45,9 @@ class _Later(ModuleType):
         self.disable = self._disable
         # What config.optimize_ddp says by default: whoever sets it has loaded the real one.
         self.utils = _Part(self, "utils", get_optimize_ddp_mode=lambda: "ddp_optimizer")
+        # Asked by torch's log whenever it shows an exception, as launchers do when a peer is gone.
+        verbose = os.environ.get("TORCHDYNAMO_VERBOSE", "0") == "1"
+        self.config = _Part(self, "config", verbose=verbose)
         self.trace_rules = _Part(self, "trace_rules", clear_lru_cache=_nothing)
 
     def __getattr__(self, name: str) -> Any:
@@ -87,15 +91,22 @@ def _nothing() -> None:
     """What these functions do outside of a compilation."""
 
 
-class _Part(SimpleNamespace):
-    """A submodule of which some functions are known."""
+class _Part:
+    """A submodule of which a few things are known before it is loaded."""
 
-    def __init__(self, package: _Later, name: str, **known: Callable[[], Any]) -> None:
-        super().__init__(**known)
-        self._package, self._name = package, name
+    def __init__(self, package: _Later, name: str, **known: Any) -> None:
+        vars(self).update(_package=package, _name=name, _known=known)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(getattr(self._package.load(), self._name), name)
+        if name in self._known and sys.modules.get(DYNAMO) is self._package:
+            return self._known[name]
+        return getattr(self._real(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._real(), name, value)
+
+    def _real(self) -> Any:
+        return getattr(self._package.load(), self._name)
 
 
 class _Finder(MetaPathFinder):
