@@ -121,6 +121,9 @@ class ProbeTask:
             with (Path(self.cfg.log_dir) / f"{self.env.rank}.txt").open("a") as file:
                 file.write(" ".join(map(str, index.tolist())) + "\n")
         if self.env.rank == self.cfg.die_rank and self.passes > self.cfg.die_after >= 0:
+            if self.cfg.die_how == "sleep":
+                time.sleep(6 if self.passes == self.cfg.die_after + 1 else 0)
+                return
             if self.cfg.die_how == "raise":
                 raise RuntimeError("the probe shall die")
             os.kill(os.getpid(), signal.SIGKILL)

@@ -124,6 +124,27 @@ def test_the_environment_states_all_and_arguments_come_over_it(
     assert first.resumed_from is None
 
 
+def test_every_rank_prints_its_own_progress_where_that_is_asked_for(launcher: Launcher) -> None:
+    often = ["--max_steps=4", "--log.every_steps=2", "--log.all_ranks=true"]
+    gang = launcher.train(TASK, *often, world=2)
+    assert gang.wait() == [0, 0]
+    lines = [json.loads(line) for line in gang.out(1).splitlines()]
+    assert [(x["event"], x["rank"], x["step"]) for x in lines] == [
+        ("progress", 1, 2),
+        ("progress", 1, 4),
+    ]
+    assert [x["rank"] for x in gang.events("progress")] == [0, 0]
+
+
+def test_the_used_part_of_the_peak_needs_a_task_that_knows_its_work(launcher: Launcher) -> None:
+    gang = launcher.train(TASK, "--log.peak_tflops=1", world=2)
+    assert gang.wait() == [2, 2]
+    assert gang.err(0) == (
+        "config: log.peak_tflops needs a task that says its flops_per_sample, a number above 0,"
+        " not None\n"
+    )
+
+
 def test_a_resumed_attempt_says_from_where_and_what_it_passed_over(
     launcher: Launcher, tmp_path: Path
 ) -> None:

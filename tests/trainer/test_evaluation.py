@@ -32,6 +32,17 @@ def test_a_task_without_metrics_or_evaluation_data(launcher: Launcher) -> None:
     assert without.events("eval") == []
 
 
+def test_an_evaluation_says_how_far_it_is_from_training(launcher: Launcher) -> None:
+    often = ["--max_steps=4", "--log.every_steps=2", "--eval_every_steps=1"]
+    gang = launcher.train("--task=sample_tasks:build", *often, world=2)
+    assert gang.wait() == [0, 0]
+    first, *_, last = gang.events("eval")
+    assert "loss_gap" not in first  # No loss of training is known yet.
+    newest = gang.events("progress")[-1]["loss"]
+    assert last["train_loss"] == newest
+    assert last["loss_gap"] == pytest.approx(last["metrics"]["loss"] - newest, abs=1e-4)
+
+
 def test_batch_norm_evaluates_with_statistics_of_all_ranks(launcher: Launcher) -> None:
     arguments = ["--task=sample_tasks:build", "--task.batch_norm=true", "--max_steps=6"]
     gang = launcher.train(*arguments, "--global_batch=8", world=2)

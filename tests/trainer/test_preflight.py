@@ -27,6 +27,12 @@ ALIKE = Facts(node="a", config="1", data="d", torch="2.13", gpu="H100 (9.0)")
         ([2], {"torch": "2.11"}, "rank 2 on n2 has torch 2.11, the others 2.13", False),
         ([0], {"gpu": "A100"}, "rank 0 on n0 has GPU A100, the others H100 (9.0)", False),
         ([1, 3], {"nccl": "2.2"}, "ranks 1, 3 have NCCL 2.2, the others none", False),
+        (
+            [1],
+            {"driver": "550.54"},
+            "rank 1 on n1 has NVIDIA driver 550.54, the others none",
+            False,
+        ),
         ([1], {"data": "x"}, "rank 1 on n1 has data x, the others d", True),
         (
             [4],

@@ -7,7 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
+from ddp_trainer.tasks.gpt import GptConfig, GptTask
 from tests.trainer.rank_processes import Launcher
 
 
@@ -43,8 +47,21 @@ def test_characters(launcher: Launcher) -> None:
         "--task.layers=1",
         "--clip_norm=1.0",
         "--optimizer.lr=0.01",
+        "--log.peak_tflops=1",
         world=2,
     )
     assert gang.wait() == [0, 0]
+    newest = gang.events("progress")[-1]
+    flops = GptTask(GptConfig(width=32, layers=1)).flops_per_sample
+    used = newest["samples_per_second"] * flops / 2e12
+    assert newest["mfu"] == pytest.approx(used, rel=1e-4)
     # Characters by their frequency alone have 3.2 nats, and 4.5 if all are alike.
     assert gang.events("summary")[0]["metrics"]["loss"] < 2.9
+
+
+def test_the_work_that_the_gpt_states_is_what_torch_counts() -> None:
+    task = GptTask(GptConfig(width=128, context=32, max_chars=100_000))
+    batch = torch.stack([task.train_data[index] for index in range(4)])
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        task.loss(task.model, batch).sum.backward()
+    assert 4 * task.flops_per_sample == pytest.approx(counter.get_total_flops(), rel=0.02)

@@ -55,7 +55,7 @@ def test_a_later_first_update_is_waited_for_and_the_end_of_the_run_ends_it(tmp_p
         pass
     assert trace.updated(6) is None
     path = trace.end(7)
-    assert path == tmp_path / "profiles" / "steps-00000005-00000007.json"
+    assert path == tmp_path / "profiles" / "steps-00000005-00000007.pt.trace.json"
     assert path.is_file()
 
 

@@ -39,7 +39,7 @@ from ddp_trainer.run import Position, Run
 from ddp_trainer.state import restore
 from ddp_trainer.step import rehearse
 from ddp_trainer.stop import StopFlag
-from ddp_trainer.task import HasOptimizer, Task
+from ddp_trainer.task import HasOptimizer, Task, peak_rate
 
 COMMUTATIVE_RANKS = 2
 """Up to so many numbers have the same sum in any order."""
@@ -73,7 +73,7 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
     device = process_group.choose_device(order.config.device, ranks)
     set_arithmetic(order.config)
     split = order.config.batch_split(ranks.world_size)
-    route = process_group.join(ranks, device, order.config.parallel.timeout_seconds)
+    route = process_group.join(ranks, device, order.config.parallel.first_timeout)
 
     def built() -> tuple[tuple[Task, RunConfig], Facts]:
         task, config = build_task(order.task, order.config, ranks, device)
@@ -118,7 +118,7 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
         checkpoints=checkpoints,
         agreement=_agreement(position, config, ranks),
         stop=stop,
-        report=_reporter(config, ranks, opened["attempt"], beats, total_steps=total),
+        report=_reporter(task, config, ranks, opened["attempt"], beats, total_steps=total),
         position=position,
         total_steps=total,
         reported_step=position.step,
@@ -192,14 +192,22 @@ def _agreement(position: Position, config: RunConfig, ranks: Ranks) -> Agreement
 
 
 def _reporter(
-    config: RunConfig, ranks: Ranks, attempt: int, beats: BeatWriter, *, total_steps: int
+    task: Task,
+    config: RunConfig,
+    ranks: Ranks,
+    attempt: int,
+    beats: BeatWriter,
+    *,
+    total_steps: int,
 ) -> Reporter:
+    peak = config.log.peak_tflops
     return Reporter(
-        events=EventLog(ranks, attempt),
+        events=EventLog(ranks, attempt, all_ranks=config.log.all_ranks),
         beats=beats,
         is_first=ranks.is_first,
         total_steps=total_steps,
         global_batch=config.global_batch,
+        peak_rate=peak_rate(task, peak * ranks.world_size) if peak else None,
     )
 
 

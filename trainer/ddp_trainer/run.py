@@ -19,6 +19,7 @@ from ddp_trainer.learner import Learner
 from ddp_trainer.numerics.guard import NonFiniteError, Verdicts
 from ddp_trainer.numerics.norm import average_norm_statistics
 from ddp_trainer.observe.report import Reporter
+from ddp_trainer.parallel import process_group
 from ddp_trainer.parallel.agreement import Agreement, Verdict, Wishes
 from ddp_trainer.parallel.collectives import on_first_rank, sum_over_ranks
 from ddp_trainer.state import gather, learner_state, restore
@@ -64,6 +65,8 @@ class Run:
     """Newest evaluation."""
     clock: float | None = field(default_factory=time.monotonic)
     """Monotonic time at which the position's seconds were right; nothing when no time passes."""
+    beginning: bool = True
+    """Whether this attempt has done no update yet."""
     evaluated_step: int = -1
     settled_step: int = -1
     """Update after which the ranks were made one model last."""
@@ -96,6 +99,9 @@ class Run:
         self.position = Position(old.step + 1, old.samples + samples, old.seconds)
         self.report.rates.add(samples)
         self.report.beats.step(self.position.step)
+        if self.beginning:
+            self.beginning = False
+            process_group.set_timeout(self.config.parallel.timeout_seconds)
 
     def settle(self) -> None:
         """Fixes the time of training in the position, once the last update is done."""

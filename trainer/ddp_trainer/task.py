@@ -69,8 +69,9 @@ class Task(Protocol):
     """What `build` returns.
 
     Optional members: `metrics(model, batch) -> dict[str, Weighted]` for evaluation (the loss when
-    absent), `optimizer(params) -> torch.optim.Optimizer`, and `collate(samples) -> batch`, which is
-    given the list of samples, or what the data's `__getitems__` returned.
+    absent), `optimizer(params) -> torch.optim.Optimizer`, `collate(samples) -> batch`, which is
+    given the list of samples, or what the data's `__getitems__` returned, and `flops_per_sample`,
+    the floating-point operations of one sample's forward and backward pass.
     """
 
     model: nn.Module
@@ -164,6 +165,25 @@ def check_task(task: object, path: str) -> Task:
         if is_indexed(data) and len(data) == 0:
             raise InputError(f'task: "{name}" of "{path}" holds no samples')
     return task
+
+
+def peak_rate(task: Task, tflops: float) -> float:
+    """Samples per second at which the devices would do nothing but the task's arithmetic.
+
+    Args:
+        task: What is trained.
+        tflops: What all devices together can do, in TFLOP/s.
+
+    Raises:
+        InputError: If the task does not say what a sample costs.
+    """
+    flops = getattr(task, "flops_per_sample", None)
+    if not isinstance(flops, int | float) or not flops > 0:
+        raise InputError(
+            "config: log.peak_tflops needs a task that says its flops_per_sample, a number above 0,"
+            f" not {flops!r}"
+        )
+    return tflops * 1e12 / flops
 
 
 def is_indexed(data: object) -> TypeGuard[Indexed]:

@@ -72,6 +72,9 @@ class ParallelConfig(Section):
     part of weights, gradients and that state (fsdp2). Checkpoints are the same."""
     timeout_seconds: PositiveInt = 600
     """Longest wait of one rank for the others before the attempt fails."""
+    first_timeout_seconds: PositiveInt | None = None
+    """The same until an attempt has done its first update, which connects and may compile;
+    timeout_seconds when not stated."""
     agree_seconds: PositiveFloat = 5.0
     """About how often ranks agree on whether to stop or to save, if no report comes sooner."""
     allow_mixed: bool = False
@@ -82,6 +85,11 @@ class ParallelConfig(Section):
     """Whether an update may leave parameters without a gradient; costs a walk of the graph."""
     compression: CompressionConfig = CompressionConfig()
     local_sgd: LocalSgdConfig = LocalSgdConfig()
+
+    @property
+    def first_timeout(self) -> int:
+        """Longest wait until an attempt's first update is done, in seconds."""
+        return self.first_timeout_seconds or self.timeout_seconds
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:

@@ -26,6 +26,11 @@ class LogConfig(Section):
 
     every_steps: PositiveInt = 10
     """Updates between two progress lines."""
+    all_ranks: bool = False
+    """Whether every rank prints progress lines with its own times, not only rank 0."""
+    peak_tflops: PositiveFloat | None = None
+    """What a device can do at most at the run's precision, in TFLOP/s: progress lines then state
+    the part of it that the model uses, if the task knows its `flops_per_sample`."""
 
 
 class RunConfig(Section):

@@ -10,14 +10,24 @@ from ddp_trainer.environment import Ranks
 
 DIGITS = 6
 """Significant digits of numbers in events."""
+_OWN = frozenset({"progress"})
+"""Events of which each rank has figures of its own."""
 
 
 class EventLog:
-    """Prints events; silent on every rank but the first."""
+    """Prints events; silent on every rank but the first, if not told otherwise."""
 
-    def __init__(self, ranks: Ranks, attempt: int) -> None:
+    def __init__(self, ranks: Ranks, attempt: int, *, all_ranks: bool = False) -> None:
+        """Nothing is printed yet.
+
+        Args:
+            ranks: This process's place.
+            attempt: Number of the attempt.
+            all_ranks: Whether events of which each rank has figures of its own come from each.
+        """
         self._ranks = ranks
         self._attempt = attempt
+        self._told = None if ranks.is_first else _OWN if all_ranks else frozenset[str]()
 
     def emit(self, event: str, **fields: Any) -> None:
         """Prints one event.
@@ -27,7 +37,7 @@ class EventLog:
                 stop or summary.
             fields: JSON values; numbers that are not finite become null, as JSON has none.
         """
-        if not self._ranks.is_first:
+        if self._told is not None and event not in self._told:
             return
         head = {"event": event, "time": round(time.time(), 3), "rank": self._ranks.rank}
         line = head | {"attempt": self._attempt} | _rounded(fields)

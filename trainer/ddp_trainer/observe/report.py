@@ -21,7 +21,18 @@ class Reporter:
         is_first: bool,
         total_steps: int,
         global_batch: int,
+        peak_rate: float | None = None,
     ) -> None:
+        """Nothing is told yet.
+
+        Args:
+            events: Where lines go.
+            beats: Where beats go.
+            is_first: Whether this is global rank 0.
+            total_steps: Updates of the whole run.
+            global_batch: Samples per update, over all ranks.
+            peak_rate: Samples per second that the devices could do at most, where it is known.
+        """
         self.beats = beats
         self.rates = RateMeter()
         self.data_wait = WaitClock()
@@ -29,6 +40,7 @@ class Reporter:
         self._is_first = is_first
         self._total_steps = total_steps
         self._global_batch = global_batch
+        self._peak_rate = peak_rate
         self._progress = Progress(total_steps=total_steps)
 
     def opened(
@@ -95,17 +107,27 @@ class Reporter:
         fields |= {"lr": lr, "data_wait_seconds": self.data_wait.read()}
         if grad_norm is not None:
             fields["grad_norm"] = grad_norm
+        if self._peak_rate is not None:
+            fields["mfu"] = rate / self._peak_rate if rate else None
         self._events.emit("progress", **fields)
 
     def evaluated(
         self, *, step: int, epoch: int | None, metrics: dict[str, float], seconds: float
     ) -> None:
-        """Tells the result of an evaluation."""
+        """Tells the result of an evaluation.
+
+        With the newest mean loss of training, and how far the evaluation's is above it.
+        """
+        loss, train_loss = metrics.get("loss"), self._progress.loss
+        gap = {}
+        if loss is not None and train_loss is not None:
+            gap = {"train_loss": train_loss, "loss_gap": loss - train_loss}
         self._progress = self._progress.model_copy(
             update={"step": step, "epoch": epoch, "metrics": metrics}
         )
         self._beat_progress()
-        self._events.emit("eval", step=step, epoch=epoch, metrics=metrics, seconds=seconds)
+        fields = {"step": step, "epoch": epoch, "metrics": metrics, **gap, "seconds": seconds}
+        self._events.emit("eval", **fields)
 
     def saved(self, checkpoint: CheckpointInfo, seconds: float) -> None:
         """Tells of a committed checkpoint. Rank 0 only."""

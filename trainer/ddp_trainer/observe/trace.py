@@ -16,6 +16,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 REQUEST = "PROFILE.json"
 """In the run's directory: `steps`, how many updates, and `from`, the first; now when not stated."""
 FOLDER = "profiles"
+SUFFIX = ".pt.trace.json"
+"""By which TensorBoard finds it."""
 MOST_STEPS = 100
 """A trace of more is too large to be looked at."""
 
@@ -110,9 +112,9 @@ class Trace:
         if running is None or self._directory is None:
             return None
         running.stop()
-        path = self._directory / FOLDER / f"steps-{self._begun:08d}-{step:08d}.json"
+        path = self._directory / FOLDER / f"steps-{self._begun:08d}-{step:08d}{SUFFIX}"
         path.parent.mkdir(exist_ok=True)
-        pending = path.with_suffix(".tmp")
+        pending = path.with_name(f"{path.name}.tmp")
         running.export_chrome_trace(str(pending))
         pending.rename(path)
         return path

@@ -6,10 +6,12 @@ What differs shows otherwise as a hang in the first collective, or as a loss tha
 import hashlib
 import json
 import platform
+import re
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +25,7 @@ from ddp_trainer.parallel.collectives import is_joined
 MESSAGE_BYTES = 2048
 """What each rank sends: JSON of a fixed length, so that one exchange is enough."""
 _TEXT_CHARACTERS = 400
+_DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 Built = TypeVar("Built")
 
@@ -40,6 +43,8 @@ class Facts:
     torch: str = ""
     cuda: str = ""
     nccl: str = ""
+    driver: str = ""
+    """Version of NVIDIA's kernel module; empty without a GPU."""
     gpu: str = ""
     """Model and compute capability; empty without one."""
     error: str = ""
@@ -67,6 +72,7 @@ _RULES = (
     _Rule("torch", "torch", must=False),
     _Rule("cuda", "CUDA", must=False),
     _Rule("nccl", "NCCL", must=False),
+    _Rule("driver", "NVIDIA driver", must=False),
     _Rule("gpu", "GPU", must=False),
 )
 
@@ -90,8 +96,20 @@ def facts_of(device: torch.device, document: Any, data: str) -> Facts:
         torch=str(torch.__version__),
         cuda=torch.version.cuda or "",
         nccl=".".join(map(str, torch.cuda.nccl.version())) if on_gpu else "",
+        driver=_driver() if on_gpu else "",
         gpu=f"{properties.name} ({properties.major}.{properties.minor})" if properties else "",
     )
+
+
+def _driver() -> str:
+    """Version of NVIDIA's kernel module, where it says it."""
+    try:
+        told = _DRIVER_FILE.read_text()
+    except OSError:
+        return ""
+    # As in: NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar 5 ...
+    version = re.search(r"\b\d+\.\d+(\.\d+)?\b", told)
+    return version[0] if version else ""
 
 
 def build_alike(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from ddp_trainer.config import Device
 from ddp_trainer.environment import Ranks
@@ -104,6 +105,13 @@ def _route_of_nccl(log: Path | None, ranks: Ranks) -> Route:
             " NCCL_IB_DISABLE, NCCL_NET and the container's access to the devices"
         )
     return Route("nccl", told.network, told.interfaces, warning)
+
+
+def set_timeout(seconds: float) -> None:
+    """Changes the longest wait in one collective; nothing where there is no group."""
+    if dist.is_initialized():
+        # torch offers it under no public name.
+        distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))  # noqa: SLF001
 
 
 def leave() -> None:

@@ -128,6 +128,7 @@ class GptTask:
         self.train_data = Windows(codes[:border], cfg.context)
         self.eval_data = Windows(codes[border:], cfg.context)
         self.model: nn.Module = Gpt(cfg, len(symbols))
+        self.flops_per_sample = _flops(self.model, cfg)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Weighted:
         """Cross-entropy summed over characters; the batch has shape (n, context + 1)."""
@@ -140,6 +141,13 @@ class GptTask:
 def build(cfg: GptConfig, env: RunEnv) -> GptTask:  # noqa: ARG001 - the door's signature
     """Makes the task."""
     return GptTask(cfg)
+
+
+def _flops(model: nn.Module, cfg: GptConfig) -> float:
+    """Of one window, forward and backward, as in Chowdhery et al. (2022), appendix B."""
+    weights = sum(param.numel() for param in model.parameters()) - cfg.context * cfg.width
+    attention = 12 * cfg.layers * cfg.width * cfg.context
+    return float(cfg.context * (6 * weights + attention))
 
 
 def _text() -> str:
