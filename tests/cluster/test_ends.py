@@ -47,6 +47,7 @@ if dist.get_rank() == 3:
 """
 
 
+@pytest.mark.sweep
 def test_case_58_success_of_rank_0_is_not_the_jobs(cluster: Cluster, namespace: str) -> None:
     job = Job.apply(cluster, namespace, script_job("late", ONE_LATE, maxRestarts=1))
     status = job.wait_for("Failed", 120)

@@ -138,6 +138,7 @@ def test_case_39_suspend_frees_the_pods_and_resume_goes_on_from_the_checkpoint(
     assert status["resumedFromStep"] >= saved
 
 
+@pytest.mark.sweep
 def test_case_39_resumed_while_its_pods_still_terminate(cluster: Cluster, namespace: str) -> None:
     job = Job.apply(cluster, namespace, long_job())
     saved = job.wait_for_a_checkpoint()

@@ -72,6 +72,7 @@ def test_case_22_node_removed_from_the_cluster(cluster: Cluster, namespace: str)
     check_that_it_lost_nothing(job)
 
 
+@pytest.mark.sweep
 def test_case_23_eviction_by_the_api_costs_nothing(cluster: Cluster, namespace: str) -> None:
     job = Job.apply(cluster, namespace, long_job(log={"every_steps": 1}))
     saved = job.wait_for_a_checkpoint()
@@ -87,6 +88,7 @@ def test_case_23_eviction_by_the_api_costs_nothing(cluster: Cluster, namespace: 
     check_that_it_lost_nothing(job)
 
 
+@pytest.mark.sweep
 def test_case_62_worker_waits_for_the_first_node_without_a_restart(
     cluster: Cluster, namespace: str
 ) -> None:

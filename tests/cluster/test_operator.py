@@ -63,11 +63,8 @@ def api_server(cluster: Cluster) -> Iterator[Cluster]:
     cluster.apiserver_start()
 
 
-@pytest.mark.parametrize(
-    "updates",
-    [100, pytest.param(3000, marks=pytest.mark.sweep)],
-    ids=["briefly", "for-long"],
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("updates", [100, 3000], ids=["briefly", "for-long"])
 def test_case_52_training_goes_on_without_the_api_server(
     api_server: Cluster, namespace: str, updates: int
 ) -> None:

@@ -25,6 +25,7 @@ def check_that_a_deleted_pod_is_replaced(cluster: Cluster, namespace: str, index
     assert {name for name, uid in after.items() if uid != before[name]} == {victim}
 
 
+@pytest.mark.sweep
 def test_case_18_deleted_worker_is_replaced(cluster: Cluster, namespace: str) -> None:
     check_that_a_deleted_pod_is_replaced(cluster, namespace, 1)
 

@@ -25,6 +25,7 @@ def check_that_it_cost_nothing(job: Job) -> None:
     assert [status[name] for name in counted] == [0, 0, 0]
 
 
+@pytest.mark.sweep
 def test_case_27_missing_secret_and_configmap_heal_when_they_are_created(
     cluster: Cluster, namespace: str
 ) -> None:

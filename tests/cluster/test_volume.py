@@ -54,6 +54,7 @@ def warned(job: Job) -> bool:
     return "checkpoint not saved" in job.kubectl("logs", "digits-0")
 
 
+@pytest.mark.sweep
 def test_case_35_full_volume_costs_checkpoints_and_not_the_run(
     cluster: Cluster, namespace: str, small_volume: Path
 ) -> None:
