@@ -50,8 +50,7 @@ class Learner:
     precision: Precision
     clip_norm: float | None
     share: float
-    """Factor of sum and count: 1 / samples of this rank in a full update. A constant keeps fp16
-    gradients in range; it cancels out."""
+    """Factor of sum and count, a constant, which cancels out."""
     seed: int
     rank: int
     tally: Tally
@@ -107,13 +106,20 @@ def build_learner(task: Task, config: RunConfig, ranks: Ranks, device: torch.dev
         device=device,
         precision=config.precision,
         clip_norm=config.clip_norm,
-        share=1 / config.batch_split(ranks.world_size).per_rank,
+        share=_share(config, ranks),
         seed=config.seed,
         rank=ranks.rank,
         tally=Tally(device),
     )
     _equip(learner, config)
     return learner
+
+
+def _share(config: RunConfig, ranks: Ranks) -> float:
+    """Keeps gradients of sums in the range of fp16, where they are rounded to it on their way."""
+    if config.precision != "fp16" and config.parallel.compression.name == "none":
+        return 1.0
+    return 1 / config.batch_split(ranks.world_size).per_rank
 
 
 def footprint(learner: Learner) -> Footprint:

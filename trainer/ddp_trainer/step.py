@@ -39,10 +39,10 @@ def train_step(learner: Learner, micros: Iterator[Micro], step: int, lr_factor: 
         reduce = micro.last and not alone
         with learner.strategy.synchronised(learner.objective, reduce=reduce):
             with learner.trace.range("forward"), learner.autocast():
-                total, count, carried = learner.objective(micro.batch)
+                root, total, count = learner.objective(micro.batch, learner.scaler.scale)
             with learner.trace.range("backward"):
                 share = learner.share if micro.weight else 0.0
-                (learner.scaler.scale(total * share) + carried * share).backward()
+                (root if share == 1.0 else root * share).backward()
         if micro.weight:
             learner.tally.passed(total, count)
         samples = micro.update_samples
@@ -65,8 +65,8 @@ def rehearse(learner: Learner, micro: Micro) -> None:
     """
     buffers = {name: buffer.clone() for name, buffer in learner.model.named_buffers()}
     with learner.autocast():
-        total, _, carried = learner.objective(micro.batch)
-    (total + carried).sum().backward()
+        root, _, _ = learner.objective(micro.batch, learner.scaler.scale)
+    root.backward()
     learner.objective.zero_grad(set_to_none=True)
     with torch.no_grad():
         for name, buffer in learner.model.named_buffers():

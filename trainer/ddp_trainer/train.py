@@ -2,8 +2,6 @@
 
 import gc
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from ddp_agent.contract import ExitCode, RankPhase
 from ddp_trainer.data.loader import by_update
@@ -68,8 +66,11 @@ def loop(run: Run) -> bool:
                 break
             step = run.position.step
             factor = lr_factor(step, run.total_steps, run.config.schedule)
-            with _place_told(run.ranks, step):
+            try:
                 samples = train_step(run.learner, micros, step, factor)
+            except Exception as error:
+                _tell_place(error, run.ranks, step)
+                raise
             run.advance(samples)
             garbage.updated(run.position.step)
             run.report.traced(trace.updated(run.position.step))
@@ -96,20 +97,17 @@ def close(run: Run, *, stopped: bool) -> ExitCode:
     return ExitCode.PREEMPTED if stopped else ExitCode.OK
 
 
-@contextmanager
-def _place_told(ranks: Ranks, step: int) -> Iterator[None]:
-    """Says on which rank and in which update it was that something failed."""
+def _tell_place(error: Exception, ranks: Ranks, step: int) -> None:
+    """Says on which rank and in which update it was that something failed.
+
+    Raises:
+        Refusal: With the place in its sentence, in place of one that only this rank may know of.
+    """
     where = f"rank {ranks.rank}, update {step + 1}"
-    try:
-        yield
-    except Refusal as refused:
-        if ranks.world_size == 1:
-            raise
-        # Other ranks may know nothing of it: this one has to say it.
-        raise type(refused)(f"{where}: {refused}", own=True) from refused
-    except Exception as error:
+    if not isinstance(error, Refusal):
         print(f"{where}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        raise
+    elif ranks.world_size > 1:
+        raise type(error)(f"{where}: {error}", own=True) from error
 
 
 def _between_updates(run: Run, verdict: Verdict) -> Verdict:

@@ -12,18 +12,20 @@ class Tally:
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)
-        self._losses: list[Tensor] = []
+        self._totals: list[Tensor] = []
+        self._counts: list[Tensor] = []
         self._broken: list[Tensor] = []
 
     def passed(self, total: Tensor, count: Tensor) -> None:
         """Notes a forward pass.
 
         Args:
-            total: Scalar, the loss sum.
+            total: Shape (1,), the loss sum without a gradient; like the count not to be changed any
+                more.
             count: Scalar, the loss count.
         """
-        # A copy: the count may be the user's own tensor, which the next batch changes.
-        self._losses.append(torch.stack((total.detach(), count)))
+        self._totals.append(total)
+        self._counts.append(count)
 
     def updated(self, broken: Tensor) -> None:
         """Notes an update.
@@ -37,14 +39,18 @@ class Tally:
 
     def read(self) -> Tensor:
         """Shape (3,), fp64: loss sum, loss count, updates whose gradients were not finite."""
-        if self._losses:
-            self._sums[:2] += torch.stack(self._losses).double().sum(0)
+        if self._totals:
+            losses = torch.stack((torch.cat(self._totals), torch.stack(self._counts)))
+            self._sums[:2] += losses.double().sum(1)
         if self._broken:
             self._sums[2] += torch.stack(self._broken).double().sum()
-        self._losses, self._broken = [], []
+        self._forget()
         return self._sums
 
     def clear(self) -> None:
         """Begins anew."""
-        self._losses, self._broken = [], []
+        self._forget()
         self._sums.zero_()
+
+    def _forget(self) -> None:
+        self._totals, self._counts, self._broken = [], [], []
