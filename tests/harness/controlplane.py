@@ -15,6 +15,9 @@ from tests.harness.run import Figures
 
 APISERVER: Final = "kube-apiserver"
 _START_LIMIT_S: Final = 60.0
+_FOR_EVER: Final = (
+    "trap 'kill $child; exit' TERM; while :; do \"$@\" & child=$!; wait $child; sleep 1; done"
+)
 _RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
 _KUBELET_CLIENT: Final = "kube-apiserver"
 _DNS_USER: Final = "ddp-harness:coredns"
@@ -100,7 +103,7 @@ class ControlPlane:
         _write_config("resolv.conf", f"nameserver {paths.API_ADDRESS}\n")
         scheduler = self._client("kube-scheduler", "system:kube-scheduler")
         _write_config("scheduler.yaml", control_config.scheduler_config(scheduler))
-        self._start("kube-scheduler", control_config.scheduler())
+        self._start_for_ever("kube-scheduler", control_config.scheduler())
         proxy = self._client("kube-proxy", "system:kube-proxy")
         config = _write_config("kube-proxy.yaml", node_config.kube_proxy(proxy))
         self._start("kube-proxy", [f"--config={config}"])
@@ -116,6 +119,12 @@ class ControlPlane:
 
     def _start(self, name: str, arguments: Sequence[str]) -> None:
         argv = (self.tools.binary(name), *arguments, *self.extra.get(name, ()))
+        Service(name=name, argv=argv, search_path=self.tools.search_path).start()
+
+    def _start_for_ever(self, name: str, arguments: Sequence[str]) -> None:
+        """Start what ends itself by design, as the scheduler when its cache is wrong."""
+        program = (str(self.tools.binary(name)), *arguments, *self.extra.get(name, ()))
+        argv = ("/bin/sh", "-c", _FOR_EVER, "sh", *program)
         Service(name=name, argv=argv, search_path=self.tools.search_path).start()
 
     def _await(self, what: str, ready: Callable[[], bool], needs: str) -> None:
