@@ -84,10 +84,12 @@ def test_case_35_read_only_volume_fails_the_job_with_its_reason(
 
 
 @pytest.mark.sweep
+@pytest.mark.timeout(900)
 def test_case_36_rank_killed_while_it_writes_a_checkpoint(cluster: Cluster, namespace: str) -> None:
     chance = random.Random(36)  # noqa: S311 (when to strike)
     manifest = long_job(epochs=400, log={"every_steps": 1}, task={"width": 128})
     manifest["spec"]["maxRestarts"] = 100
+    manifest["spec"]["checkpoint"] |= {"everySteps": 5}
     job = Job.apply(cluster, namespace, manifest)
     directory = job.run_directory
 
