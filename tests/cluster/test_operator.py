@@ -17,7 +17,12 @@ BACK_SECONDS = 120
 """How long a return may take: kube-proxy waits up to a minute before it asks the API server again,
 and until it has, pods cannot reach it; then a new process waits for the old one's Lease."""
 PATIENCE = [
-    {"key": f"node.kubernetes.io/{what}", "operator": "Exists", "tolerationSeconds": 300}
+    {
+        "key": f"node.kubernetes.io/{what}",
+        "operator": "Exists",
+        "effect": "NoExecute",
+        "tolerationSeconds": 300,
+    }
     for what in ("not-ready", "unreachable")
 ]
 """Of pods with a lost node, as Kubernetes has it by default. This cluster's is 5 s, and after a
