@@ -84,7 +84,6 @@ def test_case_35_read_only_volume_fails_the_job_with_its_reason(
 
 
 @pytest.mark.sweep
-@pytest.mark.timeout(900)
 def test_case_36_rank_killed_while_it_writes_a_checkpoint(cluster: Cluster, namespace: str) -> None:
     chance = random.Random(36)  # noqa: S311 (when to strike)
     manifest = long_job(epochs=400, log={"every_steps": 1}, task={"width": 128})

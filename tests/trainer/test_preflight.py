@@ -4,6 +4,7 @@ import random
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from ddp_trainer.data.fingerprint import fingerprint
 from ddp_trainer.environment import Ranks
 from ddp_trainer.errors import Refusal
-from ddp_trainer.parallel import nccl_log, reach
+from ddp_trainer.parallel import nccl_log, preflight, reach
 from ddp_trainer.parallel.preflight import Facts, differences
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.sample_tasks import Points, ProbeConfig
@@ -50,6 +51,19 @@ def test_the_odd_rank_is_named(
     for rank in odd:
         everyone[rank] = replace(everyone[rank], **change)  # type: ignore[arg-type]
     assert differences(everyone) == [(sentence, must)]
+
+
+@pytest.mark.parametrize(
+    "kind", ["NVIDIA UNIX x86_64 Kernel Module", "NVIDIA UNIX Open Kernel Module for x86_64"]
+)
+def test_the_driver_is_what_the_kernel_module_says(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "version"
+    monkeypatch.setattr(preflight, "_DRIVER_FILE", file)
+    assert preflight._driver() == ""
+    file.write_text(f"NVRM version: {kind}  570.124.06  Wed Feb 26\nGCC version:  gcc 12.3.0\n")
+    assert preflight._driver() == "570.124.06"
 
 
 def test_of_two_the_first_is_the_usual_one() -> None:

@@ -36,7 +36,7 @@ def test_a_signal_to_one_rank_makes_all_save_and_stop(
     sent = time.monotonic()
     gang.signal(1, number)
     assert gang.wait() == [85, 85]
-    assert time.monotonic() - sent < 30
+    assert time.monotonic() - sent < 10
     (stopped,) = gang.events("stop")
     (name,) = [path.name for path in (tmp_path / "ck").glob("step-*")]
     assert stopped["checkpoint"].endswith(name)
@@ -59,7 +59,7 @@ def test_the_death_of_a_peer_ends_the_others_within_seconds(launcher: Launcher) 
     gang.processes[1].join(60)
     died = time.monotonic()
     assert gang.wait() == [1, -9, 1]
-    assert time.monotonic() - died < 30
+    assert time.monotonic() - died < 10
     assert "Traceback" in gang.err(0)
 
 
@@ -95,7 +95,7 @@ def test_time_that_is_used_up_completes_the_run(launcher: Launcher, tmp_path: Pa
     gang = launcher.train(*arguments, world=2, **environ)
     assert gang.wait() == [0, 0]
     (summary,) = gang.events("summary")
-    assert 0.5 <= summary["seconds"] < 30
+    assert 0.5 <= summary["seconds"] < 5
     assert summary["steps"] < summary["total_steps"]
     told = [event["eta_seconds"] for event in gang.events("progress")]
     assert told

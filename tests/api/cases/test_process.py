@@ -52,7 +52,7 @@ async def leader_first(replicas: list[OperatorProcess]) -> list[OperatorProcess]
     return replicas
 
 
-async def test_case_49_when_the_leader_is_killed_the_next_takes_over_after_the_lease(
+async def test_case_49_when_the_leader_is_killed_the_next_takes_over_within_the_lease(
     leader_first: list[OperatorProcess], job: Job
 ) -> None:
     first, second = leader_first
@@ -66,7 +66,7 @@ async def test_case_49_when_the_leader_is_killed_the_next_takes_over_after_the_l
     taken = await _lease(job)
     assert (last["holderIdentity"], taken["holderIdentity"]) == ("first", "second")
     waited = _written(taken["acquireTime"]) - _written(last["renewTime"])
-    assert LEASE_SECONDS <= waited.total_seconds() < LEASE_SECONDS + 10
+    assert LEASE_SECONDS <= waited.total_seconds() < LEASE_SECONDS + 2 * RETRY_SECONDS + 2.0
 
 
 async def _lease(job: Job) -> JSON:
@@ -212,6 +212,6 @@ async def test_a_stop_on_request_is_quick_and_quiet(front: Front, job: Job) -> N
         await job.train()
         begun = time.monotonic()
         assert await operator.terminate() == 0
-        assert time.monotonic() - begun < 20.0
+        assert time.monotonic() - begun < 5.0
         assert "Traceback" not in operator.log
         assert "the Lease is released" in operator.log
