@@ -30,6 +30,7 @@ from tests.bench.loops.findings import (
     Findings,
     enough,
 )
+from tests.bench.loops.workloads import TURN
 
 MAX_RATIO = 1.02
 MAX_APART = 1e-6
@@ -137,6 +138,11 @@ def introduction(seed: int, load: float, taken: float) -> str:
     """What was done, and where."""
     cuda = torch.cuda.is_available()
     place = torch.cuda.get_device_name() if cuda else f"CPU, {os.cpu_count()} cores, no GPU"
+    order = "One system runs after the other"
+    if not cuda:
+        order = (
+            f"The systems take turns of {TURN} steps, whose first (caches are cold) is not counted"
+        )
     peers = ", ".join(f"{p.title()} {version(p)}" for p in ("lightning", "accelerate"))
     return f"""\
 `make bench-trainer`: milliseconds per step of the product's loop, with its events, beats and
@@ -145,11 +151,10 @@ optimizer and batch. Ranks of one machine ({place}; {"NCCL" if cuda else "gloo"}
 torch {torch.__version__}, {peers}, Python {platform.python_version()}; load average before the run
 {load:.2f}, {taken:.0%} of the cores' busy time taken by the host during it, seed {seed}.
 
-{"One system runs after the other" if cuda else "The systems take turns step by step"}, in rounds
-with fresh set-ups. A ratio by p10 or mean is that of a system's steps of all rounds to those of the
-minimal loop, which is there twice; by median, the median of its step's to theirs of the same turn.
-The noise is how far the 95 % interval of its second one's ratio to the first
-reaches from 1. Goals:
+{order}, in rounds with fresh set-ups.
+A ratio by p10 or mean is that of a system's steps of all rounds to those of the minimal loop, which
+is there twice; by median, the median of its step's to theirs of the same turn. The noise is how far
+the 95 % interval of its second one's ratio to the first reaches from 1. Goals:
 ours at most {MAX_RATIO} of minimal and the lowest of the frameworks, by p10 and by median; weights
 at most {MAX_APART:g} apart from the minimal loop's; no more collectives, host syncs or aten ops per
 steady step than the minimal loop. Noise widens no goal: with more than {MAX_NOISE:.0%} of it there

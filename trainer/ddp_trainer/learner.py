@@ -71,7 +71,7 @@ class Learner:
 
     def gradients(self) -> list[Tensor]:
         """Those that there are now."""
-        return [param.grad for param in self.params if param.grad is not None]
+        return [grad for param in self.params if (grad := param.grad) is not None]
 
 
 def build_learner(task: Task, config: RunConfig, ranks: Ranks, device: torch.device) -> Learner:

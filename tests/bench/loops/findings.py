@@ -1,12 +1,13 @@
 """From step times to ratios that can be trusted, or to the word that they cannot.
 
 A round holds a block of steps of each system, and the hand-written loop twice. On a CPU the systems
-take turns step by step, so that they meet the same machine: what changes slowly (heat, neighbours)
-cancels. A system's ratio by p10 or mean is that of its steps of all rounds to those of the two
-minimal loops; by median, it is the median over turns of its step to theirs of the same turn. The
-two minimal loops' own ratio is the control: its confidence interval, over rounds, is the noise of
-the measurement. Noise never widens a goal. It decides whether there is a verdict: rounds are added
-until it is small, and if it stays large there is none.
+take turns of a few steps, so that they meet the same machine: what changes slowly (heat,
+neighbours) cancels. The first step of a turn is not counted, because it finds the caches full of
+the others' code and data. A system's ratio by p10 or mean is that of its steps of all rounds to
+those of the two minimal loops; by median, it is the median of its step's to theirs of the same
+place in the same turn. The two minimal loops' own ratio is the control: its confidence interval,
+over rounds, is the noise of the measurement. Noise never widens a goal. It decides whether there is
+a verdict: rounds are added until it is small, and if it stays large there is none.
 """
 
 import random

@@ -1,7 +1,7 @@
 """Loops that make their steps in turn, each in a thread of its own.
 
 A machine's speed changes from second to second. Loops that are measured one after the other meet
-different machines; loops that take turns step by step meet the same one.
+different machines; loops that take turns of a few steps meet the same one.
 """
 
 import gc

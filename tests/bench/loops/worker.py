@@ -24,10 +24,11 @@ from tests.bench.loops.counts import FIRST, STEPS, count
 from tests.bench.loops.findings import Block, Findings, enough
 from tests.bench.loops.systems import SYSTEMS, Weights
 from tests.bench.loops.turns import Turn, take_turns
-from tests.bench.loops.workloads import Setting, Watch, Workload
+from tests.bench.loops.workloads import TURN, Setting, Watch, Workload
 
 WARM_UP, TIMED = 20, 100
-"""Steps of a block, those left out and those counted; two readings of the loss among the latter."""
+"""Steps of a block that are timed, those left out and those counted; the latter hold two readings
+of the loss."""
 MIN_ROUNDS = 5
 EQUAL_AFTER = 10
 """Steps after which the weights are compared."""
@@ -88,7 +89,7 @@ def measure(work: Workload, at: Setting, seconds: float) -> Findings:
             at, f"{work.name}: {name}: {found.counts[name]}, weights {found.apart[name]:.1e} apart"
         )
     deadline = time.monotonic() + seconds
-    timed = replace(at, steps=WARM_UP + TIMED + 1)
+    timed = replace(at, steps=_steps(at.device))
     order = list(SYSTEMS)
     while True:
         gc.collect()
@@ -105,7 +106,7 @@ def measure(work: Workload, at: Setting, seconds: float) -> Findings:
 def play_round(work: Workload, at: Setting, order: Sequence[str]) -> dict[str, list[float]]:
     """Train once with each system. Returns the seconds of each step.
 
-    They take turns step by step; on a GPU, whose queue would mix them, one runs after the other.
+    They take turns of a few steps; on a GPU, whose queue would mix them, one runs after the other.
     """
     watches = {name: Watch(at.device) for name in order}
     if at.device.type == "cuda":
@@ -121,6 +122,12 @@ def play_round(work: Workload, at: Setting, order: Sequence[str]) -> dict[str, l
 
         take_turns(order, loop, f"{at.seed} {order}")
     return {name: watch.steps() for name, watch in watches.items()}
+
+
+def _steps(device: torch.device) -> int:
+    """Steps of a block: those that are timed, those that begin a turn, and the last."""
+    steps = WARM_UP + TIMED
+    return (steps if device.type == "cuda" else steps * TURN // (TURN - 1)) + 1
 
 
 def _apart(weights: Weights, others: Weights) -> float:

@@ -23,6 +23,9 @@ from ddp_trainer.tasks import gpt, miniresnet
 
 AGREE_SECONDS = 5.0
 """About how often the product's ranks meet; its default."""
+TURN = 5
+"""Steps that a loop makes before the next one's turn. The first of them is not counted: it finds
+its code and data gone from the caches, which a loop in use has for itself."""
 REPORT_EVERY = 50
 """Steps between two readings of the loss, in every loop that reads it."""
 
@@ -35,7 +38,7 @@ class Watch:
     acts: dict[int, Callable[[], None]] = field(default_factory=dict)
     """What to do right before the fetch of a step, by the step's index."""
     pause: Callable[[], None] | None = None
-    """Called before each fetch; the time that it takes is nobody's."""
+    """Called before the first fetch of each turn; the time that it takes is nobody's."""
     _fetches: int = 0
     _since: Any = None
     _spans: list[tuple[Any, Any]] = field(default_factory=list)
@@ -44,18 +47,17 @@ class Watch:
         """A batch is fetched."""
         if act := self.acts.get(self._fetches):
             act()
-        self._fetches += 1
         now = self._mark()
         if self._since is not None:
             self._spans.append((self._since, now))
-        if self.pause is None:
-            self._since = now
-        else:
+        self._since = now
+        if self.pause is not None and self._fetches % TURN == 0:
             self.pause()
-            self._since = self._mark()
+            self._since = None
+        self._fetches += 1
 
     def steps(self) -> list[float]:
-        """Seconds of each step but the last; on a GPU by its own clock."""
+        """Seconds of each step but the last and those not counted; on a GPU by its own clock."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
             return [begin.elapsed_time(end) / 1000 for begin, end in self._spans]

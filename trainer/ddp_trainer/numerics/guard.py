@@ -5,6 +5,7 @@ looks for values that are not finite in the same pass. Reduced gradients are equ
 each rank finds the same; the host learns of it with the next report.
 """
 
+from collections.abc import Iterator
 from typing import Any, Literal, cast
 
 import torch
@@ -12,11 +13,11 @@ from torch import Tensor
 
 from ddp_trainer.config import NonFiniteConfig
 from ddp_trainer.errors import Refusal
-from ddp_trainer.parallel.parts import local
 from ddp_trainer.parallel.strategy import Strategy
 
 Policy = Literal["skip", "stop", "rollback"]
 
+_FLAGS = 64
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -43,10 +44,10 @@ class Guard:
         self._reads_flag = self.protects and not on_device
         self._strategy = strategy
         self._optimizer = optimizer
-        self.found = torch.zeros((), device=strategy.device)
+        self._flags = _flags(strategy.device)
+        self.found = next(self._flags)
         """1 if the newest update was not finite, else 0."""
 
-    @torch.no_grad()
     def divide(self, gradients: list[Tensor], count: Tensor) -> None:
         """Divides gradients of sums, in place, and notes whether all values are finite.
 
@@ -54,9 +55,9 @@ class Guard:
             gradients: As they were reduced.
             count: Scalar, on the device; nothing is divided where nothing was counted.
         """
-        inverse = count.clamp_min(_TINY).reciprocal()
-        self.found = torch.zeros((), device=self._strategy.device)
-        parts = [local(g) for g in gradients] if self._strategy.splits_weights else gradients
+        inverse = count.clamp_min(_TINY).reciprocal_()
+        self.found = next(self._flags)
+        parts = self._strategy.memory(gradients)
         kinds = {part.dtype for part in parts}
         for kind in kinds:
             alike = parts if len(kinds) == 1 else [p for p in parts if p.dtype == kind]
@@ -77,6 +78,12 @@ class Guard:
                 optimizer = cast("_ReadsFlag", self._optimizer)
                 optimizer.grad_scale, optimizer.found_inf = None, self.found
             self._optimizer.step()
+
+
+def _flags(device: torch.device) -> Iterator[Tensor]:
+    """Zeros without end, each a scalar; made many at a time."""
+    while True:
+        yield from torch.zeros(_FLAGS, device=device).unbind()
 
 
 class _ReadsFlag:

@@ -4,7 +4,7 @@ import inspect
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.parallel.objective import Objective
@@ -40,3 +40,11 @@ class Replicated(Strategy):
         if reduce or not isinstance(wrapped, DistributedDataParallel):
             return nullcontext()
         return wrapped.no_sync()
+
+    def memory(self, gradients: list[Tensor]) -> list[Tensor]:
+        """DDP's buckets, which the gradients are views of, so that a pass takes one kernel each.
+
+        They hold the gradient of the count beside these, and nothing else.
+        """
+        wholes = (g if (base := g._base) is None else base for g in gradients)  # noqa: SLF001
+        return list({id(whole): whole for whole in wholes}.values())

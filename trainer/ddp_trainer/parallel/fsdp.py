@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from ddp_trainer.parallel.objective import Objective
-from ddp_trainer.parallel.parts import is_split
+from ddp_trainer.parallel.parts import is_split, local
 from ddp_trainer.parallel.strategy import Strategy
 
 REPEATED = 2
@@ -22,8 +22,6 @@ REPEATED = 2
 
 class FullySharded(Strategy):
     """Splits each repeated block, and what is left of the model as one."""
-
-    splits_weights = True
 
     def wrap(self, objective: Objective, *, compiled: bool) -> nn.Module:
         """Moves the model to the device and splits it, a block at a time."""
@@ -58,6 +56,10 @@ class FullySharded(Strategy):
         """Averages over ranks."""
         dist.all_reduce(value)
         return value / dist.get_world_size()
+
+    def memory(self, gradients: list[Tensor]) -> list[Tensor]:
+        """What each gradient has here."""
+        return [local(gradient) for gradient in gradients]
 
     def any(self, flag: Tensor) -> None:
         """Each rank has seen its part of the gradients only."""

@@ -22,8 +22,6 @@ class Strategy:
 
     splits_optimizer = False
     """Whether ranks hold optimizer state of different parameters."""
-    splits_weights = False
-    """Whether ranks hold parts of each parameter and of its gradient."""
 
     def __init__(self, device: torch.device, config: ParallelConfig) -> None:
         self.device = device
@@ -58,6 +56,10 @@ class Strategy:
     def mean(self, value: Tensor) -> Tensor:
         """A value that came with the gradients, averaged over ranks as they are."""
         return value
+
+    def memory(self, gradients: list[Tensor]) -> list[Tensor]:
+        """The tensors that hold this rank's part of all gradients, as few as there are."""
+        return gradients
 
     def any(self, flag: Tensor) -> None:
         """Makes a flag, 0 or 1, that was found in this rank's gradients true if it is on any."""
