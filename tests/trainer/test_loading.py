@@ -84,3 +84,9 @@ def test_slow_data_show_in_the_report(launcher: Launcher) -> None:
     waits = [[e["data_wait_seconds"] for e in g.events("progress")] for g in (slow, fast)]
     assert min(waits[0]) >= 0.1
     assert sum(waits[0]) > sum(waits[1])
+    for gang, least in ((slow, 0.1), (fast, 0.0)):
+        for event in gang.events("progress"):
+            seconds = event["phase_seconds"]
+            assert list(seconds) == ["data", "forward", "backward", "optimizer"]
+            assert seconds["data"] >= least
+            assert all(value > 0 for value in seconds.values())

@@ -1,11 +1,14 @@
 """A profile is made of a run that is going on, when it is asked for."""
 
+import itertools
 import json
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 
+from ddp_trainer.observe.phases import Phases
 from ddp_trainer.observe.trace import REQUEST, Trace
 from tests.trainer.rank_processes import Launcher
 
@@ -80,3 +83,22 @@ def test_what_cannot_be_profiled(launcher: Launcher, arguments: list[str], sente
     gang = launcher.call("rank_processes:_command", ["profile", *arguments], world=None)
     assert gang.wait() == [2]
     assert gang.err(0) == sentence
+
+
+def test_the_update_before_a_progress_line_is_timed_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("time.perf_counter", itertools.count().__next__)
+    phases = Phases(torch.device("cpu"), 3, step=4)
+    trace = Trace(None, phases)
+    assert trace.seconds() == {}
+    assert trace.range("forward") is trace.range("backward")
+    trace.updated(5)
+    for name in ("forward", "backward", "forward"):
+        with trace.range(name):
+            pass
+    assert trace.seconds() == {"forward": 2.0, "backward": 1.0}
+    trace.updated(6)
+    with trace.range("forward"):
+        pass
+    assert trace.seconds() == {"forward": 2.0, "backward": 1.0}

@@ -28,6 +28,7 @@ from ddp_trainer.numerics.guard import Verdicts
 from ddp_trainer.numerics.precision import set_arithmetic
 from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.observe.events import EventLog
+from ddp_trainer.observe.phases import Phases
 from ddp_trainer.observe.report import Reporter
 from ddp_trainer.observe.trace import Trace
 from ddp_trainer.parallel import process_group
@@ -99,8 +100,8 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
         strict = config.init_strict
         begun_with = load_initial(task.model, config.init_from, device, strict=strict)
     learner = build_learner(task, config, ranks, device)
-    if ranks.is_first and config.checkpoint.directory:
-        learner.trace = Trace(Path(config.checkpoint.directory))
+    phases = Phases(device, config.log.every_steps, position.step)
+    learner.trace = Trace(_requests(config, ranks), phases)
     if saved:
         restore(learner, saved, keep_groups=not isinstance(task, HasOptimizer))
     if position.step < total and _needs_rehearsal(learner, ranks):
@@ -133,6 +134,12 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
         run.report.warned(sentence)
     _say_advice(run, begun_with)
     return run
+
+
+def _requests(config: RunConfig, ranks: Ranks) -> Path | None:
+    """Where this rank looks for requests of profiles, if it does."""
+    directory = config.checkpoint.directory
+    return Path(directory) if directory and ranks.is_first else None
 
 
 def _needs_rehearsal(learner: Learner, ranks: Ranks) -> bool:

@@ -131,6 +131,7 @@ class Run:
                 lr=learner.optimizer.param_groups[0]["lr"],
                 grad_norm=None if learner.grad_norm is None else learner.grad_norm.item(),
                 seconds_left=self._seconds_left(self.seconds()),
+                phase_seconds=learner.trace.seconds(),
             )
         learner.trace.look(self.report.warned)
         return verdict

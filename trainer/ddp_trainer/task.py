@@ -9,6 +9,7 @@ import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
@@ -16,6 +17,7 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
+from ddp_trainer.data.staging import staged
 from ddp_trainer.errors import InputError
 
 
@@ -62,6 +64,20 @@ class RunEnv:
     device: torch.device
     seed: int
     """The run's seed, equal on all ranks. Global generators are already seeded by it."""
+
+    def staged(self, source: str | Path) -> Path:
+        """A copy of a file or folder on this node's own disk, made once per node.
+
+        Args:
+            source: Where the data are: on a shared volume that is slow to read, say.
+
+        Returns:
+            The copy; the source itself, with a warning, where it cannot be copied.
+
+        Raises:
+            InputError: If there is no such source.
+        """
+        return staged(Path(source))
 
 
 @runtime_checkable

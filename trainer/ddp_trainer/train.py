@@ -73,8 +73,8 @@ def loop(run: Run) -> bool:
                 raise
             run.advance(samples)
             garbage.updated(run.position.step)
-            run.report.traced(trace.updated(run.position.step))
             verdict = _between_updates(run, verdict)
+            run.report.traced(trace.updated(run.position.step))
     run.report.traced(trace.end(run.position.step))
     run.settle()
     return verdict.stop and not verdict.finish and run.position.step < run.total_steps

@@ -79,6 +79,7 @@ class Reporter:
         lr: float,
         grad_norm: float | None,
         seconds_left: float | None = None,
+        phase_seconds: dict[str, float] | None = None,
     ) -> None:
         """Tells how far the training is, with what happened since the last time it was told.
 
@@ -91,6 +92,7 @@ class Reporter:
             lr: Learning rate of the newest update.
             grad_norm: Its norm of the gradient, where that is measured.
             seconds_left: Until the time of the run is used up, where that is limited.
+            phase_seconds: How long the parts of the newest update took.
         """
         rate = self.rates.read()
         self._progress = Progress(
@@ -107,6 +109,8 @@ class Reporter:
         fields |= {"lr": lr, "data_wait_seconds": self.data_wait.read()}
         if grad_norm is not None:
             fields["grad_norm"] = grad_norm
+        if phase_seconds:
+            fields["phase_seconds"] = phase_seconds
         if self._peak_rate is not None:
             fields["mfu"] = rate / self._peak_rate if rate else None
         self._events.emit("progress", **fields)

@@ -1,7 +1,7 @@
 """A profile of some updates of a run that is going on, asked for by a file in its directory.
 
 Only global rank 0 looks for the file, when the ranks meet anyway, and only its own process is
-profiled: nothing has to be agreed on. While no profile is made, a range costs one comparison.
+profiled: nothing has to be agreed on. While nothing is recorded, a range costs two comparisons.
 """
 
 import json
@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
+
+from ddp_trainer.observe.phases import Phases
 
 REQUEST = "PROFILE.json"
 """In the run's directory: `steps`, how many updates, and `from`, the first; now when not stated."""
@@ -26,28 +28,38 @@ _NO_RANGE = nullcontext()
 
 
 class Trace:
-    """Ranges of the loop, and the profile that they appear in."""
+    """Ranges of the loop, and the profile and the times that they appear in."""
 
-    def __init__(self, directory: Path | None = None) -> None:
+    def __init__(self, directory: Path | None = None, phases: Phases | None = None) -> None:
         """Makes no profile without a directory.
 
         Args:
             directory: The run's own; on global rank 0 only.
+            phases: Takes the times of ranges, if they are wanted.
         """
         self._directory = directory
+        self._phases = phases
         self._asked: tuple[int, int] | None = None
         self._running: profile | None = None
         self._begun = 0
 
     def range(self, name: str) -> AbstractContextManager[Any]:
         """A named part of the loop: in the profile, and for NVTX where there is CUDA."""
-        if self._running is None:
+        phases = self._phases if self._phases and self._phases.measured else None
+        if self._running is None and phases is None:
             return _NO_RANGE
         stack = ExitStack()
-        stack.enter_context(record_function(name))
-        if torch.cuda.is_available():
-            stack.enter_context(torch.cuda.nvtx.range(name))
+        if phases:
+            stack.enter_context(phases.range(name))
+        if self._running:
+            stack.enter_context(record_function(name))
+            if torch.cuda.is_available():
+                stack.enter_context(torch.cuda.nvtx.range(name))
         return stack
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of the ranges of the newest update that was measured, by name."""
+        return self._phases.read() if self._phases else {}
 
     def ranges(self, name: str, items: Iterable[T]) -> Iterator[T]:
         """The same items; the time until each is there is a range."""
@@ -81,7 +93,7 @@ class Trace:
             return  # the next meeting looks again
 
     def updated(self, step: int) -> Path | None:
-        """Begins or ends a profile between two updates.
+        """Begins or ends a profile between two updates, and says whether the next one is timed.
 
         Args:
             step: Updates done.
@@ -89,6 +101,8 @@ class Trace:
         Returns:
             The trace, when one is complete.
         """
+        if self._phases:
+            self._phases.updated(step)
         if self._running is not None:
             _, last = self._asked or (0, 0)
             return self.end(step) if step >= last else None
