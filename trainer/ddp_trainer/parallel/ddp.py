@@ -2,11 +2,14 @@
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
+from operator import is_
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_trainer.config import ParallelConfig
 from ddp_trainer.parallel.objective import Objective
 from ddp_trainer.parallel.strategy import Strategy
 
@@ -17,6 +20,11 @@ class Replicated(Strategy):
     Buffers are not broadcast in the forward pass: BatchNorm statistics are averaged before they are
     used (see `numerics.norm`), which saves a collective per buffer and update.
     """
+
+    def __init__(self, device: torch.device, config: ParallelConfig) -> None:
+        super().__init__(device, config)
+        self._views: list[Tensor] = []
+        self._buckets: list[Tensor] = []
 
     def wrap(self, objective: Objective, *, compiled: bool) -> nn.Module:
         """Wraps the objective, whose model is compiled first: DDP splits its graph at buckets."""
@@ -44,7 +52,17 @@ class Replicated(Strategy):
     def memory(self, gradients: list[Tensor]) -> list[Tensor]:
         """DDP's buckets, which the gradients are views of, so that a pass takes one kernel each.
 
-        They hold the gradient of the count beside these, and nothing else.
+        They hold the gradient of the count beside these, and nothing else. The views are the same
+        tensors at each update, so the buckets are looked for once. Gradients that were not reduced
+        are no views; nothing is kept of them.
         """
-        wholes = (g if (base := g._base) is None else base for g in gradients)  # noqa: SLF001
-        return list({id(whole): whole for whole in wholes}.values())
+        known = self._views
+        if len(gradients) == len(known) and all(map(is_, gradients, known)):
+            return self._buckets
+        bases = [gradient._base for gradient in gradients]  # noqa: SLF001 - there is no other way
+        if any(base is None for base in bases):
+            self._views, self._buckets = [], []
+            return gradients
+        self._views = gradients
+        self._buckets = list({id(base): base for base in bases if base is not None}.values())
+        return self._buckets
