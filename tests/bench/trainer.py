@@ -44,7 +44,9 @@ RANKS = 2
 def main() -> None:
     """Measure, write the table, print it, check the goals."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=600, help="of timing at most, per workload")
+    parser.add_argument(
+        "--seconds", type=float, default=600, help="of timing at most, per workload"
+    )
     parser.add_argument("--seed", type=int, default=int(os.environ.get("DDP_SEED", "0")))
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
     options = parser.parse_args()

@@ -12,6 +12,7 @@ from ddp_trainer.data.loader import Loading
 from ddp_trainer.data.prefetch import WaitClock, on_device
 from ddp_trainer.data.sampler import GlobalSampler, Taker
 from ddp_trainer.environment import Ranks
+from ddp_trainer.observe.rates import CpuMeter
 from ddp_trainer.task import RunEnv
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.sample_tasks import OwnTask, ProbeConfig
@@ -86,7 +87,18 @@ def test_slow_data_show_in_the_report(launcher: Launcher) -> None:
     assert sum(waits[0]) > sum(waits[1])
     for gang, least in ((slow, 0.1), (fast, 0.0)):
         for event in gang.events("progress"):
+            assert event["cpu_percent"] > 0
+            assert event["throttled_seconds"] >= 0
             seconds = event["phase_seconds"]
             assert list(seconds) == ["data", "forward", "backward", "optimizer"]
             assert seconds["data"] >= least
             assert all(value > 0 for value in seconds.values())
+
+
+def test_cpu_time_is_told_by_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, used, stood = iter([10.0, 14.0, 14.0]), iter([1.0, 3.0, 3.0]), iter([5.0, 5.5, 6.0])
+    monkeypatch.setattr("time.monotonic", clock.__next__)
+    monkeypatch.setattr("time.process_time", used.__next__)
+    meter = CpuMeter(stood.__next__)
+    assert meter.read() == {"cpu_percent": 50.0, "throttled_seconds": 0.5}
+    assert meter.read() == {"cpu_percent": None, "throttled_seconds": 0.5}

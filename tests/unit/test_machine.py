@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from ddp_agent import machine
-from ddp_agent.machine import cpu_count, fall_first, out_of_memory_kills, threads_per_rank
+from ddp_agent.machine import (
+    cpu_count,
+    fall_first,
+    out_of_memory_kills,
+    threads_per_rank,
+    throttled_seconds,
+)
 
 CORES = 16
 
@@ -106,3 +112,20 @@ def test_a_rank_falls_before_the_others(tmp_path: Path, given: int, raised: int)
 def test_where_there_is_no_such_score_nothing_is_said(tmp_path: Path) -> None:
     fall_first(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "seconds"),
+    [
+        ("cpu.stat", "usage_usec 9000000\nthrottled_usec 2500000\n", 2.5),
+        ("cpu/cpu.stat", "nr_throttled 3\nthrottled_time 1500000000\n", 1.5),
+        ("cpu.stat", "usage_usec 9000000\n", 0.0),
+        ("cpu.stat", "nonsense", 0.0),
+        ("elsewhere", "", 0.0),
+    ],
+    ids=["v2", "v1", "no quota", "nonsense", "none"],
+)
+def test_the_time_that_a_quota_took(tmp_path: Path, file: str, text: str, seconds: float) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(text)
+    assert throttled_seconds(tmp_path) == pytest.approx(seconds)

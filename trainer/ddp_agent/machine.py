@@ -25,6 +25,18 @@ def threads_per_rank(cpus: int, local_ranks: int) -> int:
     return max(1, cpus // local_ranks)
 
 
+def throttled_seconds(cgroup: Path = _CGROUP) -> float:
+    """Seconds that this container stood still because its CPU quota was used up; 0 without one."""
+    for file, key, unit in (
+        (cgroup / "cpu.stat", "throttled_usec", 1e-6),
+        (cgroup / "cpu" / "cpu.stat", "throttled_time", 1e-9),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            words = dict(line.split() for line in file.read_text().splitlines())
+            return int(words.get(key, 0)) * unit
+    return 0.0
+
+
 def out_of_memory_kills(cgroup: Path = _CGROUP) -> int:
     """How many processes of this container the kernel has ended for want of memory.
 

@@ -7,7 +7,7 @@ from ddp_agent.contract import CheckpointInfo, Progress
 from ddp_trainer.data.prefetch import WaitClock
 from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.observe.events import EventLog
-from ddp_trainer.observe.rates import RateMeter
+from ddp_trainer.observe.rates import CpuMeter, RateMeter
 
 
 class Reporter:
@@ -36,6 +36,7 @@ class Reporter:
         self.beats = beats
         self.rates = RateMeter()
         self.data_wait = WaitClock()
+        self._cpu = CpuMeter()
         self._events = events
         self._is_first = is_first
         self._total_steps = total_steps
@@ -83,7 +84,8 @@ class Reporter:
     ) -> None:
         """Tells how far the training is, with what happened since the last time it was told.
 
-        `data_wait_seconds` is the time that this rank had no batch to train on.
+        `data_wait_seconds` is the time that this rank had no batch to train on, `cpu_percent` how
+        much of a CPU its process used, `throttled_seconds` how long its container stood still.
 
         Args:
             step: Newest update.
@@ -106,7 +108,7 @@ class Reporter:
         )
         self._beat_progress()
         fields = self._progress.model_dump(exclude={"metrics"})
-        fields |= {"lr": lr, "data_wait_seconds": self.data_wait.read()}
+        fields |= {"lr": lr, "data_wait_seconds": self.data_wait.read(), **self._cpu.read()}
         if grad_norm is not None:
             fields["grad_norm"] = grad_norm
         if phase_seconds:
