@@ -1,6 +1,7 @@
 """What each rank holds is nobody else's business: weights and checkpoints are the same."""
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -117,14 +118,24 @@ def test_gradients_are_divided_bucket_by_bucket_where_they_are_views() -> None:
     strategy = Replicated(torch.device("cpu"), ParallelConfig())
     first, second = torch.ones(7), torch.ones(4)
     views = [first[1:3], first[3:7], second.view(2, 2)]
-    found = strategy.memory(views)
-    assert [id(bucket) for bucket in found] == [id(first), id(second)]
+    for _ in range(3):
+        found = strategy.memory(list(views))
+        assert [id(bucket) for bucket in found] == [id(first), id(second)]
     assert strategy.memory(list(views)) is found
-    assert [id(bucket) for bucket in strategy.memory(views[:2])] == [id(first)]
     alone = [torch.ones(2), *views[1:]]
     assert strategy.memory(alone) is alone
-    (again,) = strategy.memory(views[2:])
-    assert again is second
+    assert [id(bucket) for bucket in strategy.memory(views[:2])] == [id(first)]
+    assert [id(bucket) for bucket in strategy.memory(views)] == [id(first), id(second)]
+
+
+def test_the_first_buckets_are_not_kept() -> None:
+    strategy = Replicated(torch.device("cpu"), ParallelConfig())
+    bucket = torch.ones(5)
+    gone = weakref.ref(bucket)
+    (found,) = strategy.memory([bucket[:4]])
+    assert found is bucket
+    del bucket, found
+    assert gone() is None
 
 
 def test_owners_are_balanced_and_the_same_everywhere() -> None:

@@ -25,6 +25,7 @@ class Replicated(Strategy):
         super().__init__(device, config)
         self._views: list[Tensor] = []
         self._buckets: list[Tensor] = []
+        self._places: list[int] = []
 
     def wrap(self, objective: Objective, *, compiled: bool) -> nn.Module:
         """Wraps the objective, whose model is compiled first: DDP splits its graph at buckets."""
@@ -52,17 +53,20 @@ class Replicated(Strategy):
     def memory(self, gradients: list[Tensor]) -> list[Tensor]:
         """DDP's buckets, which the gradients are views of, so that a pass takes one kernel each.
 
-        They hold the gradient of the count beside these, and nothing else. The views are the same
-        tensors at each update, so the buckets are looked for once. Gradients that were not reduced
-        are no views; nothing is kept of them.
+        They hold the gradient of the count beside these, and nothing else. Once DDP has settled
+        where they lie, after its first pass, the views are the same tensors at each update and are
+        not looked into again. Nothing else is kept here: it would keep memory from being freed, of
+        the first buckets or of gradients that were not reduced, which are no views.
         """
         known = self._views
         if len(gradients) == len(known) and all(map(is_, gradients, known)):
             return self._buckets
         bases = [gradient._base for gradient in gradients]  # noqa: SLF001 - there is no other way
         if any(base is None for base in bases):
-            self._views, self._buckets = [], []
             return gradients
-        self._views = gradients
-        self._buckets = list({id(base): base for base in bases if base is not None}.values())
-        return self._buckets
+        buckets = list({id(base): base for base in bases if base is not None}.values())
+        places = [bucket.data_ptr() for bucket in buckets]
+        if places == self._places:
+            self._views, self._buckets = gradients, buckets
+        self._places = places
+        return buckets
