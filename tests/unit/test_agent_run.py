@@ -320,11 +320,22 @@ until({str(tmp_path / "end")!r})
 
 
 @pytest.fixture
-def store() -> Iterator[socket.socket]:
+def stores() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two ports in a row that nobody listens on yet: those of attempts 1 and 2."""
+    with contextlib.ExitStack() as held:
+        while True:
+            first, second = (held.enter_context(socket.socket()) for _ in range(2))
+            first.bind(("127.0.0.1", 0))
+            with contextlib.suppress(OSError, OverflowError):
+                second.bind(("127.0.0.1", first.getsockname()[1] + 1))
+                break
+        yield first, second
+
+
+@pytest.fixture
+def store(stores: tuple[socket.socket, socket.socket]) -> socket.socket:
     """A port that nobody listens on yet."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        yield listener
+    return stores[0]
 
 
 def second_node(home: Path, store: socket.socket) -> Bench:
@@ -353,18 +364,15 @@ def test_a_node_starts_when_the_store_of_node_0_accepts_connections(
 
 
 def test_a_node_that_waits_for_the_store_goes_on_to_a_newer_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: socket.socket
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stores: tuple[socket.socket, socket.socket]
 ) -> None:
     stub_torchrun(monkeypatch, "")
-    bench = second_node(tmp_path, store)
-    port = store.getsockname()[1]
-    with socket.socket() as second:
-        bench.order("1")
-        with contextlib.suppress(OSError):  # The next port may be taken; then it is listened on.
-            second.bind(("127.0.0.1", port + 1))
-            second.listen()
-        bench.when(phase("Waiting"), lambda: bench.order("2"))
-        assert bench.run() == ExitCode.OK
+    first, second = stores
+    bench = second_node(tmp_path, first)
+    bench.order("1")
+    second.listen()
+    bench.when(phase("Waiting"), lambda: bench.order("2"))
+    assert bench.run() == ExitCode.OK
     assert {s.attempt for s in bench.said if s.phase is AgentPhase.SUCCEEDED} == {2}
 
 
