@@ -31,9 +31,8 @@ def throttled_seconds(cgroup: Path = _CGROUP) -> float:
         (cgroup / "cpu.stat", "throttled_usec", 1e-6),
         (cgroup / "cpu" / "cpu.stat", "throttled_time", 1e-9),
     ):
-        with contextlib.suppress(OSError, ValueError):
-            words = dict(line.split() for line in file.read_text().splitlines())
-            return int(words.get(key, 0)) * unit
+        if counts := _counts(file):
+            return counts.get(key, 0) * unit
     return 0.0
 
 
@@ -43,9 +42,8 @@ def out_of_memory_kills(cgroup: Path = _CGROUP) -> int:
     It picks a rank, not the container, which lives on: this count is the only trace.
     """
     for file in (cgroup / "memory.events", cgroup / "memory" / "memory.oom_control"):
-        with contextlib.suppress(OSError, ValueError):
-            words = dict(line.split() for line in file.read_text().splitlines())
-            return int(words.get("oom_kill", 0))
+        if counts := _counts(file):
+            return counts.get("oom_kill", 0)
     return 0
 
 
@@ -59,6 +57,15 @@ def fall_first(process: Path = Path("/proc/self")) -> None:
     score = process / "oom_score_adj"
     with contextlib.suppress(OSError, ValueError):
         score.write_text(str(min(1000, int(score.read_text()) + _RANK_SCORE)))
+
+
+def _counts(file: Path) -> dict[str, int]:
+    """A cgroup's file of a name and a number per line; empty where it is not to be had."""
+    try:
+        pairs = (line.split() for line in file.read_text().splitlines())
+        return {name: int(number) for name, number in pairs}
+    except (OSError, ValueError):
+        return {}
 
 
 def _quota_v2(cgroup: Path) -> float | None:
