@@ -8,6 +8,7 @@ from torch import nn
 
 from ddp_trainer.data.loader import by_update
 from ddp_trainer.data.prefetch import on_device
+from ddp_trainer.observe.phases import Phases
 from ddp_trainer.step import train_step
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import distance, opened, trained
@@ -89,3 +90,15 @@ def test_a_compiled_model_computes_the_same() -> None:
     plain = trained(max_steps=5, **CUDA)
     fast = trained(max_steps=5, compile=True, **CUDA)
     assert distance(plain.learner.model, fast.learner.model) < 1e-5
+
+
+def test_the_parts_of_an_update_are_timed_by_the_device() -> None:
+    phases = Phases(torch.device("cuda"), 1, step=0)
+    matrix = torch.randn(2048, 2048, device="cuda")
+    with phases.range("forward"):
+        for _ in range(20):
+            matrix = matrix @ matrix
+    with phases.range("optimizer"):
+        pass
+    seconds = phases.read()
+    assert seconds["forward"] > seconds["optimizer"] >= 0

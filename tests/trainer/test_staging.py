@@ -78,6 +78,15 @@ def test_what_cannot_be_copied_is_read_where_it_is(
     assert f"warning: {folder} is read where it is" in capsys.readouterr().err
 
 
+def test_what_another_user_laid_there_is_not_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = staging.staged(folder, tmp_path / "node")
+    assert copy != folder
+    monkeypatch.setattr("os.getuid", lambda: (tmp_path / "node").stat().st_uid + 1)
+    assert staging.staged(folder, tmp_path / "node") == folder
+
+
 def test_a_full_disk_leaves_nothing_behind(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

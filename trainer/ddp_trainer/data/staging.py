@@ -34,7 +34,11 @@ def staged(source: Path, into: Path | None = None) -> Path:
     except FileNotFoundError as error:
         raise InputError(f"data: there is no {source} to be staged") from error
     try:
-        copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = copy.parent.parent
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            raise PermissionError(f"{folder} is another user's")
+        copy.parent.mkdir(exist_ok=True)
         with copy.parent.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # goes with this process, whatever ends it
             if not copy.exists():
