@@ -49,7 +49,7 @@ test: check ## Everything that CI runs: checks, unit tests, a real API server, a
 	fi
 
 .PHONY: test-fast
-test-fast: $(READY) ## What needs neither root nor a cluster, nor more than some seconds each
+test-fast: $(READY) ## What needs neither root nor a cluster, nor more than a second or two each
 	$(BIN)/pytest -q -m 'not api and not cluster and not sweep and not slow'
 
 .PHONY: check

@@ -180,6 +180,7 @@ def test_attempts_by_hand_count_on(tmp_path: Path) -> None:
     saves[2](1)
 
 
+@pytest.mark.slow
 def test_a_run_whose_directory_was_taken_says_one_sentence_and_may_be_tried_again(
     launcher: Launcher, tmp_path: Path
 ) -> None:

@@ -105,6 +105,7 @@ def test_the_share_is_nothing_where_torch_does_not_tell() -> None:
     assert communication_share(nn.Linear(1, 1)) == 0.0
 
 
+@pytest.mark.slow
 def test_bf16_compression_is_refused_on_the_cpu(launcher: Launcher) -> None:
     gang = launcher.train(TASK, "--parallel.compression.name=bf16", world=2)
     assert gang.wait() == [2, 2]

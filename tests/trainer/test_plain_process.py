@@ -52,6 +52,7 @@ def test_slurm_starts_ranks_that_find_each_other(tmp_path: Path) -> None:
     assert '"world_size": 2' in spoken[0][0]
 
 
+@pytest.mark.slow
 def test_a_task_in_a_config_map_is_trained_as_the_sample_stands(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ddp_operator.cli.main", "run", str(SAMPLE)]
     done = subprocess.run(

@@ -105,6 +105,7 @@ def test_time_that_is_used_up_completes_the_run(launcher: Launcher, tmp_path: Pa
     assert "nothing left to train" in again.events("complete")[0]["message"]
 
 
+@pytest.mark.slow
 def test_checkpoints_follow_the_clock(launcher: Launcher, tmp_path: Path) -> None:
     environ = {"DDP_CHECKPOINT_DIR": str(tmp_path), "DDP_CHECKPOINT_EVERY_SECONDS": "1"}
     gang = launcher.train(*LONG, "--max_seconds=2.5", world=2, **environ)

@@ -23,7 +23,14 @@ async def test_a_run_ends_as_it_should(flow: Flow) -> None:
         assert simulation.outcome()[1:] == ([], 0, False)
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before a write", "after a write"])
+# What a death after a write leaves behind is mostly what one before the next write does.
+@pytest.mark.parametrize(
+    "after",
+    [
+        pytest.param(False, id="before a write"),
+        pytest.param(True, id="after a write", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("flow", FLOWS.values(), ids=FLOWS.keys())
 async def test_a_controller_that_dies_at_any_write_changes_nothing_about_the_end(
     flow: Flow, after: bool, subtests: pytest.Subtests

@@ -223,6 +223,7 @@ standby.main()
 """
 
 
+@pytest.mark.slow
 def test_a_standby_with_nothing_to_do_imports_the_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
