@@ -41,8 +41,7 @@ def train_step(learner: Learner, micros: Iterator[Micro], step: int, lr_factor: 
             with learner.trace.range("forward"), learner.autocast():
                 root, total, count = learner.objective(micro.batch, learner.scaler.scale)
             with learner.trace.range("backward"):
-                share = learner.share if micro.weight else 0.0
-                (root if share == 1.0 else root * share).backward()
+                root.backward(learner.pull if micro.weight else torch.zeros_like(root))
         if micro.weight:
             learner.tally.passed(total, count)
         samples = micro.update_samples
@@ -66,7 +65,7 @@ def rehearse(learner: Learner, micro: Micro) -> None:
     buffers = {name: buffer.clone() for name, buffer in learner.model.named_buffers()}
     with learner.autocast():
         root, _, _ = learner.objective(micro.batch, learner.scaler.scale)
-    root.backward()
+    root.backward(learner.pull)
     learner.objective.zero_grad(set_to_none=True)
     with torch.no_grad():
         for name, buffer in learner.model.named_buffers():
@@ -76,7 +75,7 @@ def rehearse(learner: Learner, micro: Micro) -> None:
 def _finish_update(learner: Learner, step: int) -> None:
     learner.scaler.unscale_(learner.optimizer)
     gradients = learner.gradients()
-    count = learner.strategy.mean(cast("Tensor", learner.carrier.grad))
+    count = learner.strategy.mean(cast("Tensor", learner.carrier.grad)[0])
     learner.guard.divide(gradients, count)
     learner.tally.updated(learner.guard.found)
     if learner.clip_norm is not None:

@@ -9,6 +9,11 @@ from torch import Tensor, nn
 from ddp_trainer.errors import InputError
 from ddp_trainer.task import Weighted
 
+WIDTH = 16
+"""Numbers of the carrier, of which one is used. Its gradient is the first of a backward pass, so
+DDP puts it in front of the others in their bucket: with so many, 64 bytes of fp32, these lie as
+kernels like them, aligned, as if it were not there."""
+
 
 class Objective(nn.Module):
     """Model and loss as one module, so that the loss is a wrapped forward pass.
@@ -17,6 +22,9 @@ class Objective(nn.Module):
     its count a gradient: the derivative of `carrier * count` by `carrier`, which is zero, is the
     count. The carrier rides in DDP's gradient buckets, so the global count arrives with the
     gradients and costs no collective of its own.
+
+    What is differentiated has the carrier's shape, (WIDTH,), and holds the loss sum in each place.
+    The backward pass begins at the first of them only: see `pull`.
     """
 
     def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Any], object]) -> None:
@@ -24,7 +32,7 @@ class Objective(nn.Module):
         self.model = model
         self.loss = loss
         first = next(model.parameters())
-        self.carrier = nn.Parameter(torch.zeros(1, dtype=torch.float32, device=first.device))
+        self.carrier = nn.Parameter(torch.zeros(WIDTH, dtype=torch.float32, device=first.device))
         self._number: float | None = None
         self._count = torch.zeros(())
 
@@ -38,7 +46,7 @@ class Objective(nn.Module):
             scale: Applied to what is differentiated but not to the count; a fp16 gradient scaler's.
 
         Returns:
-            In fp32: what to differentiate, of shape (1,), whose gradient by the carrier is the
+            In fp32: what to differentiate, of shape (WIDTH,), whose gradient by the carrier is the
             count; the loss sum, of the same shape, and the count, a scalar. Nobody changes them.
 
         Raises:
@@ -51,7 +59,7 @@ class Objective(nn.Module):
         scaled = scale(total)
         root = torch.addcmul(scaled, self.carrier, count)
         if scaled is not total:
-            total = total.detach().clone().view(1)
+            total = total.detach().clone().expand(WIDTH)
             return root, total, count
         return root, root.detach(), count
 
@@ -63,3 +71,18 @@ class Objective(nn.Module):
         if self._number != weighted.count:
             self._number, self._count = weighted.count, weighted.count_tensor()
         return self._count
+
+
+def pull(share: float, device: torch.device) -> Tensor:
+    """What the backward pass of an objective begins with.
+
+    Args:
+        share: Factor of the gradients and of the count.
+        device: The objective's.
+
+    Returns:
+        Shape (WIDTH,): the factor, and zeros.
+    """
+    begin = torch.zeros(WIDTH, device=device)
+    begin[0] = share
+    return begin
