@@ -11,7 +11,6 @@ from torch import nn
 from ddp_trainer.data.loader import by_update
 from ddp_trainer.data.prefetch import on_device
 from ddp_trainer.data.sampler import GlobalSampler
-from ddp_trainer.parallel.objective import pull
 from ddp_trainer.step import train_step
 from ddp_trainer.task import is_indexed
 from tests.trainer.rank_processes import Launcher
@@ -125,7 +124,7 @@ def test_an_overflow_in_fp16_skips_the_update_and_lowers_the_scale() -> None:
     assert len(list(next(others))) == 1
     for learner, batches in ((run.learner, updates), (twin.learner, others)):
         learner.scaler = torch.amp.GradScaler("cpu", enabled=False)
-        learner.precision, learner.pull = "fp32", pull(1.0, learner.device)
+        learner.precision, learner.share = "fp32", 1.0
         train_step(learner, next(batches), 1, 1.0)
     # The momentum of the first update that is made is its gradient, whatever was skipped before.
     assert distance(run.learner.model, twin.learner.model) == 0

@@ -20,7 +20,7 @@ from ddp_trainer.observe.trace import Trace
 from ddp_trainer.parallel.compression import Compression
 from ddp_trainer.parallel.local_sgd import LocalSgd
 from ddp_trainer.parallel.memory import Footprint
-from ddp_trainer.parallel.objective import Objective, pull
+from ddp_trainer.parallel.objective import Objective
 from ddp_trainer.parallel.strategy import Strategy, choose_strategy
 from ddp_trainer.task import HasOptimizer, Task
 
@@ -38,7 +38,7 @@ class Learner:
     model: nn.Module
     """The bare model."""
     carrier: nn.Parameter
-    """Its gradient begins with the count that the gradients of the sum are divided by."""
+    """Its gradient is the count that the gradients of the sum are divided by, in each place."""
     params: list[nn.Parameter]
     """The parameters that are trained."""
     optimizer: torch.optim.Optimizer
@@ -49,8 +49,8 @@ class Learner:
     device: torch.device
     precision: Precision
     clip_norm: float | None
-    pull: Tensor
-    """What a backward pass begins with: a constant factor of sum and count, which cancels out."""
+    share: float
+    """Factor of sum and count, a constant, which cancels out."""
     seed: int
     rank: int
     tally: Tally
@@ -106,7 +106,7 @@ def build_learner(task: Task, config: RunConfig, ranks: Ranks, device: torch.dev
         device=device,
         precision=config.precision,
         clip_norm=config.clip_norm,
-        pull=pull(_share(config, ranks), device),
+        share=_share(config, ranks),
         seed=config.seed,
         rank=ranks.rank,
         tally=Tally(device),

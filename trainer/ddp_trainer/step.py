@@ -41,7 +41,8 @@ def train_step(learner: Learner, micros: Iterator[Micro], step: int, lr_factor: 
             with learner.trace.range("forward"), learner.autocast():
                 root, total, count = learner.objective(micro.batch, learner.scaler.scale)
             with learner.trace.range("backward"):
-                root.backward(learner.pull if micro.weight else torch.zeros_like(root))
+                share = learner.share if micro.weight else 0.0
+                (root if share == 1.0 else root * share).backward()
         if micro.weight:
             learner.tally.passed(total, count)
         samples = micro.update_samples
@@ -65,7 +66,7 @@ def rehearse(learner: Learner, micro: Micro) -> None:
     buffers = {name: buffer.clone() for name, buffer in learner.model.named_buffers()}
     with learner.autocast():
         root, _, _ = learner.objective(micro.batch, learner.scaler.scale)
-    root.backward(learner.pull)
+    root.backward()
     learner.objective.zero_grad(set_to_none=True)
     with torch.no_grad():
         for name, buffer in learner.model.named_buffers():

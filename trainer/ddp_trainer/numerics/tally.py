@@ -20,8 +20,8 @@ class Tally:
         """Notes a forward pass.
 
         Args:
-            total: The loss sum in each place of a vector, without a gradient; like the count not
-                to be changed any more.
+            total: Scalar, the loss sum without a gradient; like the count not to be changed any
+                more.
             count: Scalar, the loss count.
         """
         self._totals.append(total)
@@ -40,8 +40,7 @@ class Tally:
     def read(self) -> Tensor:
         """Shape (3,), fp64: loss sum, loss count, updates whose gradients were not finite."""
         if self._totals:
-            totals = torch.stack(self._totals)[:, 0]
-            losses = torch.stack((totals, torch.stack(self._counts)))
+            losses = torch.stack((torch.stack(self._totals), torch.stack(self._counts)))
             self._sums[:2] += losses.double().sum(1)
         if self._broken:
             self._sums[2] += torch.stack(self._broken).double().sum()

@@ -10,21 +10,18 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.task import Weighted
 
 WIDTH = 16
-"""Numbers of the carrier, of which one is used. Its gradient is the first of a backward pass, so
-DDP puts it in front of the others in their bucket: with so many, 64 bytes of fp32, these lie as
-kernels like them, aligned, as if it were not there."""
+"""Numbers of the carrier, where one would do. Its gradient is the first of a backward pass, so DDP
+puts it in front of the others in their bucket: behind so many, 64 bytes of fp32, these lie aligned,
+as kernels like them."""
 
 
 class Objective(nn.Module):
     """Model and loss as one module, so that the loss is a wrapped forward pass.
 
     The user's loss receives the bare model and may call it in any way. Beside the loss sum it gives
-    its count a gradient: the derivative of `carrier * count` by `carrier`, which is zero, is the
-    count. The carrier rides in DDP's gradient buckets, so the global count arrives with the
-    gradients and costs no collective of its own.
-
-    What is differentiated has the carrier's shape, (WIDTH,), and holds the loss sum in each place.
-    The backward pass begins at the first of them only: see `pull`.
+    its count a gradient: the derivative of `carrier.sum() * count` by each number of the carrier,
+    all of which are zero, is the count. The carrier rides in DDP's gradient buckets, so the global
+    count arrives with the gradients and costs no collective of its own.
     """
 
     def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Any], object]) -> None:
@@ -46,8 +43,8 @@ class Objective(nn.Module):
             scale: Applied to what is differentiated but not to the count; a fp16 gradient scaler's.
 
         Returns:
-            In fp32: what to differentiate, of shape (WIDTH,), whose gradient by the carrier is the
-            count; the loss sum, of the same shape, and the count, a scalar. Nobody changes them.
+            Scalars in fp32: what to differentiate, whose gradient by each number of the carrier is
+            the count; the loss sum, and the count. Nobody changes them.
 
         Raises:
             InputError: If the task's loss returned something else than a weighted scalar.
@@ -57,10 +54,9 @@ class Objective(nn.Module):
             raise InputError("task: loss must return Weighted(sum, count) with a scalar sum")
         total, count = weighted.sum.float(), self._counted(weighted)
         scaled = scale(total)
-        root = torch.addcmul(scaled, self.carrier, count)
+        root = torch.addcmul(scaled, self.carrier.sum(), count)
         if scaled is not total:
-            total = total.detach().clone().expand(WIDTH)
-            return root, total, count
+            return root, total.detach().clone(), count
         return root, root.detach(), count
 
     def _counted(self, weighted: Weighted) -> Tensor:
@@ -71,18 +67,3 @@ class Objective(nn.Module):
         if self._number != weighted.count:
             self._number, self._count = weighted.count, weighted.count_tensor()
         return self._count
-
-
-def pull(share: float, device: torch.device) -> Tensor:
-    """What the backward pass of an objective begins with.
-
-    Args:
-        share: Factor of the gradients and of the count.
-        device: The objective's.
-
-    Returns:
-        Shape (WIDTH,): the factor, and zeros.
-    """
-    begin = torch.zeros(WIDTH, device=device)
-    begin[0] = share
-    return begin
