@@ -78,6 +78,7 @@ def test_a_file_that_computes_something_else_is_told(
     assert found.differences["model.bad"] == pytest.approx(0.01, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_onnx_computes_the_same(launcher: Launcher, tmp_path: Path) -> None:
     trained(launcher, tmp_path, *TASKS["own"])
     arguments = [*TASKS["own"], "--formats=onnx", f"--output={tmp_path / 'out'}"]

@@ -1,6 +1,5 @@
 """What each rank holds is nobody else's business: weights and checkpoints are the same."""
 
-import gc
 import json
 import weakref
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 
@@ -17,9 +15,7 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.parallel.ddp import Replicated
 from ddp_trainer.parallel.fsdp import repeated_blocks
 from ddp_trainer.parallel.memory import Footprint, advise
-from ddp_trainer.parallel.objective import WIDTH, Objective
 from ddp_trainer.parallel.zero1 import owners
-from ddp_trainer.task import Weighted
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import SGD, distance, opened, trained
 
@@ -140,30 +136,6 @@ def test_the_first_buckets_are_not_kept() -> None:
     assert found is bucket
     del bucket, found
     assert gone() is None
-
-
-def test_the_count_rides_in_front_and_leaves_the_gradients_aligned(tmp_path: Path) -> None:
-    device = torch.device("cpu")
-    dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        model = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 16))
-        objective = Objective(model, lambda model, batch: Weighted(model(batch).sum(), 6.0))
-        wrapped = Replicated(device, ParallelConfig()).wrap(objective, compiled=False)
-        for _ in range(2):  # DDP orders its buckets after the first pass
-            objective.zero_grad(set_to_none=True)
-            root, total, _ = wrapped(torch.ones(1, 32), lambda value: value)
-            (0.5 * root).backward()
-        assert total.item() == model(torch.ones(1, 32)).sum().item()
-        carried = objective.carrier.grad
-        assert carried is not None
-        assert carried.tolist() == WIDTH * [3.0]
-        gradients = [param.grad for param in model.parameters() if param.grad is not None]
-        assert {id(grad._base) for grad in gradients} == {id(carried._base)}
-        assert [grad.storage_offset() * 4 % 64 for grad in (carried, *gradients)] == 5 * [0]
-        del wrapped
-        gc.collect()
-    finally:
-        dist.destroy_process_group()
 
 
 def test_owners_are_balanced_and_the_same_everywhere() -> None:

@@ -31,7 +31,7 @@ def test_what_is_added_up_on_the_way_is_counted_once() -> None:
     tally = Tally(torch.device("cpu"))
     updates = 2 * KEPT + 1
     for update in range(updates):
-        tally.passed(torch.tensor(2.0), torch.tensor(1.0))
+        tally.passed(torch.tensor([2.0]), torch.tensor(1.0))
         tally.updated(torch.tensor(float(update == KEPT)))
     assert tally.read().tolist() == tally.read().tolist() == [2.0 * updates, updates, 1.0]
     tally.clear()

@@ -182,6 +182,7 @@ async def test_a_process_that_is_told_to_be_alone_asks_for_no_lease(
         assert not [path for _, path in api.seen if "leases" in path]
 
 
+@pytest.mark.slow
 async def test_an_api_server_that_is_away_at_first_is_waited_for(
     api: FakeApi, tmp_path: Path
 ) -> None:

@@ -150,7 +150,6 @@ def test_a_second_time_changes_nothing(tmp_path: Path) -> None:
     assert python(script, tmp_path) == "True\n"
 
 
-@pytest.mark.slow
 def test_the_bundled_trainer_does_not_need_it_either(tmp_path: Path) -> None:
     script = f"""
 import os

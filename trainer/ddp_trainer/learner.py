@@ -38,7 +38,7 @@ class Learner:
     model: nn.Module
     """The bare model."""
     carrier: nn.Parameter
-    """Its gradient is the count that the gradients of the sum are divided by, in each place."""
+    """Its gradient is the count that the gradients of the sum are divided by."""
     params: list[nn.Parameter]
     """The parameters that are trained."""
     optimizer: torch.optim.Optimizer

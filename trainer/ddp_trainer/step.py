@@ -76,7 +76,7 @@ def rehearse(learner: Learner, micro: Micro) -> None:
 def _finish_update(learner: Learner, step: int) -> None:
     learner.scaler.unscale_(learner.optimizer)
     gradients = learner.gradients()
-    count = learner.strategy.mean(cast("Tensor", learner.carrier.grad)[0])
+    count = learner.strategy.mean(cast("Tensor", learner.carrier.grad))
     learner.guard.divide(gradients, count)
     learner.tally.updated(learner.guard.found)
     if learner.clip_norm is not None:

@@ -20,7 +20,7 @@ class Tally:
         """Notes a forward pass.
 
         Args:
-            total: Scalar, the loss sum without a gradient; like the count not to be changed any
+            total: Shape (1,), the loss sum without a gradient; like the count not to be changed any
                 more.
             count: Scalar, the loss count.
         """
@@ -40,7 +40,7 @@ class Tally:
     def read(self) -> Tensor:
         """Shape (3,), fp64: loss sum, loss count, updates whose gradients were not finite."""
         if self._totals:
-            losses = torch.stack((torch.stack(self._totals), torch.stack(self._counts)))
+            losses = torch.stack((torch.cat(self._totals), torch.stack(self._counts)))
             self._sums[:2] += losses.double().sum(1)
         if self._broken:
             self._sums[2] += torch.stack(self._broken).double().sum()

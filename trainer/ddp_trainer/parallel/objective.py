@@ -9,19 +9,14 @@ from torch import Tensor, nn
 from ddp_trainer.errors import InputError
 from ddp_trainer.task import Weighted
 
-WIDTH = 16
-"""Numbers of the carrier, where one would do. Its gradient is the first of a backward pass, so DDP
-puts it in front of the others in their bucket: behind so many, 64 bytes of fp32, these lie aligned,
-as kernels like them."""
-
 
 class Objective(nn.Module):
     """Model and loss as one module, so that the loss is a wrapped forward pass.
 
     The user's loss receives the bare model and may call it in any way. Beside the loss sum it gives
-    its count a gradient: the derivative of `carrier.sum() * count` by each number of the carrier,
-    all of which are zero, is the count. The carrier rides in DDP's gradient buckets, so the global
-    count arrives with the gradients and costs no collective of its own.
+    its count a gradient: the derivative of `carrier * count` by `carrier`, which is zero, is the
+    count. The carrier rides in DDP's gradient buckets, so the global count arrives with the
+    gradients and costs no collective of its own.
     """
 
     def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Any], object]) -> None:
@@ -29,7 +24,7 @@ class Objective(nn.Module):
         self.model = model
         self.loss = loss
         first = next(model.parameters())
-        self.carrier = nn.Parameter(torch.zeros(WIDTH, dtype=torch.float32, device=first.device))
+        self.carrier = nn.Parameter(torch.zeros(1, dtype=torch.float32, device=first.device))
         self._number: float | None = None
         self._count = torch.zeros(())
 
@@ -43,8 +38,8 @@ class Objective(nn.Module):
             scale: Applied to what is differentiated but not to the count; a fp16 gradient scaler's.
 
         Returns:
-            Scalars in fp32: what to differentiate, whose gradient by each number of the carrier is
-            the count; the loss sum, and the count. Nobody changes them.
+            In fp32: what to differentiate, of shape (1,), whose gradient by the carrier is the
+            count; the loss sum, of the same shape, and the count, a scalar. Nobody changes them.
 
         Raises:
             InputError: If the task's loss returned something else than a weighted scalar.
@@ -54,9 +49,10 @@ class Objective(nn.Module):
             raise InputError("task: loss must return Weighted(sum, count) with a scalar sum")
         total, count = weighted.sum.float(), self._counted(weighted)
         scaled = scale(total)
-        root = torch.addcmul(scaled, self.carrier.sum(), count)
+        root = torch.addcmul(scaled, self.carrier, count)
         if scaled is not total:
-            return root, total.detach().clone(), count
+            total = total.detach().clone().view(1)
+            return root, total, count
         return root, root.detach(), count
 
     def _counted(self, weighted: Weighted) -> Tensor:
