@@ -102,7 +102,12 @@ def build_learner(task: Task, config: RunConfig, ranks: Ranks, device: torch.dev
         optimizer=optimizer,
         peak_lrs=peak_lrs,
         scaler=grad_scaler(config.precision, device),
-        guard=Guard(strategy, optimizer, config.nonfinite.policy),
+        guard=Guard(
+            strategy,
+            optimizer,
+            config.nonfinite.policy,
+            bundled=not isinstance(task, HasOptimizer),
+        ),
         device=device,
         precision=config.precision,
         clip_norm=config.clip_norm,

@@ -6,13 +6,15 @@ each rank finds the same; the host learns of it with the next report.
 """
 
 from collections.abc import Iterator
-from typing import Any, Literal, cast
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ddp_trainer.config import NonFiniteConfig
 from ddp_trainer.errors import Refusal
+from ddp_trainer.numerics.update import FusedUpdate, make_by_torch
 from ddp_trainer.parallel.strategy import Strategy
 
 Policy = Literal["skip", "stop", "rollback"]
@@ -34,8 +36,22 @@ class Guard:
     """
 
     def __init__(
-        self, strategy: Strategy, optimizer: torch.optim.Optimizer, policy: Policy | None
+        self,
+        strategy: Strategy,
+        optimizer: torch.optim.Optimizer,
+        policy: Policy | None,
+        *,
+        bundled: bool,
     ) -> None:
+        """Begins with the next update.
+
+        Args:
+            strategy: In force.
+            optimizer: Whose updates are watched.
+            policy: As configured; without one, what the optimizer can do decides.
+            bundled: Whether it is one of the trainer's own, which nobody changes: a task's may have
+                hooks, or a step of its own.
+        """
         on_device = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
         self.policy: Policy = policy or ("skip" if on_device else "stop")
         self.protects = on_device or self.policy == "skip"
@@ -44,6 +60,7 @@ class Guard:
         self._reads_flag = self.protects and not on_device
         self._strategy = strategy
         self._optimizer = optimizer
+        self._make = FusedUpdate(optimizer).make if bundled else partial(make_by_torch, optimizer)
         self._flags = _flags(strategy.device)
         self.found = next(self._flags)
         """1 if the newest update was not finite, else 0."""
@@ -73,10 +90,9 @@ class Guard:
         if scaler.is_enabled():
             scaler.step(self._optimizer)
             scaler.update()
+        elif self._on_device:
+            self._make(self.found)
         elif not (self._reads_flag and self.found.item()):
-            if self._on_device:
-                optimizer = cast("_ReadsFlag", self._optimizer)
-                optimizer.grad_scale, optimizer.found_inf = None, self.found
             self._optimizer.step()
 
 
@@ -84,13 +100,6 @@ def _flags(device: torch.device) -> Iterator[Tensor]:
     """Zeros without end, each a scalar; made many at a time."""
     while True:
         yield from torch.zeros(_FLAGS, device=device).unbind()
-
-
-class _ReadsFlag:
-    """What fused optimizers read, as `GradScaler` sets it; the others do not look."""
-
-    grad_scale: Tensor | None
-    found_inf: Tensor
 
 
 class Verdicts:
