@@ -288,7 +288,11 @@ def play(
         status = ordeal.look()
         counts = ", ".join(f"{name} {status.get(name, 0)}" for name in COUNTERS)
         say(f"{len(ordeal.strikes)} kills: {job.reason}, {counts}")
-        return ordeal.judge(watch, logs.read())
+        found = ordeal.judge(watch, logs.read())
+        if found:
+            for number, entry in sorted(ordeal.ended.items()):
+                say(f"attempt {number:2}  {entry.get('cause')}: {entry['message']}")
+        return found
 
 
 def main() -> None:

@@ -65,12 +65,51 @@ def root_cause(losses: list[Loss], world: World) -> Loss | None:
         raise ValueError("no losses, no cause")
     primary = [loss for loss in losses if not loss.secondary]
     if primary:
-        return min(primary, key=_rank_of_cause)
+        found = min(primary, key=_rank_of_cause)
+        return _who_was_asked(found, world) if found.failure.reason == _STOPPED else found
     first = min(losses, key=lambda loss: loss.failure.time)
-    if timedelta(0) <= world.now - first.failure.time < ROOT_CAUSE_PATIENCE:
+    if _is_new(first.failure.time, world):
         return None
     silent = _silent_pods(world)
-    return _lost_peer(first, silent) if silent else first
+    return _lost_peer(first, f"{silent[0]} does not answer", silent[0]) if silent else first
+
+
+def _is_new(time: datetime, world: World) -> bool:
+    return timedelta(0) <= world.now - time < ROOT_CAUSE_PATIENCE
+
+
+def _who_was_asked(stop: Loss, world: World) -> Loss | None:
+    """The loss behind ranks that saved and stopped in a pod; None while it cannot be told.
+
+    Ranks stop everywhere when one pod is told to go. Where that happened before it was seen that
+    all of them had met, that pod was taken for one that is late, and may be there anew by now. It
+    is told by its own word, and not by the clocks of two machines: it has not joined.
+    """
+    speaker = next((pod for pod in world.pods if pod.name == stop.failure.pod), None)
+    word = world.report(speaker) if speaker is not None else None
+    if word is None or not _joined(word):
+        return stop
+    for index in range(world.job.spec.nodes):
+        pod = world.pod(index)
+        if pod is None or (pod.deleting and not pod.terminal):
+            return _lost_pod(world, index, pod)
+        if pod.terminal or _takes_part(pod, world):
+            continue
+        if _is_new(moment(word.since, world.now), world):
+            return None
+        # One that runs and was not heard yet may have stopped like the others.
+        if pod.phase != "Running" or world.report(pod) is not None:
+            return _lost_peer(stop, f"{pod.name} has no part in it any more", pod.name)
+    return stop
+
+
+def _takes_part(pod: PodView, world: World) -> bool:
+    word = world.report(pod)
+    return word is not None and word.attempt == world.job.status.attempt and _joined(word)
+
+
+def _joined(word: AgentStatus) -> bool:
+    return word.timeline is not None and word.timeline.joined is not None
 
 
 def _silent_pods(world: World) -> list[str]:
@@ -83,16 +122,16 @@ def _silent_pods(world: World) -> list[str]:
     return found
 
 
-def _lost_peer(first: Loss, silent: list[str]) -> Loss:
+def _lost_peer(first: Loss, why: str, pod: str) -> Loss:
     """Ranks fell because a peer had gone, and there is a pod that does not answer: that is why.
 
-    Its node has died, or its agent has and the kubelet does not tell.
+    Its node has died, or its agent has and the kubelet does not tell; or the pod is another one.
     """
-    message = f"{silent[0]} does not answer, and with it fell others: {first.failure.message}"
+    message = f"{why}, and with it fell others: {first.failure.message}"
     update = {
         "cause": Cause.INFRASTRUCTURE,
         "reason": "PeerLost",
-        "pod": silent[0],
+        "pod": pod,
         "node": None,
         "message": message,
     }
