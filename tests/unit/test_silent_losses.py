@@ -56,7 +56,7 @@ def test_an_end_that_is_told_late_belongs_to_the_attempt_in_which_it_was(
 
 
 JOINED = Timeline(ordered=after(-9).timestamp(), joined=after(-5).timestamp())
-STOPPED = {"phase": "Preempted", "timeline": JOINED}
+STOPPED: dict[str, Any] = {"phase": "Preempted", "timeline": JOINED}
 
 
 @pytest.mark.parametrize("answers", [False, True])
