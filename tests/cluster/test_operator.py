@@ -60,6 +60,21 @@ def wait_for_the_operator(cluster: Cluster) -> None:
     eventually(lambda: renewed() != before, "an operator that leads", 120)
 
 
+def wait_for_the_containers(job: Job, pods: int) -> None:
+    """Wait until a container runs in each of so many pods, one that is new after an outage too.
+
+    Until then it is scheduler and kubelet that count: they ask a returned API server again after up
+    to 45 s.
+    """
+
+    def run() -> bool:
+        statuses = [pod["status"].get("containerStatuses", []) for pod in job.pods()]
+        running = [s and all("running" in one["state"] for one in s) for s in statuses]
+        return len(running) == pods and all(running)
+
+    eventually(run, "the containers", 120)
+
+
 def restarts(job: Job) -> dict[str, int]:
     """Restarts of each pod's container, by the pod's identity."""
     statuses = [(p["metadata"]["uid"], p["status"]["containerStatuses"]) for p in job.pods()]
@@ -126,8 +141,8 @@ def test_case_52_pod_lost_while_the_api_server_is_away(api_server: Cluster, name
     api_server.apiserver_start()
     wait_for_the_operator(api_server)
     eventually(lambda: job.status["attempt"] == 2, "the next attempt", 60)
-    # A pod is new, and scheduler, kubelet and DNS ask a returned API server again after up to 45 s.
-    job.wait_for("Running", 180)
+    wait_for_the_containers(job, 2)
+    job.wait_for("Running", 60)
     assert job.status["infrastructureRestarts"] == 1
     job.kubectl("delete", "ddpjob", job.name)
 
