@@ -1,9 +1,11 @@
 """Functions that tests run on every rank of a process group."""
 
 import gc
+import importlib
 import json
 import os
 import socket
+import time
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from ddp_trainer.commands.main import main
 from ddp_trainer.data.loader import by_update
 from ddp_trainer.data.prefetch import on_device
 from ddp_trainer.environment import Ranks
+from ddp_trainer.observe import starvation
 from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.opening import Order, open_run
 from ddp_trainer.parallel import process_group
@@ -121,3 +124,27 @@ def local_sgd(config: dict[str, Any]) -> None:
     del run, updates
     gc.collect()
     process_group.leave()
+
+
+def placed(zones: list[str]) -> int:
+    """Trains with each rank on a node of its own, in the zone of the list."""
+    rank = int(os.environ["RANK"])
+    os.environ |= {"DDP_NODE_NAME": f"n{rank}", "DDP_ZONE": zones[rank]}
+    arguments = ["train", "--task=sample_tasks:build", "--max_steps=2", "--global_batch=8"]
+    return main(arguments)
+
+
+def slow_data(rank: int) -> int:
+    """Trains while one rank reads its samples slowly; a second is long enough to be told of."""
+    starvation.WINDOW_SECONDS = 1.0
+    points = importlib.import_module("sample_tasks").Points
+    slow = 0.02 if os.environ["RANK"] == str(rank) else 0.0
+    read = points.__getitem__
+
+    def slowly(self: Any, index: int) -> Any:
+        time.sleep(slow)
+        return read(self, index)
+
+    points.__getitem__ = slowly
+    arguments = ["train", "--task=sample_tasks:build", "--max_steps=30", "--global_batch=8"]
+    return main([*arguments, "--log.every_steps=1", "--task.eval_samples=0"])

@@ -52,6 +52,15 @@ def test_a_task_whose_ranks_differ_is_found_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_task_with_its_own_optimizer_is_verified_with_it(tmp_path: Path) -> None:
+    done = verify(tmp_path, "sample_tasks:build_own", "--steps=3")
+    assert done.returncode == 0, done.stderr
+    done = verify(tmp_path, "sample_tasks:build_own", "--optimizer.lr=0.1")
+    assert done.returncode == 2
+    assert done.stderr == "config: optimizer.lr has no effect: the task brings its own optimizer\n"
+
+
+@pytest.mark.slow
 def test_what_cannot_be_verified_is_one_sentence(tmp_path: Path) -> None:
     done = verify(tmp_path, "sample_tasks:build", "--global_batch=24")
     assert done.returncode == 2

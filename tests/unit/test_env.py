@@ -109,4 +109,17 @@ def test_a_variable_from_elsewhere_keeps_its_source() -> None:
 def test_every_value_is_text_as_the_api_server_demands() -> None:
     for variable in build_env(new_job(nodes=3, checkpoint={"claimName": "c"}), 0):
         assert isinstance(variable["name"], str)
-        assert isinstance(variable["value"], str)
+        assert "valueFrom" in variable or isinstance(variable["value"], str)
+
+
+def test_the_pod_tells_where_it_is() -> None:
+    fields = {
+        v["name"]: v["valueFrom"]["fieldRef"]["fieldPath"]
+        for v in build_env(new_job(), 0)
+        if "valueFrom" in v
+    }
+    assert fields == {
+        "DDP_NODE_NAME": "spec.nodeName",
+        "DDP_RACK": "metadata.labels['ddp-trainer.dev/rack']",
+        "DDP_ZONE": "metadata.labels['topology.kubernetes.io/zone']",
+    }

@@ -1,6 +1,7 @@
 """Opening a run: build the task, join the other ranks, resume."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,13 @@ from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.observe.events import EventLog
 from ddp_trainer.observe.phases import Phases
 from ddp_trainer.observe.report import Reporter
+from ddp_trainer.observe.starvation import DataWatch
 from ddp_trainer.observe.trace import Trace
 from ddp_trainer.parallel import process_group
 from ddp_trainer.parallel.agreement import Agreement
 from ddp_trainer.parallel.collectives import on_first_rank
 from ddp_trainer.parallel.memory import advise
+from ddp_trainer.parallel.place import Place, disorder, rank_map
 from ddp_trainer.parallel.preflight import Facts, build_alike, facts_of
 from ddp_trainer.run import Position, Run
 from ddp_trainer.state import restore
@@ -80,10 +83,11 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
         task, config = build_task(order.task, order.config, ranks, device)
         both = (task.train_data, task.eval_data) if ranks.world_size > 1 else ()
         data = "; ".join(map(fingerprint, both))
-        return (task, config), facts_of(device, document_of(order.task, config), data)
+        place = Place.from_environment(os.environ)
+        return (task, config), facts_of(device, document_of(order.task, config), data, place)
 
     mixed = order.config.parallel.allow_mixed
-    (task, config), warnings = build_alike(built, ranks, device, allow_mixed=mixed)
+    (task, config), everyone, warnings = build_alike(built, ranks, device, allow_mixed=mixed)
     document = document_of(order.task, config)
     beats.phase(RankPhase.TRAINING)
     checkpoints = CheckpointManager(config.checkpoint)
@@ -106,6 +110,7 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
         restore(learner, saved, keep_groups=not isinstance(task, HasOptimizer))
     if position.step < total and _needs_rehearsal(learner, ranks):
         rehearse(learner, to_device(loading.first(sampler, taker, position.samples), device))
+    report = _reporter(task, config, ranks, opened["attempt"], beats, total_steps=total)
     run = Run(
         config=config,
         task_path=order.task,
@@ -119,7 +124,7 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
         checkpoints=checkpoints,
         agreement=_agreement(position, config, ranks),
         stop=stop,
-        report=_reporter(task, config, ranks, opened["attempt"], beats, total_steps=total),
+        report=report,
         position=position,
         total_steps=total,
         reported_step=position.step,
@@ -128,9 +133,11 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
             learner.guard.policy,
             saved.state if saved else {},
         ),
+        data_watch=DataWatch(report.data_wait, ranks.rank, ranks.world_size),
     )
-    _say_opened(run, opened, split, route)
-    for sentence in filter(None, [*warnings, route.warning, budget.warning]):
+    places = [facts.place for facts in everyone]
+    _say_opened(run, opened, split, route, places)
+    for sentence in filter(None, [*warnings, route.warning, disorder(places), budget.warning]):
         run.report.warned(sentence)
     _say_advice(run, begun_with)
     return run
@@ -233,13 +240,18 @@ def _say_advice(run: Run, begun_with: Fit | None) -> None:
 
 
 def _say_opened(
-    run: Run, opened: dict[str, Any], split: BatchSplit, route: process_group.Route
+    run: Run,
+    opened: dict[str, Any],
+    split: BatchSplit,
+    route: process_group.Route,
+    places: Sequence[Place],
 ) -> None:
     run.report.opened(
         resumed_from=CheckpointInfo(**opened["resume"]) if opened["resume"] else None,
         skipped=opened["skipped"],
         task=run.task_path,
         world_size=run.ranks.world_size,
+        places=rank_map(places),
         device=str(run.learner.device),
         precision=run.config.precision,
         global_batch=run.config.global_batch,

@@ -19,6 +19,7 @@ from ddp_trainer.learner import Learner
 from ddp_trainer.numerics.guard import NonFiniteError, Verdicts
 from ddp_trainer.numerics.norm import average_norm_statistics
 from ddp_trainer.observe.report import Reporter
+from ddp_trainer.observe.starvation import DataWatch
 from ddp_trainer.parallel import process_group
 from ddp_trainer.parallel.agreement import Agreement, Verdict, Wishes
 from ddp_trainer.parallel.collectives import on_first_rank, sum_over_ranks
@@ -61,6 +62,7 @@ class Run:
     reported_step: int
     """Update of the newest report."""
     verdicts: Verdicts
+    data_watch: DataWatch
     metrics: dict[str, float] = field(default_factory=dict)
     """Newest evaluation."""
     clock: float | None = field(default_factory=time.monotonic)
@@ -116,9 +118,13 @@ class Run:
             finish=first and self._used_up(self.seconds()),
             save=first and self.checkpoints.time_is_up(),
             waiting=self.learner.compression.share() if self.learner.compression else 0.0,
+            starving=self.data_watch.mine(),
         )
         step, learner = self.position.step, self.learner
         verdict = self.agreement.meet(step, learner.tally.read(), wishes)
+        hunger = self.data_watch.judge(verdict.starving, verdict.seconds)
+        if hunger:
+            self.report.warned(hunger)
         due = step % self.config.log.every_steps == 0 or step == self.total_steps
         # An attempt that has just resumed on such a step has nothing to tell of yet.
         if due and (verdict.loss_count or verdict.nonfinite):

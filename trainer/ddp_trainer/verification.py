@@ -3,29 +3,25 @@
 import contextlib
 import io
 import math
-import os
 import tempfile
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch._dynamo
-import torch.distributed.fsdp
 from safetensors.torch import load_file, save_file
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from ddp_trainer.building import build_task
 from ddp_trainer.config import Precision, RunConfig, StrategyName
 from ddp_trainer.environment import Ranks
-from ddp_trainer.errors import InputError, Refusal, refusal
+from ddp_trainer.errors import InputError
 from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.opening import Order, open_run
-from ddp_trainer.parallel import process_group
+from ddp_trainer.parallel.gang import run_ranks
 from ddp_trainer.settings import Document, merge, resolve
 from ddp_trainer.state import gather
 from ddp_trainer.stop import StopFlag
+from ddp_trainer.task import HasOptimizer
 from ddp_trainer.train import loop
 
 ACCUMULATION = 4
@@ -76,14 +72,16 @@ class Bench:
             here = [case for case in cases if case.ranks == world]
             if world == 1:
                 here = [reference, *here]
-            _launch(world, here, self.task, document, str(self.folder))
+            run_ranks(world, _train_all, here, self.task, document, str(self.folder))
         weights = load_file(self.folder / reference.file)
         return {
             case: largest_difference(weights, load_file(self.folder / case.file)) for case in cases
         }
 
 
-def verify(task: str, config: RunConfig, steps: int, tolerance: float) -> bool:
+def verify(
+    task: str, config: RunConfig, steps: int, tolerance: float, *, rule_stated: bool
+) -> bool:
     """Trains in every way, and prints a table of the largest differences.
 
     In fp32 a last bit can decide on which side of a kink (of a ReLU, a maximum) a sample falls, and
@@ -95,6 +93,7 @@ def verify(task: str, config: RunConfig, steps: int, tolerance: float) -> bool:
         config: What the user asked for; what would make the ways differ is taken out.
         steps: Updates.
         tolerance: Largest difference of a weight from that of one process.
+        rule_stated: Whether the user asked for an update rule.
 
     Returns:
         Whether all differences are within the tolerance, in fp32 or else in fp64.
@@ -109,7 +108,10 @@ def verify(task: str, config: RunConfig, steps: int, tolerance: float) -> bool:
     cases = [Case(1, accumulation=ACCUMULATION)]
     cases += [Case(world, name, count) for world in WORLDS for name, count in STRATEGIES]
     with tempfile.TemporaryDirectory(prefix="verify-") as folder:
-        bench = Bench(task, _comparable(config, steps), Path(folder))
+        document = _comparable(config, steps)
+        if not rule_stated:
+            document = _without_rule_if_own(task, document)
+        bench = Bench(task, document, Path(folder))
         single = bench.differences(cases, "fp32")
         doubtful = [case for case in cases if single[case] > tolerance]
         double = bench.differences(doubtful, "fp64") if doubtful else {}
@@ -157,38 +159,23 @@ def _comparable(config: RunConfig, steps: int) -> Document:
     return merge(document, over)
 
 
-def _launch(world: int, cases: Sequence[Case], task: str, document: Document, folder: str) -> None:
-    """Runs cases one after another in one gang of ranks, by torch's launcher on loopback."""
-    launch = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=world,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        monitor_interval=0.05,
-        start_method="fork",
-    )
-    answers = elastic_launch(launch, _rank)(list(cases), task, document, folder)
-    for answer in answers.values():
-        if answer is not None:
-            raise refusal(*answer)
+def _without_rule_if_own(task: str, document: Document) -> Document:
+    """The settings without an update rule, if the task brings its own: it would be refused."""
+    plain = {key: value for key, value in document.items() if key != "optimizer"}
+    return plain if run_ranks(1, _brings_optimizer, task, plain) else document
 
 
-def _rank(cases: list[Case], task: str, document: Document, folder: str) -> Any:
-    """One rank of a gang; what it refuses, it returns as code and sentence."""
-    ranks = Ranks.from_environment(os.environ)
-    if ranks.world_size == 1:
-        ranks = Ranks()
-    try:
-        for case in cases:
-            _train(case, ranks, task, document, Path(folder))
-    except Refusal as refused:
-        return int(refused.code), str(refused)
-    process_group.leave()
-    return None
+def _brings_optimizer(ranks: Ranks, task: str, document: Document) -> bool:
+    built, _ = build_task(task, resolve(document), ranks, torch.device("cpu"))
+    return isinstance(built, HasOptimizer)
+
+
+def _train_all(
+    ranks: Ranks, cases: Sequence[Case], task: str, document: Document, folder: str
+) -> None:
+    """One rank's part of cases, one after another."""
+    for case in cases:
+        _train(case, ranks, task, document, Path(folder))
 
 
 def _train(case: Case, ranks: Ranks, task: str, document: Document, folder: Path) -> None:

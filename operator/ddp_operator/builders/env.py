@@ -3,9 +3,23 @@
 import json
 from typing import Any
 
-from ddp_agent.contract import AGENT_PORT, CHECKPOINT_MOUNT, RENDEZVOUS_PORT_BASE, Env
+from ddp_agent.contract import (
+    AGENT_PORT,
+    CHECKPOINT_MOUNT,
+    LABEL_RACK,
+    LABEL_ZONE,
+    RENDEZVOUS_PORT_BASE,
+    Env,
+)
 from ddp_operator.api.job import DDPJob
 from ddp_operator.builders import names
+
+_PLACE = {
+    Env.NODE_NAME: "spec.nodeName",
+    Env.RACK: f"metadata.labels['{LABEL_RACK}']",
+    Env.ZONE: f"metadata.labels['{LABEL_ZONE}']",
+}
+"""Where the pod is, which nobody knows before it is bound; a label that is absent is empty."""
 
 
 def checkpoint_path(job: DDPJob) -> str:
@@ -18,7 +32,12 @@ def build_env(job: DDPJob, index: int) -> list[dict[str, Any]]:
     """Variables of the contract, then the network's, then the user's, which win by coming last."""
     variables = _contract(job, index) | _workload(job) | _network(job)
     stated = [e.model_dump(by_alias=True, exclude_none=True) for e in job.spec.env or []]
-    return [{"name": name, "value": value} for name, value in variables.items()] + stated
+    placed = [
+        {"name": str(name), "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in _PLACE.items()
+    ]
+    given = [{"name": name, "value": value} for name, value in variables.items()]
+    return given + placed + stated
 
 
 def _contract(job: DDPJob, index: int) -> dict[str, str]:

@@ -18,6 +18,8 @@ from ddp_agent.processes import descendants
 from ddp_operator.cluster.base import ClusterError, Manifest
 
 PROBE_SECONDS = 0.25
+_PLACE = frozenset({Env.NODE_NAME, Env.RACK, Env.ZONE})
+"""Told of by a cluster alone: here all pods share one machine, whose own name is right."""
 
 
 class LocalPod:
@@ -159,8 +161,10 @@ def container_environment(manifest: Manifest) -> dict[str, str]:
     """
     found = {}
     for variable in manifest["spec"]["containers"][0]["env"]:
+        name = variable["name"]
+        if name in _PLACE:
+            continue
         if "valueFrom" in variable:
-            name = variable["name"]
             raise ClusterError(f"spec.env: {name} has valueFrom, which needs a cluster")
-        found[variable["name"]] = variable.get("value", "")
+        found[name] = variable.get("value", "")
     return found

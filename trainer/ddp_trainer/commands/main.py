@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from ddp_agent.contract import ExitCode
-from ddp_trainer.commands import bench, check, export, profile, train, verify
+from ddp_trainer.commands import bench, check, converge, export, profile, train, verify
 from ddp_trainer.environment import Ranks
 from ddp_trainer.errors import InputError, Refusal
 from ddp_trainer.stop import StopFlag
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str], environ: Mapping[str, str], stop: StopFlag) -> ExitCode:
     parser = _Parser(prog="ddp-trainer", description="Trains a task on any number of ranks.")
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in (train, check, verify, bench, export, profile):
+    for command in (train, check, verify, converge, bench, export, profile):
         command.add_to(commands)
     options, rest = parser.parse_known_args(arguments)
     code: ExitCode = options.run(options, rest, environ, stop)

@@ -70,12 +70,14 @@ def run(
         raise InputError(f"verify: state package.module:function, or set {Env.TASK}")
     if options.steps < 1:
         raise InputError(f"verify: --steps must be 1 or more, not {options.steps}")
-    document = merge(DEFAULTS, read_document(options.config)) if options.config else DEFAULTS
-    config = resolve(merge(document, read_overrides(rest)))
+    stated = read_document(options.config) if options.config else {}
+    stated = merge(stated, read_overrides(rest))
+    config = resolve(merge(DEFAULTS, stated))
     # The ranks share the machine's cores, and start as forks of this process: it must stay
     # without threads of its own, and it imports torch only now.
     os.environ["OMP_NUM_THREADS"] = "1"
     from ddp_trainer.verification import verify  # noqa: PLC0415
 
-    alike = verify(task, config, options.steps, options.tolerance)
+    chosen = "optimizer" in stated
+    alike = verify(task, config, options.steps, options.tolerance, rule_stated=chosen)
     return ExitCode.OK if alike else ExitCode.FAILED

@@ -15,7 +15,9 @@ class WaitClock:
     """Seconds that this rank has waited for its data."""
 
     def __init__(self) -> None:
-        self._seconds = 0.0
+        self.total = 0.0
+        """Since the clock was made."""
+        self._read = 0.0
 
     def waited_for(self, items: Iterable[T]) -> Iterator[T]:
         """The same items; the time until each is there is counted."""
@@ -27,12 +29,12 @@ class WaitClock:
             except StopIteration:
                 return
             finally:
-                self._seconds += time.monotonic() - begun
+                self.total += time.monotonic() - begun
             yield item
 
     def read(self) -> float:
         """Seconds since the last reading."""
-        seconds, self._seconds = self._seconds, 0.0
+        seconds, self._read = self.total - self._read, self.total
         return seconds
 
 

@@ -8,11 +8,12 @@ derive the same next meeting from it.
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
 
+from ddp_trainer.observe.starvation import NOT_STARVING, Starving
 from ddp_trainer.parallel.collectives import sum_over_ranks
 
 
@@ -28,6 +29,8 @@ class Wishes:
     """A checkpoint is due by the clock; stated by rank 0 alone."""
     waiting: float = 0.0
     """Part of this rank's time spent waiting for communication, if somebody wants to know."""
+    starving: Starving = NOT_STARVING
+    """Whether this rank waits for data too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,10 @@ class Verdict:
     """Updates since the last report whose gradients were not finite."""
     waiting: float
     """Mean over ranks."""
+    starving: Starving
+    """Sum over ranks."""
+    seconds: float
+    """Since the ranks met last, mean over ranks."""
 
     @property
     def loss(self) -> float:
@@ -86,9 +93,10 @@ class Agreement:
         """
         flags = [float(wishes.stop), float(wishes.finish), float(wishes.save), wishes.waiting]
         elapsed = time.monotonic() - self._last_time
-        mine = torch.tensor([*flags, elapsed], dtype=totals.dtype).to(totals.device)
+        hunger = astuple(wishes.starving)
+        mine = torch.tensor([*flags, elapsed, *hunger], dtype=totals.dtype).to(totals.device)
         summed = sum_over_ranks(torch.cat((totals, mine))).tolist()
-        loss_sum, loss_count, nonfinite, stop, finish, save, waiting, seconds = summed
+        loss_sum, loss_count, nonfinite, stop, finish, save, waiting, seconds, *starving = summed
         self._plan(step, seconds / self._world_size)
         return Verdict(
             loss_sum=loss_sum,
@@ -98,6 +106,8 @@ class Agreement:
             save=save > 0,
             nonfinite=math.ceil(nonfinite / self._world_size),
             waiting=waiting / self._world_size,
+            starving=Starving(*starving),
+            seconds=seconds / self._world_size,
         )
 
     def _plan(self, step: int, seconds: float) -> None:

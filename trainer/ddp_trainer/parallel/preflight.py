@@ -21,6 +21,7 @@ from ddp_agent.contract import ExitCode
 from ddp_trainer.environment import Ranks
 from ddp_trainer.errors import InputError, Refusal, refusal
 from ddp_trainer.parallel.collectives import is_joined
+from ddp_trainer.parallel.place import Place
 
 MESSAGE_BYTES = 2048
 """What each rank sends: JSON of a fixed length, so that one exchange is enough."""
@@ -47,10 +48,19 @@ class Facts:
     """Version of NVIDIA's kernel module; empty without a GPU."""
     gpu: str = ""
     """Model and compute capability; empty without one."""
+    host: str = ""
+    rack: str = ""
+    zone: str = ""
+    """Where it is; this may differ."""
     error: str = ""
     """Why this rank cannot go on."""
     code: int = 0
     """Exit code for that."""
+
+    @property
+    def place(self) -> Place:
+        """Where this rank is."""
+        return Place(self.host, self.rack, self.zone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +87,14 @@ _RULES = (
 )
 
 
-def facts_of(device: torch.device, document: Any, data: str) -> Facts:
+def facts_of(device: torch.device, document: Any, data: str, place: Place) -> Facts:
     """This rank's facts.
 
     Args:
         device: The rank's.
         document: JSON: task and resolved configuration.
         data: Fingerprint of the data sets.
+        place: Where it is.
     """
     on_gpu = device.type == "cuda"
     properties = torch.cuda.get_device_properties(device) if on_gpu else None
@@ -98,6 +109,9 @@ def facts_of(device: torch.device, document: Any, data: str) -> Facts:
         nccl=".".join(map(str, torch.cuda.nccl.version())) if on_gpu else "",
         driver=_driver() if on_gpu else "",
         gpu=f"{properties.name} ({properties.major}.{properties.minor})" if properties else "",
+        host=place.host,
+        rack=place.rack,
+        zone=place.zone,
     )
 
 
@@ -118,7 +132,7 @@ def build_alike(
     device: torch.device,
     *,
     allow_mixed: bool,
-) -> tuple[Built, list[str]]:
+) -> tuple[Built, list[Facts], list[str]]:
     """Builds what each rank needs, and returns once all have it and are alike. Every rank calls it.
 
     Args:
@@ -128,7 +142,8 @@ def build_alike(
         allow_mixed: Whether different versions or GPUs are only told.
 
     Returns:
-        What was built, and one sentence for each difference that is allowed.
+        What was built, everybody's facts by rank, and one sentence for each difference that is
+        allowed.
 
     Raises:
         Refusal: On every rank, with the rank that it lies in, if one could not build or is
@@ -156,7 +171,7 @@ def build_alike(
         warnings.append(sentence)
     if built is None:
         raise RuntimeError("a rank that did not fail has built nothing")
-    return built, warnings
+    return built, everyone, warnings
 
 
 def differences(everyone: Sequence[Facts]) -> list[tuple[str, bool]]:

@@ -59,7 +59,8 @@ class Block(nn.Module):
     """Two 3 x 3 convolutions beside a shortcut, normalised first (arXiv:1603.05027).
 
     GroupNorm instead of BatchNorm: it has no statistics, so results depend neither on the number of
-    ranks nor on the batch.
+    ranks nor on the batch. SiLU instead of ReLU: it has no kink, at which a last bit that another
+    order of summing changes would grow to a difference that can be seen.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -73,9 +74,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (n, inputs, h, w) to (n, outputs, h / stride, w / stride)."""
-        y = functional.relu(self.norm1(x))
+        y = functional.silu(self.norm1(x))
         z = self.conv1(y)
-        z = self.conv2(functional.relu(self.norm2(z)))
+        z = self.conv2(functional.silu(self.norm2(z)))
         return cast("Tensor", z + self.shortcut(x))
 
 
@@ -94,7 +95,7 @@ class MiniResNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Maps images (n, 1, 8, 8) to class scores (n, 10)."""
         x = self.stages(self.stem((images - PIXEL_MEAN) / PIXEL_STD))
-        scores: Tensor = self.head(functional.relu(self.norm(x)).flatten(1))
+        scores: Tensor = self.head(functional.silu(self.norm(x)).flatten(1))
         return scores
 
 
