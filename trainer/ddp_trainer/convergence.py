@@ -8,18 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from ddp_trainer.building import build_task
 from ddp_trainer.config import RunConfig
+from ddp_trainer.data.sampler import GlobalSampler
 from ddp_trainer.environment import Ranks
-from ddp_trainer.errors import InputError
 from ddp_trainer.numerics.guard import NonFiniteError
 from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.opening import Order, open_run
 from ddp_trainer.settings import Document, merge, resolve
 from ddp_trainer.stop import StopFlag
+from ddp_trainer.task import is_indexed
 from ddp_trainer.train import loop
 
 QUARTERS = 4
 _NEVER = 10**9
+_LINES = 4 * QUARTERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,22 @@ class Outcome:
         return found if ended and found is not None else math.inf
 
 
-def settings_of(config: RunConfig, way: Way, base_batch: int) -> Document:
+def data_size(ranks: Ranks, task: str, document: Document) -> int | None:
+    """Training samples of a task, which is built for it; nothing where they have no number.
+
+    Args:
+        ranks: This process's place: alone.
+        task: Import path `package.module:function`.
+        document: Settings.
+
+    Raises:
+        InputError: If the task or its settings are wrong.
+    """
+    built, _ = build_task(task, resolve(document), ranks, torch.device("cpu"))
+    return len(built.train_data) if is_indexed(built.train_data) else None
+
+
+def settings_of(config: RunConfig, way: Way, base_batch: int, size: int | None) -> Document:
     """The user's settings for one way: the same samples, and the learning rate that goes with it.
 
     Warm-up and decay, where they are stated in updates, keep their length in samples.
@@ -67,19 +87,15 @@ def settings_of(config: RunConfig, way: Way, base_batch: int) -> Document:
         config: What the user asked for, meant for `base_batch`.
         way: World size and batch.
         base_batch: The batch that learning rate and numbers of updates are meant for.
+        size: Training samples, if they have a number.
 
     Raises:
         InputError: If the samples cannot be shared out.
     """
     document = config.model_dump(mode="json", exclude_unset=True)
+    updates = _updates(config, way.batch, base_batch, size)
     if config.max_steps is not None:
-        samples = config.max_steps * base_batch
-        if samples % way.batch:
-            raise InputError(
-                f"converge: max_steps {config.max_steps} at batch {base_batch} are {samples}"
-                f" samples, which must be a multiple of {way.batch}"
-            )
-        document["max_steps"] = samples // way.batch
+        document["max_steps"] = updates
     schedule: Document = {}
     for key in ("warmup_steps", "decay_steps"):
         stated = getattr(config.schedule, key)
@@ -93,11 +109,27 @@ def settings_of(config: RunConfig, way: Way, base_batch: int) -> Document:
         "max_seconds": None,
         "eval_every_steps": _NEVER,  # at the end alone
         "schedule": schedule,
+        # So that lines fall into each quarter.
+        "log": {"every_steps": max(1, min(config.log.every_steps, updates // _LINES))},
         "checkpoint": {"directory": None},
     }
     found = merge(document, over)
     resolve(found).batch_split(way.ranks)
     return found
+
+
+def _updates(config: RunConfig, batch: int, base_batch: int, size: int | None) -> int:
+    """Updates of one batch that take the samples that the base batch takes, or a few more.
+
+    Batches at the end of an epoch are smaller, so it takes the size of the data to know.
+    """
+    if size is None:
+        return -(-(config.max_steps or 1) * base_batch // batch)
+    samples = size * (config.epochs or 1)
+    if config.max_steps is not None:
+        reached = GlobalSampler(size, base_batch, seed=0).end_after(config.max_steps)
+        samples = reached if config.epochs is None else min(samples, reached)
+    return GlobalSampler(size, batch, seed=0).updates_between(0, samples)
 
 
 def train_once(ranks: Ranks, task: str, document: Document) -> Outcome:
@@ -130,7 +162,7 @@ def train_once(ranks: Ranks, task: str, document: Document) -> Outcome:
     return Outcome(
         updates=run.position.step,
         samples=run.position.samples,
-        lr=max((line["lr"] for line in lines), default=math.nan),
+        lr=max(run.learner.peak_lrs),
         losses=by_quarter(lines, run.total_steps),
         metrics=run.metrics,
         seconds=run.seconds(),
@@ -210,7 +242,7 @@ def _beside(one: Outcome, other: Outcome) -> float:
 def table(rows: Sequence[Row]) -> str:
     """Rows as Markdown."""
     names = sorted({name for row in rows for name in row.outcome.metrics})
-    head = ["ranks", "batch", "updates", "peak lr", "loss by quarter", *names]
+    head = ["ranks", "batch", "samples", "updates", "peak lr", "loss by quarter", *names]
     head += ["to fewest ranks", "to first batch", "seconds", ""]
     lines = [head, ["---"] * len(head)]
     for row in rows:
@@ -218,7 +250,9 @@ def table(rows: Sequence[Row]) -> str:
         quarters = " ".join("-" if loss is None else f"{loss:.4g}" for loss in outcome.losses)
         metrics = [f"{outcome.metrics.get(name, math.nan):.4g}" for name in names]
         beside = ["-" if x is None else f"{x:+.1%}" for x in (row.beside_ranks, row.beside_batch)]
-        numbers = [str(way.ranks), str(way.batch), str(outcome.updates), f"{outcome.lr:.3g}"]
+        counts = map(str, (way.ranks, way.batch, outcome.samples, outcome.updates))
         seconds = f"{outcome.seconds:.0f}"
-        lines.append([*numbers, quarters, *metrics, *beside, seconds, row.fault or "ok"])
+        lines.append(
+            [*counts, f"{outcome.lr:.3g}", quarters, *metrics, *beside, seconds, row.fault or "ok"]
+        )
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

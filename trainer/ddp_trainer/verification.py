@@ -145,6 +145,7 @@ def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tens
 def _comparable(config: RunConfig, steps: int) -> Document:
     """The user's settings without those that make ranks differ, and with nothing kept."""
     over: Document = {
+        "global_batch": config.global_batch,
         "epochs": None,
         "max_steps": steps,
         "max_seconds": None,
@@ -154,7 +155,7 @@ def _comparable(config: RunConfig, steps: int) -> Document:
         "log": {"every_steps": steps + 1},
     }
     without = {"checkpoint", "ema", "nonfinite"}
-    document = config.model_dump(mode="json", exclude=without)
+    document = config.model_dump(mode="json", exclude=without, exclude_unset=True)
     document["parallel"] = {"timeout_seconds": config.parallel.timeout_seconds}
     return merge(document, over)
 

@@ -73,6 +73,7 @@ def run(
     from ddp_trainer.convergence import (  # noqa: PLC0415
         Limits,
         Way,
+        data_size,
         judge,
         settings_of,
         table,
@@ -81,14 +82,16 @@ def run(
     from ddp_trainer.parallel.gang import run_ranks  # noqa: PLC0415
 
     ways = [Way(ranks, size) for size in batches for ranks in world_sizes]
-    documents = {way: settings_of(config, way, batches[0]) for way in ways}
+    for way in ways:
+        settings_of(config, way, batches[0], None)  # refused before anything is built
+    size = run_ranks(1, data_size, task, config.model_dump(mode="json", exclude_unset=True))
+    documents = {way: settings_of(config, way, batches[0], size) for way in ways}
     outcomes = {}
     for way, document in documents.items():
         print(f"training {way.ranks} rank(s) with batch {way.batch}", file=sys.stderr, flush=True)
         outcomes[way] = run_ranks(way.ranks, train_once, task, document)
     rows = judge(outcomes, Limits(options.within, options.worse))
-    samples = ", ".join(map(str, sorted({row.outcome.samples for row in rows})))
-    print(f"{task}, {samples} samples\n\n{table(rows)}")
+    print(table(rows))
     return ExitCode.FAILED if any(row.fault for row in rows) else ExitCode.OK
 
 
