@@ -1,6 +1,7 @@
 """A job from apply to its end on two real nodes, as a person sees it."""
 
 import collections
+import json
 
 import pytest
 
@@ -42,7 +43,17 @@ def test_sample_job_completes_and_leaves_nothing(cluster: Cluster, namespace: st
     assert float(job.status["progress"]["metrics"]["accuracy"]) >= 0.97
     pods = job.pods()
     assert {pod["spec"]["nodeName"] for pod in pods} == set(cluster.node_names)
-    assert "torchrun --nnodes=2" in job.kubectl("logs", pods[0]["metadata"]["name"])
+    said = job.kubectl("logs", pods[0]["metadata"]["name"])
+    assert "torchrun --nnodes=2" in said
+    # torchrun puts the rank in front of each line.
+    (line,) = [line for line in said.splitlines() if '"event": "start"' in line]
+    start = json.loads(line[line.index("{") :])
+    assert start["places"] == [
+        {"ranks": ranks, "host": node.name, "zone": node.zone}
+        for ranks, pod in zip(("0-1", "2-3"), pods, strict=True)
+        for node in cluster.nodes
+        if node.name == pod["spec"]["nodeName"]
+    ]
 
     made = collections.Counter(
         (entry["verb"], entry["objectRef"]["resource"])

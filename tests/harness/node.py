@@ -40,6 +40,11 @@ class Node:
         return paths.node_name(self.number)
 
     @property
+    def zone(self) -> str:
+        """The zone that it says it is in: each node has one of its own."""
+        return f"zone-{self.number}"
+
+    @property
     def address(self) -> str:
         """Its address on the bridge."""
         return paths.node_address(self.number)
@@ -83,6 +88,7 @@ class Node:
             argv=(
                 tools.binary("kubelet"),
                 f"--config={self.folder / 'kubelet.yaml'}",
+                f"--node-labels=topology.kubernetes.io/zone={self.zone}",
                 f"--kubeconfig={self.folder / 'kubeconfig.yaml'}",
                 f"--hostname-override={self.name}",
                 f"--node-ip={self.address}",
