@@ -23,6 +23,8 @@ class ProbeConfig(BaseModel):
     dropout: float = 0.0
     batch_norm: bool = False
     tied: bool = False
+    unused: bool = False
+    """Whether the model has weights that no update goes through."""
     own_optimizer: bool = False
     uneven: bool = False
     """Whether samples count differently, as tokens would."""
@@ -87,6 +89,8 @@ class Probe(nn.Module):
         if cfg.tied:
             self.again.weight = self.middle.weight
         self.head = nn.Linear(8, 3)
+        if cfg.unused:
+            self.spare = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.drop(torch.tanh(self.norm(self.inner(x))))
@@ -120,10 +124,16 @@ class ProbeTask:
         if self.cfg.log_dir:
             with (Path(self.cfg.log_dir) / f"{self.env.rank}.txt").open("a") as file:
                 file.write(" ".join(map(str, index.tolist())) + "\n")
+        if self.cfg.die_how == "hang" and self.env.rank > self.cfg.die_rank >= 0:
+            time.sleep(1 if self.passes == self.cfg.die_after + 1 else 0)
         if self.env.rank == self.cfg.die_rank and self.passes > self.cfg.die_after >= 0:
             if self.cfg.die_how == "sleep":
                 time.sleep(6 if self.passes == self.cfg.die_after + 1 else 0)
                 return
+            if self.cfg.die_how == "hang":
+                time.sleep(600)
+            if self.cfg.die_how == "stray":
+                torch.distributed.broadcast(torch.zeros(3), src=self.env.rank)
             if self.cfg.die_how == "raise":
                 raise RuntimeError("the probe shall die")
             os.kill(os.getpid(), signal.SIGKILL)

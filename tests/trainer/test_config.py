@@ -91,6 +91,10 @@ class Own(BaseModel):
             'config: parallel: "bucket_mb" has no effect with fsdp2',
         ),
         (
+            {"parallel": {"static_graph": True, "find_unused_parameters": True}},
+            'config: parallel: "find_unused_parameters" has no effect with static_graph',
+        ),
+        (
             {"parallel": {"strategy": "zero1", "local_sgd": {"period": 4}}},
             'config: parallel: "local_sgd" needs strategy ddp',
         ),

@@ -97,6 +97,19 @@ def test_a_steady_step_costs_its_buckets_and_no_host_sync(
     assert found["syncs"] == 0
 
 
+@pytest.mark.parametrize(
+    ("setting", "reductions"), [("find_unused_parameters", 2), ("static_graph", 1)]
+)
+def test_a_static_graph_finds_out_once_what_is_unused(
+    launcher: Launcher, setting: str, reductions: int
+) -> None:
+    settings = STEADY | {"parallel": {setting: True}, "task": {"unused": True}}
+    gang = launcher.call("probes:steady_step", settings, world=2)
+    assert gang.wait() == [0, 0]
+    (found,) = gang.events("probe")
+    assert found["reductions"] == reductions
+
+
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
 def test_other_precisions_learn_alike(precision: str) -> None:
     settings: dict[str, Any] = {"global_batch": 10, "epochs": 2, "clip_norm": 1.0}

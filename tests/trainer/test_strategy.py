@@ -37,6 +37,7 @@ def newest(folder: Path) -> dict[str, bytes]:
         {"parallel": {"strategy": "fsdp2"}, "optimizer": {"name": "sgd"}, "ema": {"decay": 0.9}},
         {"ema": {"decay": 0.9}, "precision": "fp16"},
         {"parallel": {"local_sgd": {"period": 3, "start_step": 2}}},
+        {"parallel": {"static_graph": True}},
         {"parallel": {"compression": {"name": "fp16", "start_step": 3}}},
         {"parallel": {"compression": {"name": "powersgd", "start_step": 2}}},
     ],
@@ -93,6 +94,28 @@ def test_any_strategy_resumes_the_checkpoint_of_another(launcher: Launcher, tmp_
         assert ours.keys() == theirs.keys()
         for key, value in theirs.items():
             assert value.allclose(ours[key], atol=1e-6, rtol=0), (file, key)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1"])
+@pytest.mark.parametrize("setting", ["find_unused_parameters", "static_graph"])
+def test_weights_that_no_update_goes_through(
+    launcher: Launcher, tmp_path: Path, setting: str, strategy: str
+) -> None:
+    config = SGD | {"global_batch": 12, "max_steps": 8, "task": {"uneven": True, "unused": True}}
+    arguments = [TASK, f"--config={json.dumps(config)}"]
+    alone = launcher.train(*arguments, world=None, DDP_CHECKPOINT_DIR=str(tmp_path / "alone"))
+    arguments += [f"--parallel.{setting}=true", f"--parallel.strategy={strategy}"]
+    parts = launcher.train(
+        *arguments, "--micro_batch=2", world=2, DDP_CHECKPOINT_DIR=str(tmp_path / "parts")
+    )
+    assert parts.wait() == [0, 0], parts.err(0)
+    assert alone.wait() == [0], alone.err(0)
+    ours, theirs = (
+        load_file(max((tmp_path / name).glob("step-*")) / FILES[0]) for name in ("parts", "alone")
+    )
+    assert "spare.weight" in theirs
+    for key, value in theirs.items():
+        assert value.allclose(ours[key], atol=1e-6, rtol=0), key
 
 
 def test_adamw_in_parts_learns_as_ever(launcher: Launcher, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from ddp_trainer.observe.phases import Phases
 from ddp_trainer.observe.report import Reporter
 from ddp_trainer.observe.starvation import DataWatch
 from ddp_trainer.observe.trace import Trace
-from ddp_trainer.parallel import process_group
+from ddp_trainer.parallel import flight, process_group
 from ddp_trainer.parallel.agreement import Agreement
 from ddp_trainer.parallel.collectives import on_first_rank
 from ddp_trainer.parallel.memory import advise
@@ -77,6 +77,7 @@ def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> R
     device = process_group.choose_device(order.config.device, ranks)
     set_arithmetic(order.config)
     split = order.config.batch_split(ranks.world_size)
+    flight.prepare(order.config, os.environ, nccl=device.type == "cuda")
     route = process_group.join(ranks, device, order.config.parallel.first_timeout)
 
     def built() -> tuple[tuple[Task, RunConfig], Facts]:
@@ -150,10 +151,15 @@ def _requests(config: RunConfig, ranks: Ranks) -> Path | None:
 
 
 def _needs_rehearsal(learner: Learner, ranks: Ranks) -> bool:
-    """Whether an attempt's first update would differ in its bits, or in its buckets' state."""
+    """Whether an attempt's first update would differ in its bits, or in its buckets' state.
+
+    A static graph is found in the first pass, which must reduce: torch fails on one that only
+    accumulates.
+    """
     if not isinstance(learner.objective, DistributedDataParallel):
         return False
-    return ranks.world_size > COMMUTATIVE_RANKS or learner.compression is not None
+    static = learner.strategy.config.static_graph
+    return static or ranks.world_size > COMMUTATIVE_RANKS or learner.compression is not None
 
 
 def _position(saved: Snapshot, sampler: Sampler) -> Position:

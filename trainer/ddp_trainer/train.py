@@ -12,7 +12,7 @@ from ddp_trainer.garbage import Collector
 from ddp_trainer.numerics.schedule import lr_factor
 from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.opening import Order, open_run
-from ddp_trainer.parallel import process_group
+from ddp_trainer.parallel import flight, process_group
 from ddp_trainer.parallel.agreement import Verdict
 from ddp_trainer.parallel.collectives import wait_for_all
 from ddp_trainer.run import Run
@@ -34,10 +34,15 @@ def train(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> Exit
 
     Raises:
         InputError: On every rank, if the run can never succeed as it was asked for.
+        StalledError: On every rank that waited for another one until its time was up.
     """
-    run = open_run(order, ranks, stop, beats)
-    stopped = loop(run)
-    code = close(run, stopped=stopped)
+    try:
+        run = open_run(order, ranks, stop, beats)
+        stopped = loop(run)
+        code = close(run, stopped=stopped)
+    except RuntimeError as error:
+        flight.explain(error, ranks, f"rank {ranks.rank}")
+        raise
     beats.phase(RankPhase.DONE)
     # DDP's reducer must go before the group. If it held the last reference to it, it would join the
     # threads of gloo with the interpreter lock held, while they may wait for that lock: a deadlock.
@@ -104,6 +109,7 @@ def _tell_place(error: Exception, ranks: Ranks, step: int) -> None:
         Refusal: With the place in its sentence, in place of one that only this rank may know of.
     """
     where = f"rank {ranks.rank}, update {step + 1}"
+    flight.explain(error, ranks, where)
     if not isinstance(error, Refusal):
         print(f"{where}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     elif ranks.world_size > 1:

@@ -109,7 +109,7 @@ class Measured:
         return weighted
 
 
-class DigitsSettings(miniresnet.DigitsConfig):
+class DigitsSettings(miniresnet.MiniResNetConfig):
     """The bundled task's, and the length of the data."""
 
     samples: int

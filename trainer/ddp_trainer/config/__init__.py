@@ -15,6 +15,7 @@ from ddp_trainer.config.learning import (
 )
 from ddp_trainer.config.parallel import (
     CompressionConfig,
+    DebugLevel,
     LocalSgdConfig,
     ParallelConfig,
     StrategyName,
@@ -27,6 +28,7 @@ __all__ = [
     "CheckpointConfig",
     "CompressionConfig",
     "DataConfig",
+    "DebugLevel",
     "Device",
     "EmaConfig",
     "LocalSgdConfig",

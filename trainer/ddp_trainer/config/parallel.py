@@ -7,6 +7,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 from ddp_trainer.config.section import Section
 
 StrategyName = Literal["ddp", "zero1", "fsdp2"]
+DebugLevel = Literal["off", "info", "detail"]
 
 POWERSGD_EARLIEST = 2
 """DDP lays its buckets out anew after the first update, which error feedback would not survive."""
@@ -75,6 +76,9 @@ class ParallelConfig(Section):
     first_timeout_seconds: PositiveInt | None = None
     """The same until an attempt has done its first update, which connects and may compile;
     timeout_seconds when not stated."""
+    debug: DebugLevel = "off"
+    """What NCCL and torch log of how ranks connect; with detail, which is slow, torch also compares
+    the collectives of all ranks before each (NCCL only). What the environment says comes first."""
     agree_seconds: PositiveFloat = 5.0
     """About how often ranks agree on whether to stop or to save, if no report comes sooner."""
     allow_mixed: bool = False
@@ -83,6 +87,9 @@ class ParallelConfig(Section):
     """Megabytes of gradients that are reduced in one piece."""
     find_unused_parameters: bool = False
     """Whether an update may leave parameters without a gradient; costs a walk of the graph."""
+    static_graph: bool = False
+    """Whether every update goes through the same parts of the model: what is unused is found out
+    once, and activations may be recomputed in any way."""
     compression: CompressionConfig = CompressionConfig()
     local_sgd: LocalSgdConfig = LocalSgdConfig()
 
@@ -94,10 +101,13 @@ class ParallelConfig(Section):
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         if self.strategy == "fsdp2":
-            for key in sorted({"bucket_mb", "find_unused_parameters"} & self.changed()):
+            of_ddp = {"bucket_mb", "find_unused_parameters", "static_graph"}
+            for key in sorted(of_ddp & self.changed()):
                 raise ValueError(f'"{key}" has no effect with fsdp2')
             if self.compression.name != "none":
                 raise ValueError('"compression" needs strategy ddp or zero1')
+        if self.static_graph and self.find_unused_parameters:
+            raise ValueError('"find_unused_parameters" has no effect with static_graph')
         if self.local_sgd.period is not None:
             if self.strategy != "ddp":
                 raise ValueError('"local_sgd" needs strategy ddp')

@@ -35,6 +35,7 @@ class Replicated(Strategy):
             "device_ids": [self.device] if self.device.type == "cuda" else None,
             "bucket_cap_mb": self.config.bucket_mb,
             "find_unused_parameters": self.config.find_unused_parameters,
+            "static_graph": self.config.static_graph,
             "gradient_as_bucket_view": True,
         }
         # Newer torch names the buffers' switch otherwise, and can copy gradients in one kernel.

@@ -1,58 +1,47 @@
-"""A small residual network on scikit-learn's handwritten digits: 8 x 8 pixels, ten classes."""
+"""A small residual network on images in ten classes: handwritten digits when nothing is stated."""
 
-from importlib.util import find_spec
-from pathlib import Path
-from typing import cast
+from typing import Literal, Self, cast
 
-import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ddp_trainer.errors import InputError
 from ddp_trainer.task import RunEnv, Weighted
+from ddp_trainer.tasks.images import CLASSES, Images, ImageSet, cifar10, digits, synthetic
 
-CLASSES = 10
-PIXEL_MAX = 16.0
-PIXEL_MEAN = 0.31
-PIXEL_STD = 0.38
-TEST_EVERY = 5
-"""Every fifth sample is for the test: a fixed split, whatever the seed."""
+LAST_SIZE = 4
+"""Pixels on a side that are left for the classifier."""
+SYNTHETIC_COUNT = 10_000
 
 
-class DigitsConfig(BaseModel):
+class MiniResNetConfig(BaseModel):
     """Settings of the task."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
+    data: Literal["digits", "cifar10", "synthetic"] = "digits"
+    """8 x 8 digits that scikit-learn carries; CIFAR-10, which you bring; or made images like it."""
+    directory: str | None = None
+    """Where CIFAR-10's binary version lies."""
+    count: int | None = Field(default=None, ge=10)
+    """Images that are made, one in five of them for the test; 10,000 when not stated."""
     width: int = Field(default=16, ge=8, multiple_of=8)
-    """Channels of the first stage; the second has twice as many."""
+    """Channels of the first stage; each further one has twice as many."""
     blocks: int = Field(default=1, ge=1)
     """Residual blocks per stage."""
-    shift: int = Field(default=0, ge=0, le=3)
+    shift: int = Field(default=0, ge=0, le=4)
     """Pixels by which training images are moved at most, each way; pays in runs of 50 epochs on."""
 
-
-class Digits(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-    """Images (1, 8, 8) from 0 to 1 and their classes, moved by a few pixels at random."""
-
-    def __init__(self, images: Tensor, classes: Tensor, shift: int) -> None:
-        self.images = images
-        self.classes = classes
-        self.shift = shift
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        images, classes = self.__getitems__([index])
-        return images[0], classes[0]
-
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """A whole batch at once: images (n, 1, 8, 8) and classes (n,)."""
-        images, classes = self.images[indices], self.classes[indices]
-        return (_moved(images, self.shift) if self.shift else images), classes
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.data == "cifar10" and self.directory is None:
+            raise ValueError('"directory" must name the folder of CIFAR-10\'s binary version')
+        if self.data != "cifar10" and self.directory is not None:
+            raise ValueError(f'"directory" has no effect with {self.data}')
+        if self.data != "synthetic" and self.count is not None:
+            raise ValueError(f'"count" has no effect with {self.data}')
+        return self
 
 
 class Block(nn.Module):
@@ -81,35 +70,44 @@ class Block(nn.Module):
 
 
 class MiniResNet(nn.Module):
-    """A stem, two stages of residual blocks, and a linear classifier over what is left."""
+    """A stem, stages of residual blocks, and a linear classifier over what is left.
 
-    def __init__(self, width: int, blocks: int) -> None:
+    Each stage but the first halves the image and doubles the channels, until it is 4 x 4.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, data: ImageSet, width: int, blocks: int) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(1, width, 3, padding=1, bias=False)
-        first = [Block(width, width, 1) for _ in range(blocks)]
-        second = [Block(2 * width, 2 * width, 1) for _ in range(blocks - 1)]
-        self.stages = nn.Sequential(*first, Block(width, 2 * width, 2), *second)
-        self.norm = nn.GroupNorm(8, 2 * width)
-        self.head = nn.Linear(2 * width * 4 * 4, CLASSES)
+        channels, size = data.train.images.shape[1:3]
+        for name, values in (("mean", data.mean), ("std", data.std)):
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+        self.stem = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+        stages = [Block(width, width, 1) for _ in range(blocks)]
+        while size > LAST_SIZE:
+            rest = [Block(2 * width, 2 * width, 1) for _ in range(blocks - 1)]
+            stages += [Block(width, 2 * width, 2), *rest]
+            size, width = size // 2, 2 * width
+        self.stages = nn.Sequential(*stages)
+        self.norm = nn.GroupNorm(8, width)
+        self.head = nn.Linear(width * size * size, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Maps images (n, 1, 8, 8) to class scores (n, 10)."""
-        x = self.stages(self.stem((images - PIXEL_MEAN) / PIXEL_STD))
+        """Maps images (n, channels, size, size) as they are stored to class scores (n, 10)."""
+        x = self.stages(self.stem((images - self.mean) / self.std))
         scores: Tensor = self.head(functional.silu(self.norm(x)).flatten(1))
         return scores
 
 
-class DigitsTask:
+class MiniResNetTask:
     """Classification with cross-entropy; reports loss and accuracy on the test split."""
 
-    def __init__(self, cfg: DigitsConfig) -> None:
-        table = torch.from_numpy(np.loadtxt(_digits_file(), delimiter=","))
-        x = table[:, :-1].float().view(-1, 1, 8, 8) / PIXEL_MAX
-        y = table[:, -1].long()
-        test = torch.arange(len(y)) % TEST_EVERY == 0
-        self.train_data = Digits(x[~test], y[~test], cfg.shift)
-        self.eval_data = Digits(x[test], y[test], 0)
-        self.model: nn.Module = MiniResNet(cfg.width, cfg.blocks)
+    def __init__(self, cfg: MiniResNetConfig) -> None:
+        data = _images(cfg)
+        self.train_data = Images(data.train, cfg.shift)
+        self.eval_data = Images(data.test, 0)
+        self.model: nn.Module = MiniResNet(data, cfg.width, cfg.blocks)
 
     def collate(self, samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """The data gives whole batches already."""
@@ -132,30 +130,12 @@ class DigitsTask:
         }
 
 
-def build(cfg: DigitsConfig, env: RunEnv) -> DigitsTask:  # noqa: ARG001 - the door's signature
+def build(cfg: MiniResNetConfig, env: RunEnv) -> MiniResNetTask:  # noqa: ARG001 - the door's signature
     """Makes the task."""
-    return DigitsTask(cfg)
+    return MiniResNetTask(cfg)
 
 
-def _digits_file() -> Path:
-    """The table within scikit-learn: a row per image, 64 pixels and the class.
-
-    Found without importing scikit-learn, which takes longer than the training needs for an epoch.
-
-    Raises:
-        InputError: scikit-learn is not installed.
-    """
-    package = find_spec("sklearn")
-    if package is None or package.origin is None:
-        raise InputError("task miniresnet: needs scikit-learn, which carries its data")
-    return Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-
-
-def _moved(images: Tensor, shift: int) -> Tensor:
-    """Each image (1, 8, 8) moved by up to `shift` pixels each way, the border filled with zeros."""
-    count, _, height, width = images.shape
-    padded = functional.pad(images, (shift, shift, shift, shift))
-    down, right = torch.randint(0, 2 * shift + 1, (2, count, 1, 1))
-    rows = (down + torch.arange(height).view(1, -1, 1)).expand(count, height, width)
-    columns = (right + torch.arange(width).view(1, 1, -1)).expand(count, height, width)
-    return padded[torch.arange(count).view(-1, 1, 1), 0, rows, columns].unsqueeze(1)
+def _images(cfg: MiniResNetConfig) -> ImageSet:
+    if cfg.data == "cifar10":
+        return cifar10(cast("str", cfg.directory))
+    return synthetic(cfg.count or SYNTHETIC_COUNT) if cfg.data == "synthetic" else digits()
