@@ -1,12 +1,16 @@
 """What `check` finds in configuration and data, without training."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.trainer.rank_processes import Launcher
+from tests.trainer.test_tasks import cifar_files
 
 
-def check(launcher: Launcher, function: str, *arguments: str) -> tuple[int | None, str, list[dict]]:  # type: ignore[type-arg]
-    command = ["check", f"--task=sample_tasks:{function}", *arguments]
+def check(launcher: Launcher, task: str, *arguments: str) -> tuple[int | None, str, list[dict]]:  # type: ignore[type-arg]
+    path = task if ":" in task else f"sample_tasks:{task}"
+    command = ["check", f"--task={path}", *arguments]
     gang = launcher.call("rank_processes:_command", command, world=None)
     (code,) = gang.wait()
     return code, gang.err(0), gang.events("check")
@@ -22,6 +26,26 @@ def test_good_data_are_described(launcher: Launcher) -> None:
     assert found[0]["columns"]["[1]"] == "int64 () from 0 to 2"
     assert found[0]["columns"]["[0]"].startswith("float32 (6,) from -")
     assert 0.5 < found[0]["loss"] < 2
+
+
+@pytest.mark.parametrize("name", ["miniresnet", "gpt"])
+def test_the_bundled_tasks_are_in_order(launcher: Launcher, name: str) -> None:
+    code, err, found = check(launcher, f"ddp_trainer.tasks.{name}:build", "--samples=64")
+    assert (code, err) == (0, "")
+    assert [f["samples"] for f in found] == [64, 64]
+
+
+def test_a_label_that_is_wrong_where_data_give_whole_batches(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    cifar_files(tmp_path, images=30)
+    file = tmp_path / "data_batch_1.bin"
+    records = bytearray(file.read_bytes())
+    records[17 * 3073] = 12
+    file.write_bytes(records)
+    cifar = ["--task.data=cifar10", f"--task.directory={tmp_path}"]
+    code, err, _ = check(launcher, "ddp_trainer.tasks.miniresnet:build", *cifar)
+    assert (code, err) == (2, "check: train_data[17]: IndexError: Target 12 is out of bounds.\n")
 
 
 def test_some_samples_are_enough_and_streams_too(launcher: Launcher) -> None:

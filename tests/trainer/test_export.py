@@ -13,6 +13,7 @@ from ddp_trainer.errors import InputError
 from tests.trainer.rank_processes import Gang, Launcher
 
 TASKS = {
+    "digits": ["--task=ddp_trainer.tasks.miniresnet:build", "--task.width=8"],
     "own": ["--task=sample_tasks:build_own"],
     "tied": ["--task=sample_tasks:build", "--task.tied=true", "--task.batch_norm=true"],
     "gpt": [

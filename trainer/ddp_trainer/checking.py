@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
 
 from ddp_trainer.config import RunConfig
+from ddp_trainer.data.batch import collate_of, fetch
 from ddp_trainer.errors import InputError
 from ddp_trainer.numerics.seeds import derive, seed_all
 from ddp_trainer.task import Data, HasCollate, HasMetrics, Task, Weighted, is_indexed
@@ -92,27 +92,35 @@ def _samples(data: Data, name: str, seed: int, limit: int) -> Iterator[tuple[int
 def _try(task: Task, name: str, batch: list[tuple[int, Any]], found: Found) -> None:
     """Joins a batch and computes its loss; what fails is looked for sample by sample."""
     try:
-        total = _loss(task, [sample for _, sample in batch])
+        total = _loss(task, _together(getattr(task, name), batch))
     except InputError:
         raise
     except Exception as error:
         for place, sample in batch:
-            _attempt(f"{name}[{place}]", partial(_loss, task, [sample]))
+            alone = _together(getattr(task, name), [(place, sample)])
+            _attempt(f"{name}[{place}]", partial(_loss, task, alone))
         where = f"{name}[{batch[0][0]}] to [{batch[-1][0]}]"
         raise InputError(f"check: {where}: {_said(error)}") from error
     if not math.isfinite(total.sum.item()):
         for place, sample in batch:
-            if not math.isfinite(_loss(task, [sample]).sum.item()):
+            alone = _together(getattr(task, name), [(place, sample)])
+            if not math.isfinite(_loss(task, alone).sum.item()):
                 raise InputError(f"check: {name}[{place}]: its loss is not finite")
         raise InputError(f"check: the loss of {name}[{batch[0][0]}] and after is not finite")
     found.loss_sum += total.sum.item()
     found.loss_count += total.count_tensor().item()
 
 
-def _loss(task: Task, samples: list[Any]) -> Weighted:
-    collate = task.collate if isinstance(task, HasCollate) else default_collate
+def _together(data: Data, samples: list[tuple[int, Any]]) -> Any:
+    """Samples that were read one by one, as the task's `collate` takes them."""
+    if is_indexed(data) and hasattr(data, "__getitems__"):
+        return fetch(data, [place for place, _ in samples])
+    return [sample for _, sample in samples]
+
+
+def _loss(task: Task, samples: Any) -> Weighted:
     with torch.no_grad():
-        batch = collate(samples)
+        batch = collate_of(task)(samples)
         if isinstance(task, HasMetrics):
             task.metrics(task.model, batch)
         weighted: object = task.loss(task.model, batch)
@@ -142,9 +150,7 @@ def _parts(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
     """The numbers within a sample, as tensors, by their places."""
     if isinstance(value, torch.Tensor):
         yield path, value
-    elif (isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf") or isinstance(
-        value, (bool, int, float)
-    ):
+    elif _is_numeric_array(value) or isinstance(value, (bool, int, float)):
         yield path, torch.as_tensor(value)
     elif isinstance(value, Mapping):
         for key, item in value.items():

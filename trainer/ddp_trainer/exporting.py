@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.utils.data import default_collate
 
 from ddp_trainer.checkpoint.format import (
     AVERAGE,
@@ -26,9 +25,10 @@ from ddp_trainer.checkpoint.format import (
     write_json,
 )
 from ddp_trainer.checkpoint.snapshot import own_tensors, put_model
+from ddp_trainer.data.batch import collate_of, fetch
 from ddp_trainer.data.prefetch import tensors_in
 from ddp_trainer.errors import InputError
-from ddp_trainer.task import HasCollate, Task, is_indexed
+from ddp_trainer.task import Task, is_indexed
 
 RELATIVE, ABSOLUTE = 1e-3, 1e-4
 """Largest difference of an output: compilers order sums in other ways."""
@@ -101,9 +101,8 @@ def trace(task: Task) -> Traced:
     Raises:
         InputError: If the loss does not call the model, or with more than positional arguments.
     """
-    samples = _samples(task)
     model = task.model.eval()
-    inputs, others = (_arguments(task, model, samples[:count]) for count in (len(samples), 1))
+    inputs, others = (_arguments(task, model, _samples(task, count)) for count in (EXAMPLES, 1))
     return Traced(model, inputs, others)
 
 
@@ -220,14 +219,15 @@ def _free_batch(value: Any) -> Any:
     return None
 
 
-def _samples(task: Task) -> list[Any]:
+def _samples(task: Task, count: int) -> Any:
+    """So many, or fewer if there are no more, as the task's `collate` takes them."""
     data = task.train_data if task.eval_data is None else task.eval_data
     if is_indexed(data):
-        return [data[index] for index in range(min(EXAMPLES, len(data)))]
-    return list(islice(cast("Iterable[Any]", data), EXAMPLES))
+        return fetch(data, range(min(count, len(data))))
+    return list(islice(cast("Iterable[Any]", data), count))
 
 
-def _arguments(task: Task, model: nn.Module, samples: list[Any]) -> tuple[Any, ...]:
+def _arguments(task: Task, model: nn.Module, samples: Any) -> tuple[Any, ...]:
     """What the loss calls the model with."""
     seen: list[tuple[Any, ...]] = []
 
@@ -237,10 +237,9 @@ def _arguments(task: Task, model: nn.Module, samples: list[Any]) -> tuple[Any, .
         seen.append(arguments)
 
     handle = model.register_forward_pre_hook(note, with_kwargs=True)
-    collate = task.collate if isinstance(task, HasCollate) else default_collate
     try:
         with torch.no_grad():
-            task.loss(model, collate(samples))
+            task.loss(model, collate_of(task)(samples))
     finally:
         handle.remove()
     if not seen:

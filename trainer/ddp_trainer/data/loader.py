@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
 from ddp_trainer.config import DataConfig, RunConfig
+from ddp_trainer.data.batch import collate_of, fetch
 from ddp_trainer.data.budget import Budget
 from ddp_trainer.data.micro import Micro
 from ddp_trainer.data.sampler import GlobalSampler, Portion, Taker, evaluation_portions
@@ -31,9 +32,7 @@ class Fetcher(Dataset[Micro]):
     def __getitem__(self, portion: Portion[int]) -> Micro:
         """The batch, drawn under the portion's own seed, wherever and whenever it is drawn."""
         seed_all(portion.seed)
-        many = getattr(self.data, "__getitems__", None)
-        samples = many(portion.items) if many else [self.data[i] for i in portion.items]
-        return Micro.of(portion, self.collate(samples))
+        return Micro.of(portion, self.collate(fetch(self.data, portion.items)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,7 @@ class Loading:
     @property
     def _collate(self) -> Callable[[Any], Any]:
         if not isinstance(self.task, HasCollate):
-            return default_collate
+            return collate_of(self.task)
         bound = getattr(self.task.collate, "__self__", None) is self.task
         return _without_model(self.task).collate if bound else self.task.collate
 
