@@ -67,6 +67,7 @@ def test_bad_input_is_said_by_rank_0_only(launcher: Launcher) -> None:
     assert (gang.folder / "1.error.json").exists()
 
 
+@pytest.mark.slow
 def test_a_volume_that_only_rank_0_cannot_use_ends_every_rank_alike(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -136,6 +137,7 @@ def test_every_rank_prints_its_own_progress_where_that_is_asked_for(launcher: La
     assert [x["rank"] for x in gang.events("progress")] == [0, 0]
 
 
+@pytest.mark.slow
 def test_the_used_part_of_the_peak_needs_a_task_that_knows_its_work(launcher: Launcher) -> None:
     gang = launcher.train(TASK, "--log.peak_tflops=1", world=2)
     assert gang.wait() == [2, 2]

@@ -5,6 +5,7 @@ import pytest
 from tests.trainer.rank_processes import Launcher
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [11, 2])
 def test_metrics_do_not_depend_on_the_number_of_ranks(launcher: Launcher, samples: int) -> None:
     arguments = ["--task=sample_tasks:build_own", "--global_batch=6", "--max_steps=4"]

@@ -47,6 +47,7 @@ def test_all_ranks_skip_the_same_update_and_say_so(launcher: Launcher, tmp_path:
     assert all(value.allclose(two[key], atol=1e-6, rtol=0) for key, value in one.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", [TASK, OWN])
 def test_stop_fails_with_a_sentence_and_saves_nothing_broken(
     launcher: Launcher, tmp_path: Path, task: str
@@ -63,6 +64,7 @@ def test_stop_fails_with_a_sentence_and_saves_nothing_broken(
     assert finite(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_rank_on_its_own_stops_all(launcher: Launcher, tmp_path: Path) -> None:
     settings = ["--parallel.local_sgd.period=10", "--checkpoint.every_steps=1"]
     gang = launcher.train(OWN, *BAD, *settings, world=2, DDP_CHECKPOINT_DIR=str(tmp_path))
@@ -120,6 +122,7 @@ def test_a_run_that_rolls_back_ends(launcher: Launcher, tmp_path: Path) -> None:
     assert finite(tmp_path)
 
 
+@pytest.mark.slow
 def test_there_must_be_something_to_roll_back_to(launcher: Launcher, tmp_path: Path) -> None:
     arguments = [TASK, *BAD, "--nonfinite.policy=rollback", "--checkpoint.every_steps=100"]
     gang = launcher.train(*arguments, world=2, DDP_CHECKPOINT_DIR=str(tmp_path))

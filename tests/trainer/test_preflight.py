@@ -71,6 +71,7 @@ def test_of_two_the_first_is_the_usual_one() -> None:
     assert sentence == "rank 1 on b has Python 3.9, the others none"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "code", "sentence"),
     [

@@ -64,6 +64,7 @@ def test_it_is_told_again_after_it_was_over() -> None:
     assert quiet is None
 
 
+@pytest.mark.slow
 def test_the_rank_with_slow_data_is_named(launcher: Launcher) -> None:
     gang = launcher.call("probes:slow_data", 1, world=2)
     assert gang.wait() == [0, 0]

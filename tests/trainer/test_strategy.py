@@ -28,6 +28,7 @@ def newest(folder: Path) -> dict[str, bytes]:
     return {name: names[name] for name in FILES if name in names}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -96,6 +96,7 @@ def test_the_miniresnet_learns_64_images_by_heart() -> None:
     assert (task.model(images).argmax(1) == classes).all()
 
 
+@pytest.mark.slow
 def test_cifar10_from_its_files(launcher: Launcher, tmp_path: Path) -> None:
     cifar_files(tmp_path, images=40)
     data = cifar10(str(tmp_path))

@@ -25,7 +25,7 @@ def test_what_is_not_stated_has_the_contracts_value(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
-        (Env.JOB_UID, None, "DDP_JOB_UID: Field required"),
+        (Env.JOB_UID, None, "DDP_JOB_UID must be set, as it is in the pods of a DDPJob; to"),
         (Env.JOB_UID, "", "DDP_JOB_UID: String should have at least 1 character"),
         (Env.NODE_INDEX, "first", "DDP_NODE_INDEX: Input should be a valid integer"),
         (Env.NODE_INDEX, "-1", "DDP_NODE_INDEX: Input should be greater than or equal to 0"),
@@ -55,4 +55,7 @@ def test_the_process_ends_with_the_sentence_and_without_a_traceback() -> None:
         timeout=60,
     )
     assert ended.returncode == 1
-    assert ended.stderr == "ddp-agent: DDP_JOB_UID: Field required\n"
+    assert ended.stderr == (
+        "ddp-agent: DDP_JOB_UID must be set, as it is in the pods of a DDPJob; to train by hand,"
+        " run ddp-trainer or torchrun instead of the image's entrypoint\n"
+    )

@@ -45,8 +45,14 @@ class AgentConfig(BaseModel):
         Raises:
             BadEnvironmentError: A variable is missing or wrong.
         """
+        given = dict(os.environ if environment is None else environment)
+        if Env.JOB_UID not in given:
+            raise BadEnvironmentError(
+                f"{Env.JOB_UID} must be set, as it is in the pods of a DDPJob; to train by hand,"
+                " run ddp-trainer or torchrun instead of the image's entrypoint"
+            )
         try:
-            config = cls.model_validate(dict(os.environ if environment is None else environment))
+            config = cls.model_validate(given)
         except ValidationError as error:
             first = error.errors()[0]
             raise BadEnvironmentError(f"{first['loc'][0]}: {first['msg']}") from error
