@@ -138,9 +138,13 @@ def test_every_rank_prints_its_own_progress_where_that_is_asked_for(launcher: La
 
 
 @pytest.mark.slow
-def test_the_used_part_of_the_peak_needs_a_task_that_knows_its_work(launcher: Launcher) -> None:
-    gang = launcher.train(TASK, "--log.peak_tflops=1", world=2)
+def test_the_used_part_of_the_peak_needs_a_task_that_knows_its_work(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    gang = launcher.train(TASK, "--log.peak_tflops=1", world=2, DDP_CHECKPOINT_DIR=str(run))
     assert gang.wait() == [2, 2]
+    assert not run.exists()
     assert gang.err(0) == (
         "config: log.peak_tflops needs a task that says its flops_per_sample, a number above 0,"
         " not None\n"

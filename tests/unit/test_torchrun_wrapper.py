@@ -89,6 +89,15 @@ def test_of_refused_input_the_sentence_is_told_and_not_the_traceback_of_saying_i
     assert (found.message, found.exit_code) == ("config.epochs: unknown", ExitCode.BAD_INPUT)
 
 
+def test_a_rank_that_says_why_in_one_line_is_quoted_without_the_name_of_the_error(
+    node: Node,
+) -> None:
+    sentence = "rank 4, update 9: waited 600.0 s in all_reduce, but rank 5 did not come"
+    recorded = f"Traceback (most recent call last):\nflight.StalledError: {sentence}\n"
+    node.fell(0, 1, at=10, log=f"noise\n{sentence}\n", recorded=recorded)
+    assert (node.failure().message, node.failure().secondary) == (sentence, False)
+
+
 @pytest.mark.parametrize(
     ("outcome", "code", "message"),
     [

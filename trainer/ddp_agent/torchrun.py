@@ -39,9 +39,10 @@ def _is_silent(failure: Failure) -> bool:
 
 def _of_rank(rank: int, process: ProcessFailure, attempt: int, log_dir: Path) -> Failure:
     left = traceback_in_logs(log_dir, process.local_rank)
-    # Who refuses its input says why in one line, which beats the traceback of saying so.
-    recorded = "" if process.exitcode == ExitCode.BAD_INPUT else _recorded(process.message)
-    text = recorded or left
+    recorded = _recorded(process.message)
+    # Who refuses says why in one line, which beats the traceback of saying so.
+    refused = process.exitcode == ExitCode.BAD_INPUT or recorded.rstrip().endswith(f": {left}")
+    text = left if refused else recorded or left
     return describe(
         attempt=attempt,
         rank=rank,

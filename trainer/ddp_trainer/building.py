@@ -9,7 +9,7 @@ from ddp_trainer.environment import Ranks
 from ddp_trainer.errors import InputError
 from ddp_trainer.numerics.seeds import derive, seed_all
 from ddp_trainer.settings import check
-from ddp_trainer.task import HasOptimizer, RunEnv, Task, check_task, load_build
+from ddp_trainer.task import HasOptimizer, RunEnv, Task, check_task, load_build, peak_rate
 
 
 def build_task(
@@ -44,6 +44,8 @@ def build_task(
     if isinstance(task, HasOptimizer) and (stated := config.optimizer.model_fields_set):
         key = f"optimizer.{min(stated)}"
         raise InputError(f"config: {key} has no effect: the task brings its own optimizer")
+    if config.log.peak_tflops:
+        peak_rate(task, config.log.peak_tflops)  # refused here, before anything is opened
     return task, config.model_copy(update={"task": settings.model_dump(mode="json")})
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ddp_agent.contract import Env, ExitCode, RankPhase
 from ddp_trainer.commands.arguments import add_run_to, task_and_config
 from ddp_trainer.environment import Ranks, integer
+from ddp_trainer.errors import Refusal
 from ddp_trainer.launchers import variables_of_slurm
 from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.settings import describe
@@ -60,7 +61,11 @@ def run(
     def recorded() -> ExitCode:
         from ddp_trainer.train import train  # noqa: PLC0415
 
-        return train(_order(options, rest, environ, attempt), ranks, stop, beats)
+        try:
+            return train(_order(options, rest, environ, attempt), ranks, stop, beats)
+        except Refusal as refusal:
+            # Where it was found says nothing to who reads torchrun's table.
+            raise refusal.with_traceback(None) from None
 
     return recorded() or ExitCode.OK
 
