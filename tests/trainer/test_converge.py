@@ -109,6 +109,7 @@ def test_a_training_that_failed_is_a_fault(broken: Outcome, fault: str) -> None:
 
 def test_without_an_evaluation_the_last_quarter_counts() -> None:
     assert outcome(0.0, metrics={}).loss == 1.5
+    assert outcome(0.0, metrics={}, losses=[1.2, None, 1.1, None]).loss == 1.1
 
 
 def test_the_table_tells_all_of_it() -> None:

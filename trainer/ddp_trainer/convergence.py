@@ -54,11 +54,12 @@ class Outcome:
 
     @property
     def loss(self) -> float:
-        """What ways are judged by: the evaluation's loss, or else that of the last quarter.
+        """What ways are judged by: the evaluation's loss, or else that of the last quarter told.
 
         Infinite where the training failed.
         """
-        found = self.metrics.get("loss", self.losses[-1])
+        told = [loss for loss in self.losses if loss is not None]
+        found = self.metrics.get("loss", told[-1] if told else None)
         ended = not self.failure and found is not None and math.isfinite(found)
         return found if ended and found is not None else math.inf
 
