@@ -134,6 +134,8 @@ class ProbeTask:
                 time.sleep(600)
             if self.cfg.die_how == "stray":
                 torch.distributed.broadcast(torch.zeros(3), src=self.env.rank)
+            if self.cfg.die_how == "late":
+                raise RuntimeError("the file server timed out")
             if self.cfg.die_how == "raise":
                 raise RuntimeError("the probe shall die")
             os.kill(os.getpid(), signal.SIGKILL)

@@ -39,8 +39,7 @@ TELL_SECONDS = 6.0
 MOST_NAMED = 8
 
 _KEY = "ddp-trainer/stalled"
-_TIMED_OUT = re.compile(r"[Tt]imed out|Watchdog caught collective operation timeout")
-
+_TIMED_OUT = re.compile(r"/gloo/.*(Timed out|timeout)|Watchdog caught collective operation timeout")
 
 # What is used of them has no types, or no public name.
 _dist: Any = dist
@@ -92,11 +91,12 @@ def explain(error: Exception, ranks: Ranks, where: str) -> None:
     Raises:
         StalledError: If it is such an error.
     """
-    if isinstance(error, Refusal) or not _TIMED_OUT.search(str(error)):
+    if not isinstance(error, RuntimeError) or not _TIMED_OUT.search(str(error)):
         return
-    if not dist.is_initialized():
+    newest = _unfinished() if dist.is_initialized() else None
+    if newest is None:  # torch keeps no record
         return
-    waits, seconds = _newest_collective()
+    waits, seconds = newest
     told = _within(TELL_SECONDS, partial(_meet, ranks.rank, waits))
     record = _within(TELL_SECONDS, partial(_write, ranks.rank, os.environ))
     sentence = f"{where}: waited {seconds:.1f} s {waits}, {_blame(told or {}, ranks, waits)}"
@@ -119,16 +119,16 @@ def _within(seconds: float, call: Callable[[], T]) -> T | None:
     return found[0] if found else None
 
 
-def _newest_collective() -> tuple[str, float]:
-    """The newest one that this rank has not finished, in words, and its seconds until now."""
+def _unfinished() -> tuple[str, float] | None:
+    """The newest collective that this rank waits in, in words, and its seconds until now."""
     record = json.loads(_c10d._dump_fr_trace_json(includeCollectives=True, onlyActive=True))  # noqa: SLF001
-    newest = (record.get("entries") or [{}])[-1]
-    name = str(newest.get("profiling_name", "a collective")).removeprefix("gloo:")
-    sizes = " and ".join(map(str, newest.get("input_sizes", [])))
-    number = newest.get("collective_seq_id")
-    begun = newest.get("time_created_ns")
-    words = f"in {name}{f' of {sizes}' if sizes else ''}{f' (number {number})' if number else ''}"
-    return words, time.time() - begun / 1e9 if begun else 0.0
+    if not record.get("entries"):
+        return None
+    newest = record["entries"][-1]
+    name = newest["profiling_name"].removeprefix("gloo:")
+    sizes = " and ".join(map(str, newest["input_sizes"]))
+    words = f"in {name} of {sizes} (number {newest['collective_seq_id']})"
+    return words, time.time() - newest["time_created_ns"] / 1e9
 
 
 def _meet(rank: int, waits: str) -> dict[int, str]:
