@@ -38,9 +38,9 @@ class ImageSet:
 
     train: Labelled
     test: Labelled
-    mean: tuple[float, ...]
-    """Of a pixel as it is stored, by channel."""
-    std: tuple[float, ...]
+    mean: float
+    """Of all numbers of the training images, as they are stored."""
+    std: float
 
 
 class Images(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
@@ -91,8 +91,7 @@ def cifar10(directory: str) -> ImageSet:
         InputError: A file is missing, or is not of that format.
     """
     train, test = (_cifar_part(Path(directory), names) for names in (_CIFAR_TRAIN, _CIFAR_TEST))
-    # Of the training images, as is usual.
-    return ImageSet(train, test, mean=(125.3, 123.0, 113.9), std=(63.0, 62.1, 66.7))
+    return ImageSet(train, test, mean=120.7, std=64.15)
 
 
 def synthetic(count: int) -> ImageSet:
@@ -111,13 +110,8 @@ def synthetic(count: int) -> ImageSet:
 
 def _divided(images: Tensor, classes: Tensor, mean: float, std: float) -> ImageSet:
     test = torch.arange(len(images)) % TEST_EVERY == 0
-    channels = images.shape[1]
-    return ImageSet(
-        Labelled(images[~test], classes[~test]),
-        Labelled(images[test], classes[test]),
-        mean=(mean,) * channels,
-        std=(std,) * channels,
-    )
+    train_part = Labelled(images[~test], classes[~test])
+    return ImageSet(train_part, Labelled(images[test], classes[test]), mean, std)
 
 
 def _cifar_part(directory: Path, names: tuple[str, ...]) -> Labelled:

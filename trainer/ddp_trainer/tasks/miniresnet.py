@@ -2,7 +2,6 @@
 
 from typing import Literal, Self, cast
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
@@ -75,14 +74,10 @@ class MiniResNet(nn.Module):
     Each stage but the first halves the image and doubles the channels, until it is 4 x 4.
     """
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(self, data: ImageSet, width: int, blocks: int) -> None:
         super().__init__()
         channels, size = data.train.images.shape[1:3]
-        for name, values in (("mean", data.mean), ("std", data.std)):
-            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+        self.mean, self.std = data.mean, data.std
         self.stem = nn.Conv2d(channels, width, 3, padding=1, bias=False)
         stages = [Block(width, width, 1) for _ in range(blocks)]
         while size > LAST_SIZE:
