@@ -1,6 +1,6 @@
 """What the product's loop costs: time per step beside a hand-written loop and the frameworks.
 
-    python -m tests.bench.trainer [--seconds 1200] [--seed 0] [--out docs/benchmarks]
+    python -m tests.bench.trainer [--seconds 600] [--seed 0] [--out docs/benchmarks]
 
 Two ranks on this machine's CPU (gloo), or one per GPU (NCCL). Ends non-zero when a goal is missed
 (1), or when the machine was too busy for a verdict (3).
@@ -45,7 +45,7 @@ def main() -> None:
     """Measure, write the table, print it, check the goals."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--seconds", type=float, default=1200, help="of timing at most, per workload"
+        "--seconds", type=float, default=600, help="of timing at most, per workload"
     )
     parser.add_argument("--seed", type=int, default=int(os.environ.get("DDP_SEED", "0")))
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
