@@ -17,7 +17,7 @@ from ddp_trainer.data.sampler import GlobalSampler, Portion, Taker, evaluation_p
 from ddp_trainer.data.stream import StreamSampler, StreamWork, evaluation_stream
 from ddp_trainer.errors import InputError
 from ddp_trainer.numerics.seeds import seed_all
-from ddp_trainer.task import HasCollate, Indexed, Task, is_indexed
+from ddp_trainer.task import Indexed, Task, is_indexed
 
 Sampler = GlobalSampler | StreamSampler
 
@@ -119,10 +119,9 @@ class Loading:
 
     @property
     def _collate(self) -> Callable[[Any], Any]:
-        if not isinstance(self.task, HasCollate):
-            return collate_of(self.task)
-        bound = getattr(self.task.collate, "__self__", None) is self.task
-        return _without_model(self.task).collate if bound else self.task.collate
+        collate = collate_of(self.task)
+        bound = getattr(collate, "__self__", None) is self.task
+        return collate_of(_without_model(self.task)) if bound else collate
 
     def _loader(
         self, work: Dataset[Micro], sampler: Iterable[Portion[int]] | None = None
@@ -151,7 +150,7 @@ def _as_it_is(micro: Any) -> Any:
     return micro
 
 
-def _without_model(task: HasCollate) -> HasCollate:
+def _without_model(task: Task) -> Task:
     """A task to be sent to worker processes: its model would take a copy, or open the device."""
     twin = copy.copy(task)
     if not isinstance(task, torch.nn.Module):
