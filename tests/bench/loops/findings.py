@@ -1,25 +1,35 @@
-"""From step times to ratios that can be trusted, or to the word that they cannot.
+"""From step times to ratios with their intervals, and to the goals that these decide.
 
 A round holds a block of steps of each system, and the hand-written loop twice. On a CPU the systems
 take turns of a few steps, so that they meet the same machine: what changes slowly (heat,
 neighbours) cancels. The first step of a turn is not counted, because it finds the caches full of
-the others' code and data. A system's ratio by p10 or mean is that of its steps of all rounds to
-those of the two minimal loops; by median, it is the median of its step's to theirs of the same
-place in the same turn. The two minimal loops' own ratio is the control: its confidence interval,
-over rounds, is the noise of the measurement. Noise never widens a goal. It decides whether there is
-a verdict: rounds are added until it is small, and if it stays large there is none.
+the others' code and data.
+
+Each round gives two ratios of two systems: that of the p10 of their steps, and the median of the
+ratios of their steps of the same place in the same turn. What is told is the geometric mean of the
+rounds' ratios: that of two equal systems is 1 on average however skewed the times are, and that of
+A to B is one divided by that of B to A. Its interval comes from the rounds too (bootstrap,
+percentile method; Efron 1979).
+
+A goal is met or missed when the whole interval is on one side of its limit; until then it is open
+and rounds are added. The intervals are wide (99 %) because they are looked at after each round.
 """
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 import numpy as np
 
-CONTROL, CONTROL_AGAIN = "minimal", "minimal again"
-MAX_NOISE = 0.01
-"""Largest deviation from 1 of the control's interval with which there is a verdict."""
-RESAMPLES = 500
+CONTROL, CONTROL_AGAIN, OURS = "minimal", "minimal again", "ours"
+MAX_RATIO = 1.02
+"""Of ours to the hand-written loop."""
+QUANTILES = {"p10": 0.1, "median": 0.5}
+"""What is judged."""
+CONFIDENCE = 0.99
+MIN_ROUNDS = 10
+"""With which an interval is trusted."""
+RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -31,11 +41,47 @@ class Block:
     steps: list[float]
 
 
-STATISTICS: dict[str, Callable[[np.ndarray], float]] = {
-    "p10": lambda steps: float(np.quantile(steps, 0.1)),
-    "median": lambda steps: float(np.median(steps)),
-    "mean": lambda steps: float(np.mean(steps)),
-}
+@dataclass(frozen=True)
+class Ratio:
+    """Of two systems' times, with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """As a cell of a table."""
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+class State(Enum):
+    """What the rounds so far say of a goal."""
+
+    MET = "met"
+    MISSED = "missed"
+    OPEN = "open"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Ours takes at most `limit` times as long as another system."""
+
+    other: str
+    statistic: str
+    ratio: Ratio
+    limit: float
+
+    @property
+    def state(self) -> State:
+        """By the side of the limit on which the interval is."""
+        if self.ratio.high <= self.limit:
+            return State.MET
+        return State.MISSED if self.ratio.low > self.limit else State.OPEN
+
+    def __str__(self) -> str:
+        """What was seen and what is asked for."""
+        goal = f"{self.limit:g} allowed: {self.state.value}"
+        return f"{self.statistic} is {self.ratio} of {self.other}, {goal}"
 
 
 @dataclass
@@ -49,41 +95,58 @@ class Findings:
     apart: dict[str, float] = field(default_factory=dict)
     """Largest difference of a weight to the minimal loop's, by system."""
 
-    def time(self, system: str, statistic: str, rounds: Sequence[int] | None = None) -> float:
-        """Seconds per step over all rounds, or over some, each as often as it is named."""
-        return STATISTICS[statistic](self._steps(system, rounds))
+    @property
+    def peers(self) -> list[str]:
+        """The frameworks."""
+        return [name for name in self.counts if name not in (OURS, CONTROL, CONTROL_AGAIN)]
 
-    def ratio(self, system: str, statistic: str, rounds: Sequence[int] | None = None) -> float:
-        """To the mean of the two minimal loops; for the second one, to the first."""
-        paired = statistic == "median"
-        first, second, mine = (
-            self._steps(name, rounds) if paired else np.array(self.time(name, statistic, rounds))
-            for name in (CONTROL, CONTROL_AGAIN, system)
+    def time(self, system: str, statistic: str) -> float:
+        """Seconds per step over all rounds."""
+        steps = np.concatenate([b.steps for b in self.blocks if b.system == system])
+        return float(np.quantile(steps, QUANTILES[statistic]))
+
+    def ratio(self, system: str, statistic: str, others: Sequence[str]) -> Ratio:
+        """Of a system's time to that of others, the geometric mean of these."""
+        logs = np.mean([self._logs(system, other, statistic) for other in others], axis=0)
+        draws = np.random.default_rng(0).choice(logs, (RESAMPLES, len(logs))).mean(axis=1)
+        rest = (1 - CONFIDENCE) / 2
+        low, high = np.quantile(draws, (rest, 1 - rest))
+        return Ratio(*(float(np.exp(log)) for log in (logs.mean(), low, high)))
+
+    def _logs(self, system: str, other: str, statistic: str) -> np.ndarray:
+        """The logarithm of each round's ratio. Shape [rounds]."""
+        pairs = [(self._steps(system, r), self._steps(other, r)) for r in range(self.rounds)]
+        if statistic == "median":
+            return np.array([np.median(np.log(a / b)) for a, b in pairs])
+        q = QUANTILES[statistic]
+        return np.array([np.log(np.quantile(a, q) / np.quantile(b, q)) for a, b in pairs])
+
+    def _steps(self, system: str, number: int) -> np.ndarray:
+        return next(
+            np.array(b.steps) for b in self.blocks if b.system == system and b.round == number
         )
-        if system == CONTROL_AGAIN:
-            return float(np.median(second / first))
-        return float(np.median(mine / np.sqrt(first * second)))
 
-    def _steps(self, system: str, rounds: Sequence[int] | None) -> np.ndarray:
-        blocks = {b.round: b.steps for b in self.blocks if b.system == system}
-        chosen = blocks.keys() if rounds is None else rounds
-        return np.concatenate([blocks[number] for number in chosen])
+    def control(self, statistic: str) -> Ratio:
+        """Of the second minimal loop to the first."""
+        return self.ratio(CONTROL_AGAIN, statistic, (CONTROL,))
 
-    def noise(self, statistic: str) -> float:
-        """Farthest that the control's ratio may lie from 1, with 95 % confidence.
+    def goals(self) -> list[Goal]:
+        """At most so much of the hand-written loop, and less than each framework."""
+        goals = []
+        for what in QUANTILES:
+            minimal = self.ratio(OURS, what, (CONTROL, CONTROL_AGAIN))
+            goals.append(Goal(CONTROL, what, minimal, MAX_RATIO))
+            goals += [Goal(p, what, self.ratio(OURS, what, (p,)), 1.0) for p in self.peers]
+        return goals
 
-        By bootstrap (Efron 1979) over rounds, percentile method.
-        """
-        draw = random.Random(0)  # noqa: S311 - resampling
-        known = range(self.rounds)
-        ratios = sorted(
-            self.ratio(CONTROL_AGAIN, statistic, draw.choices(known, k=self.rounds))
-            for _ in range(RESAMPLES)
-        )
-        low, high = ratios[int(0.025 * RESAMPLES)], ratios[int(0.975 * RESAMPLES) - 1]
-        return max(abs(low - 1), abs(high - 1))
+    def fair(self) -> bool:
+        """Whether the two minimal loops are as fast as each other, as far as can be seen."""
+        controls = [self.control(what) for what in QUANTILES]
+        return all(ratio.low <= 1 <= ratio.high for ratio in controls)
 
 
-def enough(found: Findings) -> bool:
-    """Whether the noise is small enough for a verdict."""
-    return all(found.noise(statistic) <= MAX_NOISE for statistic in ("p10", "median"))
+def decided(found: Findings) -> bool:
+    """Whether there is a verdict on times."""
+    if found.rounds < MIN_ROUNDS or not found.fair():
+        return False
+    return all(goal.state is not State.OPEN for goal in found.goals())

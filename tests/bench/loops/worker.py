@@ -21,7 +21,7 @@ from ddp_trainer.environment import Ranks
 from ddp_trainer.parallel import process_group
 from ddp_trainer.parallel.collectives import broadcast_json
 from tests.bench.loops.counts import FIRST, STEPS, count
-from tests.bench.loops.findings import Block, Findings, enough
+from tests.bench.loops.findings import MIN_ROUNDS, Block, Findings, decided
 from tests.bench.loops.systems import SYSTEMS, Weights
 from tests.bench.loops.turns import Turn, take_turns
 from tests.bench.loops.workloads import TURN, Setting, Watch, Workload
@@ -29,7 +29,6 @@ from tests.bench.loops.workloads import TURN, Setting, Watch, Workload
 WARM_UP, TIMED = 20, 100
 """Steps of a block that are timed, those left out and those counted; the latter hold two readings
 of the loss."""
-MIN_ROUNDS = 5
 EQUAL_AFTER = 10
 """Steps after which the weights are compared."""
 
@@ -52,7 +51,7 @@ WORKLOADS = [
 
 
 def main() -> None:
-    """Counts, compares weights, and times in rounds until the noise is small or the time is up."""
+    """Counts, compares weights, times in rounds until goals are decided or the time is up."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True, help="per workload")
@@ -98,7 +97,7 @@ def measure(work: Workload, at: Setting, seconds: float) -> Findings:
             found.blocks.append(Block(found.rounds, name, steps[WARM_UP:]))
         found.rounds += 1
         order = order[1:] + order[:1]
-        ended = found.rounds >= MIN_ROUNDS and (enough(found) or time.monotonic() > deadline)
+        ended = found.rounds >= MIN_ROUNDS and (decided(found) or time.monotonic() > deadline)
         if broadcast_json(ended, at.device):
             return found
 
