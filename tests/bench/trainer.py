@@ -156,14 +156,15 @@ torch {torch.__version__}, {peers}, Python {platform.python_version()}; load ave
 {load:.2f}, {taken:.0%} of the cores' busy time taken by the host during it, seed {seed}.
 
 {order}, in rounds with fresh set-ups.
-Each round gives a ratio to the minimal loop, which is there twice: that of the p10 of the steps; by
-median, the median of the ratios of the steps of the same place in the same turn. A ratio below is
-the geometric mean of the rounds', with its {CONFIDENCE:.0%} interval. Goals: ours at most {MAX_RATIO} of
-minimal and faster than each of the frameworks, by p10 and by median; weights at most {MAX_APART:g}
-apart from the minimal loop's; no more collectives, host syncs or aten ops per steady step than the
-minimal loop. A goal is met or missed when the whole interval is on one side of its limit, and the
-interval between the two minimal loops holds 1; until then rounds are added. What is open when the
-time is up has no verdict."""
+Each round gives a ratio to the minimal loop, which is there twice: that of the p10 of the steps;
+by median, the median of the ratios of the steps of the same place in the same turn. A ratio below
+is the geometric mean of the rounds', with its {CONFIDENCE:.0%} interval.
+
+Goals: ours at most {MAX_RATIO} of minimal and faster than each of the frameworks, by p10 and by
+median; weights at most {MAX_APART:g} apart from the minimal loop's; no more collectives, host syncs
+or aten ops per steady step than the minimal loop. A time's goal is met or missed when the whole
+interval is on one side of its limit, and the interval between the two minimal loops holds 1; until
+then rounds are added. What is open when the time is up has no verdict."""
 
 
 def table(found: Findings) -> str:
