@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from ddp_agent.failures import describe
 from ddp_trainer.config import RunConfig
 from ddp_trainer.environment import Ranks
 from ddp_trainer.parallel import flight
@@ -110,6 +111,25 @@ def test_where_nccl_leaves_its_record(tmp_path: Path, stated: str | None) -> Non
     expected = "/tmp/mine-" if stated else f"{tmp_path}/run/flight-recorder/rank-"
     assert environ == {flight.PREFIX: expected, flight.OLD_PREFIX: expected}
     assert (tmp_path / "run" / flight.FOLDER).is_dir() == (stated is None)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "Connection closed by peer [10.0.0.2]:4711",
+        "Read error [10.0.0.2]:4711: Connection reset by peer",
+        "writev [10.0.0.2]:4711: Broken pipe",
+    ],
+)
+def test_a_rank_that_has_gone_is_told_in_a_sentence_that_the_agent_knows(how: str) -> None:
+    advice = ". This is typically caused by a remote worker crashing."
+    error = RuntimeError(
+        f"[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] {how}{advice}"
+    )
+    with pytest.raises(flight.LostPeerError) as raised:
+        flight.explain(error, Ranks(), "rank 0, update 6")
+    assert str(raised.value) == f"rank 0, update 6: another rank has gone: {how}"
+    assert describe(attempt=0, rank=0, returncode=1, text=str(raised.value), at=0).secondary
 
 
 def test_other_errors_are_left_alone() -> None:

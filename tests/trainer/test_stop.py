@@ -1,12 +1,14 @@
 """Ends that are not the end of the run: signals, dead peers, exceptions."""
 
 import json
+import re
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
+from ddp_agent.failures import describe
 from tests.trainer.rank_processes import Launcher
 
 TASK = "--task=sample_tasks:build"
@@ -60,7 +62,10 @@ def test_the_death_of_a_peer_ends_the_others_within_seconds(launcher: Launcher) 
     died = time.monotonic()
     assert gang.wait() == [1, -9, 1]
     assert time.monotonic() - died < 10
-    assert "Traceback" in gang.err(0)
+    for rank in (0, 2):
+        (sentence,) = gang.err(rank).splitlines()
+        assert re.match(rf"rank {rank}, update \d+: another rank has gone: .* by peer", sentence)
+        assert describe(attempt=0, rank=rank, returncode=1, text=sentence, at=0).secondary
 
 
 @pytest.mark.slow
@@ -82,6 +87,8 @@ def test_an_exception_is_shown_once_and_written_down(launcher: Launcher) -> None
     assert gang.wait() == [1, 1]
     assert gang.err(0).startswith("rank 0, update 6: RuntimeError: the probe shall die\n")
     assert gang.err(0).count("Traceback") == 1
+    assert gang.err(1).startswith("rank 1, update 6: another rank has gone: ")
+    assert gang.err(1).count("\n") == 1
     error = json.loads((gang.folder / "0.error.json").read_text())
     assert error["message"]["message"] == "RuntimeError: the probe shall die"
     assert "in _note" in error["message"]["extraInfo"]["py_callstack"]

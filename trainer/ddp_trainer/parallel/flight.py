@@ -1,4 +1,4 @@
-"""Why a rank waited in vain: which ranks did not come, and what all did before.
+"""Why a rank's collective failed: which ranks did not come in time, or that one has gone.
 
 torch keeps the newest collectives of each rank (its flight recorder). On a timeout every rank that
 waits puts what it waits in into the store of the rendezvous, where each sees who has not, and
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 from torch._C import _distributed_c10d
@@ -39,6 +39,7 @@ TELL_SECONDS = 6.0
 MOST_NAMED = 8
 
 _KEY = "ddp-trainer/stalled"
+_GONE = re.compile(r"/gloo/transport/.*?\] (?P<how>.*(closed by peer|reset by peer|Broken pipe).*)")
 _TIMED_OUT = re.compile(r"/gloo/.*(Timed out|timeout)|Watchdog caught collective operation timeout")
 
 # What is used of them has no types, or no public name.
@@ -47,8 +48,22 @@ _c10d: Any = _distributed_c10d
 T = TypeVar("T")
 
 
+class Wait(NamedTuple):
+    """A collective that has not ended."""
+
+    words: str
+    seconds: float
+    """Since it began."""
+    limit: float
+    """Seconds that it may take."""
+
+
 class StalledError(Refusal):
     """The other ranks did not come in time."""
+
+
+class LostPeerError(Refusal):
+    """Another rank has ended: what it says is the cause, and nothing here is."""
 
 
 def prepare(config: RunConfig, environ: MutableMapping[str, str], *, nccl: bool) -> None:
@@ -81,7 +96,9 @@ def prepare(config: RunConfig, environ: MutableMapping[str, str], *, nccl: bool)
 
 
 def explain(error: Exception, ranks: Ranks, where: str) -> None:
-    """Says why, if the error is that of a collective that waited in vain. Takes seconds then.
+    """Says why, if the error is that of a collective without its peers.
+
+    Takes seconds if it waited for them in vain, and none if their connections are gone.
 
     Args:
         error: Of this rank.
@@ -89,17 +106,24 @@ def explain(error: Exception, ranks: Ranks, where: str) -> None:
         where: For the sentence, as `rank 3, update 70`.
 
     Raises:
-        StalledError: If it is such an error.
+        StalledError: If another rank did not come in time.
+        LostPeerError: If another rank has ended.
     """
-    if not isinstance(error, RuntimeError) or not _TIMED_OUT.search(str(error)):
+    if not isinstance(error, RuntimeError):
         return
     newest = _unfinished() if dist.is_initialized() else None
-    if newest is None:  # torch keeps no record
+    gone = _GONE.search(str(error))
+    # The first rank whose time is up closes its connections: those whose time is nearly up say so.
+    if gone and not (newest and newest.seconds > newest.limit / 2):
+        # The agent knows by torch's own words that this rank is not the one to blame.
+        how = gone["how"].partition(". This is")[0]
+        raise LostPeerError(f"{where}: another rank has gone: {how}", own=True) from error
+    if newest is None or not (gone or _TIMED_OUT.search(str(error))):
         return
-    waits, seconds = newest
+    waits = newest.words
     told = _within(TELL_SECONDS, partial(_meet, ranks.rank, waits))
     record = _within(TELL_SECONDS, partial(_write, ranks.rank, os.environ))
-    sentence = f"{where}: waited {seconds:.1f} s {waits}, {_blame(told or {}, ranks, waits)}"
+    sentence = f"{where}: waited {newest.seconds:.1f} s {waits}, {_blame(told or {}, ranks, waits)}"
     if record:
         sentence += f"; the collectives until then are in {record.parent}"
     raise StalledError(sentence, own=True) from error
@@ -119,8 +143,8 @@ def _within(seconds: float, call: Callable[[], T]) -> T | None:
     return found[0] if found else None
 
 
-def _unfinished() -> tuple[str, float] | None:
-    """The newest collective that this rank waits in, in words, and its seconds until now."""
+def _unfinished() -> Wait | None:
+    """The newest collective that this rank waits in; None if torch keeps no record."""
     record = json.loads(_c10d._dump_fr_trace_json(includeCollectives=True, onlyActive=True))  # noqa: SLF001
     if not record.get("entries"):
         return None
@@ -128,7 +152,8 @@ def _unfinished() -> tuple[str, float] | None:
     name = newest["profiling_name"].removeprefix("gloo:")
     sizes = " and ".join(map(str, newest["input_sizes"]))
     words = f"in {name} of {sizes} (number {newest['collective_seq_id']})"
-    return words, time.time() - newest["time_created_ns"] / 1e9
+    seconds = time.time() - newest["time_created_ns"] / 1e9
+    return Wait(words, seconds, newest["timeout_ms"] / 1e3)
 
 
 def _meet(rank: int, waits: str) -> dict[int, str]:
