@@ -165,7 +165,8 @@ Writer = Callable[[Traced, Path], tuple[str, Callable[..., Any]]]
 def _safetensors(traced: Traced, folder: Path) -> tuple[str, Callable[..., Any]]:
     tensors = {n: t.detach().contiguous().clone() for n, t in own_tensors(traced.model).items()}
     save_file(tensors, folder / MODEL, metadata={"format": "pt"})
-    read = load_file(folder / MODEL)
+    # Copied, since kernels add in another order where memory is aligned as it happens in a file.
+    read = {name: tensor.clone() for name, tensor in load_file(folder / MODEL).items()}
 
     def compute(*arguments: Any) -> Any:
         own = dict(traced.model.state_dict())
