@@ -23,6 +23,7 @@ from tests.bench.cases import CASES, Case
 from tests.bench.figures import LIMIT_SECONDS, Recovery, Result, missed, notes, parts_table, table
 from tests.bench.gangs import Ours, SetUp, default_torchrun, has_saved, trains, tuned_torchrun
 from tests.bench.host import Host
+from tests.harness import ending
 from tests.harness.cluster import Cluster
 from tests.tools import install
 from tests.tools.install import Images, eventually
@@ -160,4 +161,4 @@ def read_options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    ending.script(main)

@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.harness import ending
+
 PYTEST = (
     "-m", "pytest", "-p", "tests.faults.report", "-q", "--no-header",
     "-o", "console_output_style=classic", "--tb=short",
@@ -54,10 +56,17 @@ def run(name: str, arguments: list[str], environment: Mapping[str, str]) -> int:
     """Run one part in the open; its exit code."""
     print(f"\n== {name}", flush=True)
     began = time.monotonic()
-    code = subprocess.run([sys.executable, *arguments], env=environment, check=False).returncode
+    with subprocess.Popen([sys.executable, *arguments], env=environment) as part:
+        try:
+            code = part.wait()
+        except KeyboardInterrupt as interruption:
+            if isinstance(interruption, ending.Terminated):
+                part.terminate()  # Ctrl-C reaches it without us.
+            part.wait()  # It takes its cluster down.
+            raise
     print(f"== {name}: exit {code} after {time.monotonic() - began:.0f} s", flush=True)
     return code
 
 
 if __name__ == "__main__":
-    main()
+    ending.script(main)

@@ -25,6 +25,7 @@ from tests.cluster.support import Job
 from tests.faults import judge, strikes
 from tests.faults.judge import Strike
 from tests.faults.record import PodWatch, read_lives
+from tests.harness import ending
 from tests.harness.cluster import Cluster
 from tests.tools import install
 from tests.tools.install import SYSTEM_NAMESPACE, eventually
@@ -318,4 +319,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    ending.script(main)

@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.harness import binaries, debian, gobuild, images, machine
+from tests.harness import binaries, debian, ending, gobuild, images, machine
 from tests.harness.cluster import Cluster
 from tests.harness.errors import HarnessError
 from tests.harness.run import Figures, say
 
 _FAILED: Final = 2
-_INTERRUPTED: Final = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"This machine refused: {error}.", file=sys.stderr)
         return _FAILED
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return ending.INTERRUPTED
     return 0
 
 
@@ -108,4 +107,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    ending.clean_up_when_terminated()
     sys.exit(main())
