@@ -42,7 +42,7 @@ run: $(READY) ## Train the sample here: 2 nodes x 2 processes on handwritten dig
 .PHONY: test
 test: check ## Everything that CI runs: checks, unit tests, a real API server, a real two-node cluster
 	@if [ "$$(uname -s)" = Linux ] && [ "$$(id -u)" = 0 ]; then \
-	  $(BIN)/pytest -m 'not sweep'; \
+	  exec $(BIN)/pytest -m 'not sweep'; \
 	else \
 	  $(BIN)/pytest -m 'not api and not cluster and not sweep'; \
 	  echo "make test: the API and cluster tests did not run: they need Linux and root" >&2; exit 1; \
