@@ -35,6 +35,7 @@ from tests.bench.loops.findings import (
     decided,
 )
 from tests.bench.loops.workloads import TURN
+from tests.harness import ending
 
 MAX_APART = 1e-6
 MISSED, NO_VERDICT = 1, 3
@@ -81,10 +82,9 @@ def measure(seconds: float, seed: int) -> list[Findings]:
         command += [f"--out={out}", f"--seconds={seconds}", f"--seed={seed}"]
         environ = os.environ | {"OMP_NUM_THREADS": "1"}
         with log.open("w") as sink:
-            done = subprocess.run(
-                command, env=environ, stdout=sink, stderr=subprocess.STDOUT, check=False
-            )
-        if done.returncode:
+            torchrun = subprocess.Popen(command, env=environ, stdout=sink, stderr=sink)
+            code = ending.wait_for(torchrun)
+        if code:
             sys.exit(f"the ranks failed:\n{log.read_text()[-4000:]}")
         return [_findings(document) for document in json.loads(out.read_text())]
 
@@ -203,4 +203,4 @@ def absent() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    ending.script(main)

@@ -57,13 +57,7 @@ def run(name: str, arguments: list[str], environment: Mapping[str, str]) -> int:
     print(f"\n== {name}", flush=True)
     began = time.monotonic()
     with subprocess.Popen([sys.executable, *arguments], env=environment) as part:
-        try:
-            code = part.wait()
-        except KeyboardInterrupt as interruption:
-            if isinstance(interruption, ending.Terminated):
-                part.terminate()  # Ctrl-C reaches it without us.
-            part.wait()  # It takes its cluster down.
-            raise
+        code = ending.wait_for(part)
     print(f"== {name}: exit {code} after {time.monotonic() - began:.0f} s", flush=True)
     return code
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -31,6 +32,21 @@ def script(main: Callable[[], None]) -> None:
         main()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+
+
+def wait_for(child: subprocess.Popen[bytes]) -> int:
+    """Wait for a process that was started in the open; its exit status.
+
+    Raises:
+        KeyboardInterrupt: This process is to end; the child was told so too, and has ended.
+    """
+    try:
+        return child.wait()
+    except KeyboardInterrupt as interruption:
+        if isinstance(interruption, Terminated):
+            child.terminate()  # Ctrl-C reaches it without us.
+        child.wait()
+        raise
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

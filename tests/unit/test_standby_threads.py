@@ -37,14 +37,14 @@ class Ended:
 
 
 def asked_to_fork(*, late: bool) -> Ended:
-    """A standby that gets a thread, either late or while it imports, and then an order."""
+    """A standby that gets a thread, either late or while it imports, with an order waiting."""
     (theirs, orders), (words, say) = os.pipe(), os.pipe()
+    os.write(orders, json.dumps({"environment": {}, "arguments": []}).encode() + b"\n")
+    os.close(orders)
     command = [sys.executable, "-c", STANDBY.format(late=late), str(theirs), str(say)]
     with subprocess.Popen(command, pass_fds=(theirs, say), stderr=subprocess.PIPE) as standby:
         for end in (theirs, say):
             os.close(end)
-        os.write(orders, json.dumps({"environment": {}, "arguments": []}).encode() + b"\n")
-        os.close(orders)
         with os.fdopen(words) as lines:
             heard = [json.loads(line) for line in lines]
         _, said = standby.communicate(timeout=20)
