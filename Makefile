@@ -63,11 +63,11 @@ check: $(READY) ## Lint, types, layers, drift of generated files
 
 .PHONY: faults
 faults: $(READY) ## Every known fault, the recovery table, 30 random kills (PART=api|cluster|recovery|kills: one alone)
-	@$(BIN)/python -m tests.faults $(if $(PART),--part $(PART)) --wheels "$(WHEELS)" --seed $(SEED)
+	@$(BIN)/python -m tests.fault_player $(if $(PART),--part $(PART)) --wheels "$(WHEELS)" --seed $(SEED)
 
 .PHONY: bench-recovery
 bench-recovery: $(READY) ## Seconds from a fault to the first new update, beside torchrun alone, on a real two-node cluster
-	@$(BIN)/python -m tests.bench.recovery --wheels "$(WHEELS)" --seed $(SEED)
+	@$(BIN)/python -m tests.benchmarks.recovery --wheels "$(WHEELS)" --seed $(SEED)
 
 # The frameworks that are compared have an environment of their own: the product never sees them.
 BENCH := .venv-bench
@@ -83,11 +83,11 @@ $(BENCH_READY): requirements/bench.lock requirements/torch-$(TORCH).lock
 
 .PHONY: bench-trainer
 bench-trainer: $(BENCH_READY) ## Milliseconds per step beside a hand-written loop and other frameworks
-	@PYTHONPATH=trainer $(BENCH)/bin/python -m tests.bench.trainer --seed $(SEED)
+	@PYTHONPATH=trainer $(BENCH)/bin/python -m tests.benchmarks.trainer --seed $(SEED)
 
 .PHONY: bench-gpu
 bench-gpu: $(READY) ## ResNet-50 and GPT-2 on a GPU beside a hand-written loop
-	@$(BIN)/python -m tests.bench.gpu --seed $(SEED)
+	@$(BIN)/python -m tests.benchmarks.gpu --seed $(SEED)
 
 .PHONY: format
 format: $(READY) ## Format the code and mend what the linter can

@@ -12,11 +12,11 @@ from typing import Any
 
 import kopf
 
-from ddp_agent import contract
 from ddp_operator.api.base import API_GROUP, API_VERSION_NAME, PLURAL
 from ddp_operator.cluster.base import Key, Manifest
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.queue import WorkQueue
+from ddp_wire import contract
 
 
 def build_registry(cache: Cache, queue: WorkQueue[Key]) -> kopf.OperatorRegistry:

@@ -18,9 +18,9 @@ from tests.api.history import AuditTail, History
 from tests.api.kubelet import Agents
 from tests.api.plane import Plane
 from tests.api.recorder import Recorder
+from tests.operator.fake_cluster import Killed
+from tests.operator.support import DEFAULTS
 from tests.scenarios.flows import NAME
-from tests.unit.fake_cluster import Killed
-from tests.unit.support import DEFAULTS
 
 _LOOKS = 20
 """Within which a controller finds rest while nothing else happens."""

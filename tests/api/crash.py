@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from ddp_agent import contract
+from ddp_wire import contract
 from tests.api.bench import Bench, Kill
 from tests.api.client import eventually, path_of
 from tests.api.history import History
 from tests.api.invariants import FOREIGN_UID, violations
 from tests.api.stage import Stage, any_lives
+from tests.operator.fake_cluster import Killed
 from tests.scenarios.flows import NAME, Flow, end_of, timeless
-from tests.unit.fake_cluster import Killed
 
 JSON = dict[str, Any]
 SECONDS = 60

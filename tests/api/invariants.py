@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from ddp_agent import contract
+from ddp_wire import contract
 from tests.api.history import Change, History
 from tests.scenarios.pods import TERMINAL
 

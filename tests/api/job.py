@@ -4,10 +4,10 @@ import asyncio
 import time
 from typing import Any
 
-from ddp_agent.contract import AgentPhase, AgentStatus, Failure, Progress
+from ddp_wire.contract import AgentPhase, AgentStatus, Failure, Progress
 from tests.api.client import Api, eventually, path_of
 from tests.api.kubelet import Agents, Kubelet
-from tests.unit.support import job_manifest
+from tests.operator.support import job_manifest
 
 JSON = dict[str, Any]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
-from ddp_agent import contract
-from ddp_agent.contract import AgentStatus
+from ddp_wire import contract
+from ddp_wire.contract import AgentStatus
 from tests.api.client import Api, RefusedError, path_of
 from tests.scenarios.pods import End, PlayedPods, Say, ended_status, running_status
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from tests.unit.schema_tools import part
+from tests.operator.schema_tools import part
 
 JSON = dict[str, Any]
 Place = tuple[Any, Any]

@@ -5,15 +5,15 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from ddp_agent import contract
 from ddp_operator.api.status import ConditionType
+from ddp_wire import contract
 from tests.api.bench import Bench, Kill, Operator
 from tests.api.client import eventually, path_of
 from tests.api.invariants import FOREIGN_UID
 from tests.api.kubelet import Kubelet
+from tests.operator.support import NOW, job_manifest
 from tests.scenarios.flows import NAME
 from tests.scenarios.pods import TERMINAL, PlayedPods, Script
-from tests.unit.support import NOW, job_manifest
 
 JSON = dict[str, Any]
 _SECONDS = 20

@@ -16,8 +16,8 @@ from tests.api.invariants import violations
 from tests.api.kubelet import Agents
 from tests.api.plane import Plane
 from tests.api.stage import Stage
+from tests.operator.support import DEFAULTS, job_manifest
 from tests.scenarios.flows import NAME
-from tests.unit.support import DEFAULTS, job_manifest
 
 pytestmark = pytest.mark.api
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from ddp_agent.contract import AgentPhase, AgentStatus
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
+from ddp_wire.contract import AgentPhase, AgentStatus
 from tests.api.client import Api, operator_client, path_of
 from tests.api.kubelet import Agents, Kubelet
 from tests.api.plane import OPERATOR, Plane
-from tests.unit.support import NOW, job_manifest
+from tests.operator.support import NOW, job_manifest
 
 pytestmark = pytest.mark.api
 

@@ -9,9 +9,9 @@ from tests.api.bench import Bench, Kill
 from tests.api.crash import Run
 from tests.api.invariants import violations
 from tests.api.stage import Stage
+from tests.operator.fake_cluster import Killed
 from tests.scenarios.flows import NAME, Flow, fall
 from tests.scenarios.pods import Script
-from tests.unit.fake_cluster import Killed
 
 pytestmark = pytest.mark.api
 

@@ -21,7 +21,7 @@ from tests.api.bench import Bench
 from tests.api.client import RefusedError
 from tests.api.spec_strategy import specs
 from tests.api.stage import Stage
-from tests.unit.support import job_manifest
+from tests.operator.support import job_manifest
 
 pytestmark = pytest.mark.api
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from ddp_agent.contract import AGENT_PORT, AgentStatus, Beat
+from ddp_wire.contract import AGENT_PORT, AgentStatus, Beat
 from tests.harness.cluster import Cluster
 from tests.tools.install import OPERATOR_USER, ROOT, eventually
 

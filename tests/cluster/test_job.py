@@ -13,7 +13,7 @@ from tests.cluster.support import (
     sample,
     script_job,
 )
-from tests.faults.strikes import kill_rank
+from tests.fault_player.strikes import kill_rank
 from tests.harness.cluster import Cluster
 from tests.tools.install import eventually
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from tests.cluster.support import Job, long_job
-from tests.faults import judge
-from tests.faults.record import read_lives
-from tests.faults.strikes import bring_back, lose_node
+from tests.fault_player import judge
+from tests.fault_player.record import read_lives
+from tests.fault_player.strikes import bring_back, lose_node
 from tests.harness.cluster import Cluster
 from tests.tools.install import SYSTEM_NAMESPACE, eventually
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.support import STEADY, Job, ask, long_job, script_job
-from tests.faults.strikes import kill_container, kill_rank
+from tests.fault_player.strikes import kill_container, kill_rank
 from tests.harness.cluster import Cluster
 from tests.tools.install import RELEASE, SYSTEM_NAMESPACE, eventually
 

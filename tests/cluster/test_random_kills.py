@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.faults import kills
+from tests.fault_player import kills
 from tests.harness.cluster import Cluster
 
 pytestmark = pytest.mark.cluster

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.cluster.support import Job, long_job, script_job
-from tests.faults.strikes import delete_pod, kill_rank
+from tests.fault_player.strikes import delete_pod, kill_rank
 from tests.harness.cluster import Cluster
 from tests.tools.install import RELEASE, SYSTEM_NAMESPACE, eventually
 

@@ -12,9 +12,9 @@ import pytest
 
 from ddp_trainer.checkpoint.format import PENDING, check_whole
 from tests.cluster.support import Job, long_job
-from tests.faults import judge
-from tests.faults.record import read_lives
-from tests.faults.strikes import rank_process
+from tests.fault_player import judge
+from tests.fault_player.record import read_lives
+from tests.fault_player.strikes import rank_process
 from tests.harness.cluster import Cluster
 from tests.tools.install import eventually
 

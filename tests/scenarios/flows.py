@@ -7,10 +7,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddp_agent.contract import Failure
 from ddp_operator.cluster.base import Manifest
+from ddp_wire.contract import Failure
+from tests.operator.support import NOW, job_manifest
 from tests.scenarios.pods import Script
-from tests.unit.support import NOW, job_manifest
 
 NAME = "digits"
 """Name of the job of every flow."""

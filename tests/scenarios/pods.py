@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from ddp_agent import contract
-from ddp_agent.contract import AgentPhase, AgentStatus, CheckpointInfo, ExitCode, Failure, Progress
 from ddp_operator.cluster.base import Manifest
+from ddp_wire import contract
+from ddp_wire.contract import AgentPhase, AgentStatus, CheckpointInfo, ExitCode, Failure, Progress
 
 TERMINAL = {"Succeeded", "Failed"}
 TRAINING_STEPS = 3

@@ -13,15 +13,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from ddp_trainer.commands.main import main
+from ddp_trainer.config.settings import resolve
 from ddp_trainer.data.loader import by_update
 from ddp_trainer.data.prefetch import on_device
-from ddp_trainer.environment import Ranks
 from ddp_trainer.observe import starvation
 from ddp_trainer.observe.beats import BeatWriter
-from ddp_trainer.opening import Order, open_run
-from ddp_trainer.parallel import process_group
-from ddp_trainer.parallel.collectives import sum_over_ranks
-from ddp_trainer.settings import resolve
+from ddp_trainer.ranks import process_group
+from ddp_trainer.ranks.collectives import sum_over_ranks
+from ddp_trainer.ranks.environment import Ranks
+from ddp_trainer.run.opening import Order, open_run
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
 

@@ -5,11 +5,11 @@ from typing import Any
 from torch import nn
 
 from ddp_trainer.config import RunConfig
-from ddp_trainer.environment import Ranks
+from ddp_trainer.config.settings import resolve
 from ddp_trainer.observe.beats import BeatWriter
-from ddp_trainer.opening import Order, open_run
-from ddp_trainer.run import Run
-from ddp_trainer.settings import resolve
+from ddp_trainer.ranks.environment import Ranks
+from ddp_trainer.run.opening import Order, open_run
+from ddp_trainer.run.run import Run
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.train import loop
 

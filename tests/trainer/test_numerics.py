@@ -13,8 +13,8 @@ from torch import nn
 from ddp_trainer.data.loader import by_update
 from ddp_trainer.data.prefetch import on_device
 from ddp_trainer.errors import InputError
-from ddp_trainer.garbage import Collector
 from ddp_trainer.parallel.compression import communication_share
+from ddp_trainer.run.garbage import Collector
 from ddp_trainer.step import train_step
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import SGD, opened, trained

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_trainer.launchers import variables_of_slurm
+from ddp_trainer.ranks.slurm import variables_of_slurm
 from tests.trainer.rank_processes import Launcher, _free_port
 
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "own-task.yaml"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp_trainer.data import staging
+from ddp_trainer import staging
 from ddp_trainer.errors import InputError
 from ddp_trainer.task import RunEnv
 

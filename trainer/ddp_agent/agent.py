@@ -16,7 +16,13 @@ from pydantic import ValidationError
 from ddp_agent.attempt import AttemptFile, Stop
 from ddp_agent.beats import all_spawned, all_train, read_beats, timeline
 from ddp_agent.config import AgentConfig
-from ddp_agent.contract import (
+from ddp_agent.failures import exit_code
+from ddp_agent.launcher import Launch, can_be_forked, prepare
+from ddp_agent.log_mirror import LogMirror
+from ddp_agent.supervise import ProcessTree
+from ddp_agent.warm import READY_SECONDS, Standby, StandbyLostError, WarmTree, standby_environment
+from ddp_agent.word import Word
+from ddp_wire.contract import (
     AgentPhase,
     AgentStatus,
     AttemptOrder,
@@ -26,13 +32,7 @@ from ddp_agent.contract import (
     Timeline,
     rendezvous_port,
 )
-from ddp_agent.failures import exit_code
-from ddp_agent.launcher import Launch, can_be_forked, prepare
-from ddp_agent.log_mirror import LogMirror
-from ddp_agent.machine import out_of_memory_kills
-from ddp_agent.supervise import ProcessTree
-from ddp_agent.warm import READY_SECONDS, Standby, StandbyLostError, WarmTree, standby_environment
-from ddp_agent.word import Word
+from ddp_wire.machine import out_of_memory_kills
 
 _log = logging.getLogger("ddp_agent")
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ddp_agent.contract import ATTEMPT_FILE, ATTEMPT_STOP
+from ddp_wire.contract import ATTEMPT_FILE, ATTEMPT_STOP
 
 
 class Stop:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from ddp_agent.contract import Beat, RankPhase, Timeline
+from ddp_wire.contract import Beat, RankPhase, Timeline
 
 _log = logging.getLogger(__name__)
 

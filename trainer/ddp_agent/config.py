@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ddp_agent import contract
-from ddp_agent.contract import Env
+from ddp_wire import contract
+from ddp_wire.contract import Env
 
 
 class BadEnvironmentError(ValueError):

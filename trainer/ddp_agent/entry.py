@@ -7,7 +7,7 @@ import sys
 import traceback
 
 from ddp_agent.failures import without_launcher
-from ddp_agent.machine import fall_first
+from ddp_wire.machine import fall_first
 
 
 def run_rank(*command: str) -> None:

@@ -4,7 +4,7 @@ import re
 import signal
 from pathlib import Path
 
-from ddp_agent.contract import ExitCode, Failure
+from ddp_wire.contract import ExitCode, Failure
 
 FAILURE_FILE_ENV = "DDP_FAILURE_FILE"
 """Names the file in which torchrun's wrapper tells the agent what it saw."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_agent.config import AgentConfig
-from ddp_agent.contract import Env, rendezvous_port
 from ddp_agent.failures import FAILURE_FILE_ENV
-from ddp_agent.machine import cpu_count, threads_per_rank
+from ddp_wire.contract import Env, rendezvous_port
+from ddp_wire.machine import cpu_count, threads_per_rank
 
 JOIN_SECONDS = 600
 """How long torchrun waits for all nodes: pods may come minutes apart."""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ddp_agent.agent import Agent
 from ddp_agent.config import AgentConfig, BadEnvironmentError
-from ddp_agent.contract import TERMINATION_MESSAGE_BYTES, AgentStatus, ExitCode
-from ddp_agent.processes import adopt_orphans
 from ddp_agent.server import AgentServer
 from ddp_agent.warm import Standby
+from ddp_wire.contract import TERMINATION_MESSAGE_BYTES, AgentStatus, ExitCode
+from ddp_wire.processes import adopt_orphans
 
 _log = logging.getLogger("ddp_agent")
 

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from pydantic import ValidationError
 
-from ddp_agent.contract import LONGEST_WAIT_SECONDS, AgentPhase, AgentStatus, AttemptOrder
+from ddp_wire.contract import LONGEST_WAIT_SECONDS, AgentPhase, AgentStatus, AttemptOrder
 
 _POLL_SECONDS = 0.05
 """How long closing may take: it delays the end of the container."""

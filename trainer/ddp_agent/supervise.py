@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 
-from ddp_agent.processes import children, descendants
+from ddp_wire.processes import children, descendants
 
 _POLL_SECONDS = 0.02
 

@@ -14,10 +14,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, parse_args, run
 
-from ddp_agent.contract import Env, ExitCode, Failure
 from ddp_agent.entry import run_rank
 from ddp_agent.failures import FAILURE_FILE_ENV, describe, from_exception, traceback_in_logs
 from ddp_agent.haste import hasten
+from ddp_wire.contract import Env, ExitCode, Failure
 
 
 def first_failure(error: ChildFailedError, attempt: int, log_dir: Path) -> Failure:

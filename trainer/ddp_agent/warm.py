@@ -15,9 +15,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ddp_agent.machine import cpu_count, threads_per_rank
-from ddp_agent.processes import children, descendants
-from ddp_agent.variables import Env
+from ddp_wire.machine import cpu_count, threads_per_rank
+from ddp_wire.processes import children, descendants
+from ddp_wire.variables import Env
 
 if TYPE_CHECKING:  # It would cost the head start.
     from ddp_agent.launcher import Launch

@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from ddp_agent.contract import AgentPhase, AgentStatus, Failure, Timeline
+from ddp_wire.contract import AgentPhase, AgentStatus, Failure, Timeline
 
 
 class Word:

@@ -1,6 +1,6 @@
 """The errors that are answers to a person rather than defects of the program."""
 
-from ddp_agent.contract import ExitCode
+from ddp_wire.contract import ExitCode
 
 
 class Refusal(Exception):  # noqa: N818 - what it is to the person who reads it

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.config import Precision, RunConfig
-from ddp_trainer.environment import Ranks
 from ddp_trainer.numerics.ema import Ema
 from ddp_trainer.numerics.guard import Guard
 from ddp_trainer.numerics.model import prepare
@@ -22,6 +21,7 @@ from ddp_trainer.parallel.local_sgd import LocalSgd
 from ddp_trainer.parallel.memory import Footprint
 from ddp_trainer.parallel.objective import Objective
 from ddp_trainer.parallel.strategy import Strategy, choose_strategy
+from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.task import HasOptimizer, Task
 
 MOMENTS = 2

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from ddp_trainer.data.micro import Micro
+from ddp_trainer.data.sampler import Micro
 from ddp_trainer.learner import Learner
-from ddp_trainer.numerics.seeds import derive, seed_torch
-from ddp_trainer.parallel.parts import whole
+from ddp_trainer.parallel.dtensor import whole
+from ddp_trainer.seeds import derive, seed_torch
 
 
 def train_step(learner: Learner, micros: Iterator[Micro], step: int, lr_factor: float) -> int:

@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
-from ddp_trainer.data.staging import staged
 from ddp_trainer.errors import InputError
+from ddp_trainer.staging import staged
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,21 +3,21 @@
 import gc
 import sys
 
-from ddp_agent.contract import ExitCode, RankPhase
 from ddp_trainer.data.loader import by_update
 from ddp_trainer.data.prefetch import on_device
-from ddp_trainer.environment import Ranks
 from ddp_trainer.errors import Refusal
-from ddp_trainer.garbage import Collector
 from ddp_trainer.numerics.schedule import lr_factor
 from ddp_trainer.observe.beats import BeatWriter
-from ddp_trainer.opening import Order, open_run
-from ddp_trainer.parallel import flight, process_group
-from ddp_trainer.parallel.agreement import Verdict
-from ddp_trainer.parallel.collectives import wait_for_all
-from ddp_trainer.run import Run
+from ddp_trainer.ranks import process_group, timeouts
+from ddp_trainer.ranks.agreement import Verdict
+from ddp_trainer.ranks.collectives import wait_for_all
+from ddp_trainer.ranks.environment import Ranks
+from ddp_trainer.run.garbage import Collector
+from ddp_trainer.run.opening import Order, open_run
+from ddp_trainer.run.run import Run
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
+from ddp_wire.contract import ExitCode, RankPhase
 
 
 def train(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> ExitCode:
@@ -41,7 +41,7 @@ def train(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> Exit
         stopped = loop(run)
         code = close(run, stopped=stopped)
     except RuntimeError as error:
-        flight.explain(error, ranks, f"rank {ranks.rank}")
+        timeouts.explain(error, ranks, f"rank {ranks.rank}")
         raise
     beats.phase(RankPhase.DONE)
     # DDP's reducer must go before the group. If it held the last reference to it, it would join the
@@ -109,7 +109,7 @@ def _tell_place(error: Exception, ranks: Ranks, step: int) -> None:
         Refusal: With the place in its sentence, in place of one that only this rank may know of.
     """
     where = f"rank {ranks.rank}, update {step + 1}"
-    flight.explain(error, ranks, where)
+    timeouts.explain(error, ranks, where)
     if not isinstance(error, Refusal):
         print(f"{where}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     elif ranks.world_size > 1:

@@ -3,7 +3,9 @@
 import json
 from typing import Any
 
-from ddp_agent.contract import (
+from ddp_operator.api.job import DDPJob
+from ddp_operator.builders import names
+from ddp_wire.contract import (
     AGENT_PORT,
     CHECKPOINT_MOUNT,
     LABEL_RACK,
@@ -11,8 +13,6 @@ from ddp_agent.contract import (
     RENDEZVOUS_PORT_BASE,
     Env,
 )
-from ddp_operator.api.job import DDPJob
-from ddp_operator.builders import names
 
 _PLACE = {
     Env.NODE_NAME: "spec.nodeName",

@@ -5,9 +5,9 @@ Functions of the job alone, so that creating twice is harmless.
 
 from typing import Any
 
-from ddp_agent import contract
 from ddp_operator.api.base import API_VERSION, KIND
 from ddp_operator.api.job import DDPJob
+from ddp_wire import contract
 
 
 def service_name(job: DDPJob) -> str:

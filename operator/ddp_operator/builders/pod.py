@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_agent import contract
 from ddp_operator.api.job import DDPJob
 from ddp_operator.builders import names
 from ddp_operator.builders.env import build_env
 from ddp_operator.builders.overlay import lay_over
+from ddp_wire import contract
 
 GPU_RESOURCE = "nvidia.com/gpu"
 AVOIDED_STRIKES = 2

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from ddp_agent import contract
 from ddp_operator.api.job import DDPJob
 from ddp_operator.builders import names
+from ddp_wire import contract
 
 
 def build_service(job: DDPJob) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ddp_agent.contract import ExitCode
 from ddp_operator.api.job import parse_job
 from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.builders.pod import Defaults, build_pod
@@ -23,6 +22,7 @@ from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.vigil import Vigil
 from ddp_operator.runtime.workers import Heart, work
+from ddp_wire.contract import ExitCode
 
 DEFAULTS = Defaults(image="none: the interpreter that runs this process")
 INTERRUPTED = 130

@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from ddp_agent.contract import ExitCode
 from ddp_operator.api.job import InvalidJobError
 from ddp_operator.cli.local_run import run_locally
 from ddp_operator.cli.manifest import load_config_maps, load_manifest
 from ddp_operator.cluster.base import ClusterError
+from ddp_wire.contract import ExitCode
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

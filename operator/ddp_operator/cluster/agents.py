@@ -5,7 +5,7 @@ import asyncio
 import aiohttp
 from pydantic import ValidationError
 
-from ddp_agent.contract import AGENT_PORT, LONGEST_WAIT_SECONDS, AgentStatus, AttemptOrder
+from ddp_wire.contract import AGENT_PORT, LONGEST_WAIT_SECONDS, AgentStatus, AttemptOrder
 
 _LIMIT = 1 << 20
 """Bytes read at most: what a pod says is not trusted to be short."""

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ddp_agent.contract import AgentStatus, AttemptOrder
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.world import PodView
+from ddp_wire.contract import AgentStatus, AttemptOrder
 
 Manifest = dict[str, Any]
 Key = tuple[str, str]

@@ -16,8 +16,6 @@ from urllib.parse import quote, urlencode
 import aiohttp
 from kubernetes.aio import client, config
 
-from ddp_agent import contract
-from ddp_agent.contract import AgentStatus, AttemptOrder
 from ddp_operator.api.base import API_GROUP, API_VERSION, KIND, PLURAL
 from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import (
@@ -31,6 +29,8 @@ from ddp_operator.cluster.base import (
 )
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.world import PodView
+from ddp_wire import contract
+from ddp_wire.contract import AgentStatus, AttemptOrder
 
 _log = logging.getLogger(__name__)
 

@@ -13,9 +13,6 @@ from typing import Any
 
 import aiohttp
 
-from ddp_agent import contract
-from ddp_agent.contract import AgentStatus, AttemptOrder, Env
-from ddp_agent.processes import adopt_orphans
 from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import ClusterError, ConflictError, Key, Manifest
 from ddp_operator.cluster.local_pod import LocalPod, container_environment
@@ -27,6 +24,9 @@ from ddp_operator.cluster.local_volumes import (
 )
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.world import PodView
+from ddp_wire import contract
+from ddp_wire.contract import AgentStatus, AttemptOrder, Env
+from ddp_wire.processes import adopt_orphans
 
 MAX_NODES = 150
 _FIRST_HOST = 100

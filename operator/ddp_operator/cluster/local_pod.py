@@ -12,10 +12,10 @@ from typing import IO, Any
 
 import aiohttp
 
-from ddp_agent import contract
-from ddp_agent.contract import Env
-from ddp_agent.processes import descendants
 from ddp_operator.cluster.base import ClusterError, Manifest
+from ddp_wire import contract
+from ddp_wire.contract import Env
+from ddp_wire.processes import descendants
 
 PROBE_SECONDS = 0.25
 _PLACE = frozenset({Env.NODE_NAME, Env.RACK, Env.ZONE})

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from ddp_agent.contract import AgentPhase, AgentStatus, ExitCode, Failure
 from ddp_operator.api.status import Cause, ConditionType, FailureStatus
 from ddp_operator.builders import names
 from ddp_operator.reconcile.world import PodView, Termination, World, ended_in, moment
+from ddp_wire.contract import AgentPhase, AgentStatus, ExitCode, Failure
 
 _KILLED = 137
 """Exit code of a container that SIGKILL ended: no program chooses it."""

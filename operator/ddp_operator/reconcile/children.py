@@ -2,7 +2,6 @@
 
 from datetime import timedelta
 
-from ddp_agent.contract import ATTEMPT_STOP
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults, build_pod
@@ -10,6 +9,7 @@ from ddp_operator.builders.service import build_service
 from ddp_operator.reconcile.ladder import pods_to_replace
 from ddp_operator.reconcile.plan import Action, CreatePod, CreateService, DeletePod, SetAttempt
 from ddp_operator.reconcile.world import PodView, World, ended_in
+from ddp_wire.contract import ATTEMPT_STOP
 
 UNREACHABLE = "DeletionByTaintManager"
 """Why Kubernetes deletes the pods of a node that has stopped talking to it."""

@@ -2,7 +2,6 @@
 
 from datetime import datetime
 
-from ddp_agent.contract import AgentPhase
 from ddp_operator.api.status import (
     Condition,
     ConditionStatus,
@@ -10,6 +9,7 @@ from ddp_operator.api.status import (
     DDPJobStatus,
 )
 from ddp_operator.reconcile.world import PodView, World
+from ddp_wire.contract import AgentPhase
 
 MESSAGE_CHARACTERS = 2048
 """What a message is cut to: an API server's refusal can be of any length."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from ddp_agent.contract import AgentPhase
 from ddp_operator.api.status import Cause, ConditionType, DDPJobStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults
@@ -14,6 +13,7 @@ from ddp_operator.reconcile.outlook import next_action
 from ddp_operator.reconcile.plan import Event, EventType, Plan
 from ddp_operator.reconcile.progress import with_progress
 from ddp_operator.reconcile.world import World, ended_in
+from ddp_wire.contract import AgentPhase
 
 STARTING_LOOK_SECONDS = 1.0
 """How often the agents of an attempt that does not train yet are asked."""

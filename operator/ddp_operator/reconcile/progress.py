@@ -4,9 +4,9 @@ import math
 from datetime import datetime, timedelta
 from typing import Any
 
-from ddp_agent.contract import AgentPhase, AgentStatus, Progress
 from ddp_operator.api.status import CheckpointStatus, DDPJobStatus, ProgressStatus
 from ddp_operator.reconcile.world import World, moment
+from ddp_wire.contract import AgentPhase, AgentStatus, Progress
 
 PROGRESS_INTERVAL = timedelta(seconds=5)
 """The status follows the training no faster than this."""

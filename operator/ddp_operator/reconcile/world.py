@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ddp_agent import contract
-from ddp_agent.contract import AgentStatus
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.builders import names
+from ddp_wire import contract
+from ddp_wire.contract import AgentStatus
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The newest known state of jobs and their children, fed by watches and by relists."""
 
-from ddp_agent import contract
 from ddp_operator.cluster.base import Key, Listing, Manifest, Snapshot
+from ddp_wire import contract
 
 
 class Cache:

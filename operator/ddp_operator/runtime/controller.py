@@ -5,8 +5,6 @@ import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from ddp_agent import contract
-from ddp_agent.contract import AgentStatus, AttemptOrder
 from ddp_operator.api.job import DDPJob, InvalidJobError, parse_job
 from ddp_operator.api.status import ConditionType
 from ddp_operator.builders import names
@@ -31,6 +29,8 @@ from ddp_operator.reconcile.world import PodView, World, view_pod
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.logs import note
 from ddp_operator.runtime.vigil import Vigil
+from ddp_wire import contract
+from ddp_wire.contract import AgentStatus, AttemptOrder
 
 _log = logging.getLogger(__name__)
 

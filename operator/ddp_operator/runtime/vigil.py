@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from ddp_agent.contract import AgentPhase, AgentStatus
 from ddp_operator.cluster.base import Cluster, Key
 from ddp_operator.reconcile.world import PodView
+from ddp_wire.contract import AgentPhase, AgentStatus
 
 _FIRST_RETRY_SECONDS = 0.25
 _LONGEST_RETRY_SECONDS = 5.0

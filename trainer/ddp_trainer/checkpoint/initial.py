@@ -11,7 +11,7 @@ from ddp_trainer.checkpoint.format import MODEL, names_in
 from ddp_trainer.checkpoint.load import broadcast_tensors, read_tensors
 from ddp_trainer.checkpoint.snapshot import Tensors, own_tensors
 from ddp_trainer.errors import InputError
-from ddp_trainer.parallel.collectives import on_first_rank
+from ddp_trainer.ranks.collectives import on_first_rank
 
 SHOWN = 5
 """Most names in a sentence."""

@@ -23,7 +23,7 @@ from ddp_trainer.checkpoint.format import (
     read_json,
 )
 from ddp_trainer.checkpoint.snapshot import Snapshot, Tensors
-from ddp_trainer.parallel.collectives import broadcast, broadcast_json, is_joined
+from ddp_trainer.ranks.collectives import broadcast, broadcast_json, is_joined
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from ddp_agent.contract import CheckpointInfo
 from ddp_trainer.checkpoint import load, retention, writer
 from ddp_trainer.checkpoint.fence import Fence, holder
 from ddp_trainer.checkpoint.format import CONFIG, Name, names_in
 from ddp_trainer.checkpoint.snapshot import Snapshot
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import InputError
+from ddp_wire.contract import CheckpointInfo
 
 DEFAULT_SECONDS = 300
 """Longest time between two checkpoints when the configuration states no interval."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_trainer.errors import InputError
-from ddp_trainer.parallel.parts import laid_out_like
+from ddp_trainer.parallel.dtensor import laid_out_like
 
 Tensors = dict[str, Tensor]
 

@@ -3,10 +3,16 @@
 import argparse
 from collections.abc import Mapping, Sequence
 
-from ddp_agent.contract import Env
 from ddp_trainer.config import RunConfig
+from ddp_trainer.config.settings import (
+    environment_document,
+    merge,
+    read_document,
+    read_overrides,
+    resolve,
+)
 from ddp_trainer.errors import InputError
-from ddp_trainer.settings import environment_document, merge, read_document, read_overrides, resolve
+from ddp_wire.contract import Env
 
 
 def add_run_to(parser: argparse.ArgumentParser) -> None:

@@ -8,14 +8,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_agent.contract import ExitCode
 from ddp_trainer.commands.arguments import add_run_to, task_and_config
 from ddp_trainer.config import RunConfig
-from ddp_trainer.environment import Ranks
+from ddp_trainer.config.settings import check, resolve
 from ddp_trainer.errors import InputError
-from ddp_trainer.scaling.point import Point, strong_efficiency, table, weak_efficiency
-from ddp_trainer.settings import check, resolve
+from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.stop import StopFlag
+from ddp_trainer.tools.scaling.point import Point, strong_efficiency, table, weak_efficiency
+from ddp_wire.contract import ExitCode
 
 POLL_SECONDS = 0.2
 
@@ -97,9 +97,9 @@ def _measure(
 ) -> ExitCode:
     """This rank's part; rank 0 prints the point as the last line."""
     # Only now, because they import torch.
-    from ddp_trainer.opening import Order  # noqa: PLC0415
-    from ddp_trainer.parallel import process_group  # noqa: PLC0415
-    from ddp_trainer.scaling.measure import measure  # noqa: PLC0415
+    from ddp_trainer.ranks import process_group  # noqa: PLC0415
+    from ddp_trainer.run.opening import Order  # noqa: PLC0415
+    from ddp_trainer.tools.scaling.measure import measure  # noqa: PLC0415
 
     order = Order(task, config)
     point = measure(order, ranks, stop, warmup=options.warmup, repeats=options.repeats)

@@ -4,11 +4,11 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_agent.contract import ExitCode
 from ddp_trainer.commands.arguments import add_run_to, task_and_config
-from ddp_trainer.environment import Ranks
 from ddp_trainer.errors import InputError
+from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.stop import StopFlag
+from ddp_wire.contract import ExitCode
 
 SAMPLES = 1000
 
@@ -53,10 +53,10 @@ def run(
 
     import torch  # noqa: PLC0415 - it takes longer than all of the above
 
-    from ddp_trainer.building import build_task  # noqa: PLC0415
-    from ddp_trainer.checking import check_data  # noqa: PLC0415
     from ddp_trainer.data.loader import make_sampler  # noqa: PLC0415
     from ddp_trainer.observe.events import EventLog  # noqa: PLC0415
+    from ddp_trainer.run.building import build_task  # noqa: PLC0415
+    from ddp_trainer.tools.check import check_data  # noqa: PLC0415
 
     events = EventLog(Ranks(), 0)
     task, config = build_task(path, config, Ranks(), torch.device("cpu"))

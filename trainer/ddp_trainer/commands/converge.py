@@ -6,10 +6,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_agent.contract import ExitCode
 from ddp_trainer.commands.arguments import add_run_to, task_and_config
 from ddp_trainer.errors import InputError
 from ddp_trainer.stop import StopFlag
+from ddp_wire.contract import ExitCode
 
 WITHIN = 0.05
 
@@ -70,7 +70,8 @@ def run(
     # without threads of its own, and it imports torch only now.
     threads = max(1, len(os.sched_getaffinity(0)) // world_sizes[-1])
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    from ddp_trainer.convergence import (  # noqa: PLC0415
+    from ddp_trainer.ranks.local_gang import run_ranks  # noqa: PLC0415
+    from ddp_trainer.tools.converge import (  # noqa: PLC0415
         Limits,
         Way,
         data_size,
@@ -79,7 +80,6 @@ def run(
         table,
         train_once,
     )
-    from ddp_trainer.parallel.gang import run_ranks  # noqa: PLC0415
 
     ways = [Way(ranks, size) for size in batches for ranks in world_sizes]
     for way in ways:

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddp_agent.contract import ExitCode
 from ddp_trainer.commands.arguments import add_run_to, task_and_config
-from ddp_trainer.environment import Ranks
 from ddp_trainer.errors import InputError
+from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.stop import StopFlag
+from ddp_wire.contract import ExitCode
 
 FORMATS = ("safetensors", "torch", "onnx")
 
@@ -67,17 +67,17 @@ def run(
 
     import torch  # noqa: PLC0415 - it takes longer than all of the above
 
-    from ddp_trainer import exporting  # noqa: PLC0415
-    from ddp_trainer.building import build_task  # noqa: PLC0415
     from ddp_trainer.observe.events import EventLog  # noqa: PLC0415
+    from ddp_trainer.run.building import build_task  # noqa: PLC0415
+    from ddp_trainer.tools import export  # noqa: PLC0415
 
-    checkpoint = exporting.find_checkpoint(Path(source))
+    checkpoint = export.find_checkpoint(Path(source))
     task, _ = build_task(path, config, Ranks(), torch.device("cpu"))
     averaged = options.weights == "average"
-    averaged = exporting.load_weights(task.model, checkpoint, averaged=averaged)
-    metadata = {**exporting.origin(checkpoint), "averaged": averaged}
+    averaged = export.load_weights(task.model, checkpoint, averaged=averaged)
+    metadata = {**export.origin(checkpoint), "averaged": averaged}
     folder = Path(options.output)
-    found = exporting.export(exporting.trace(task), formats, folder, metadata)
+    found = export.export(export.trace(task), formats, folder, metadata)
     events = EventLog(Ranks(), 0)
     for file, difference in found.differences.items():
         failed = file in found.failed

@@ -8,11 +8,11 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from ddp_agent.contract import ExitCode
 from ddp_trainer.commands import bench, check, converge, export, profile, train, verify
-from ddp_trainer.environment import Ranks
 from ddp_trainer.errors import InputError, Refusal
+from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.stop import StopFlag
+from ddp_wire.contract import ExitCode
 
 LAST_WORD_SECONDS = 2.0
 """How long other ranks leave the first one to say what is wrong before they end."""

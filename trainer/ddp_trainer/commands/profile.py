@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddp_agent.contract import Env, ExitCode
 from ddp_trainer.errors import InputError
 from ddp_trainer.stop import StopFlag
+from ddp_wire.contract import Env, ExitCode
 
 STEPS = 5
 

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddp_agent.contract import Env, ExitCode, RankPhase
 from ddp_trainer.commands.arguments import add_run_to, task_and_config
-from ddp_trainer.environment import Ranks, integer
+from ddp_trainer.config.settings import describe
 from ddp_trainer.errors import Refusal
-from ddp_trainer.launchers import variables_of_slurm
 from ddp_trainer.observe.beats import BeatWriter
-from ddp_trainer.settings import describe
+from ddp_trainer.ranks.environment import Ranks, integer
+from ddp_trainer.ranks.slurm import variables_of_slurm
 from ddp_trainer.stop import StopFlag
+from ddp_wire.contract import Env, ExitCode, RankPhase
 
 if TYPE_CHECKING:
-    from ddp_trainer.opening import Order
+    from ddp_trainer.run.opening import Order
 
 
 def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -76,7 +76,7 @@ def _order(
     environ: Mapping[str, str],
     attempt: int | None,
 ) -> "Order":
-    from ddp_trainer.opening import Order  # noqa: PLC0415
+    from ddp_trainer.run.opening import Order  # noqa: PLC0415
 
     task, config = task_and_config("train", options, rest, environ)
     return Order(task, config, attempt, environ.get(Env.JOB_UID, ""))

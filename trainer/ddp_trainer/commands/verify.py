@@ -5,10 +5,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_agent.contract import Env, ExitCode
+from ddp_trainer.config.settings import Document, merge, read_document, read_overrides, resolve
 from ddp_trainer.errors import InputError
-from ddp_trainer.settings import Document, merge, read_document, read_overrides, resolve
 from ddp_trainer.stop import StopFlag
+from ddp_wire.contract import Env, ExitCode
 
 STEPS = 20
 TOLERANCE = 1e-6
@@ -76,7 +76,7 @@ def run(
     # The ranks share the machine's cores, and start as forks of this process: it must stay
     # without threads of its own, and it imports torch only now.
     os.environ["OMP_NUM_THREADS"] = "1"
-    from ddp_trainer.verification import verify  # noqa: PLC0415
+    from ddp_trainer.tools.verify import verify  # noqa: PLC0415
 
     chosen = "optimizer" in stated
     alike = verify(task, config, options.steps, options.tolerance, rule_stated=chosen)

@@ -5,8 +5,6 @@ A run is described by one frozen `RunConfig`. The settings of the task itself li
 user gave until the task has been imported.
 """
 
-from ddp_trainer.config.checkpoint import CheckpointConfig
-from ddp_trainer.config.data import DataConfig
 from ddp_trainer.config.learning import (
     EmaConfig,
     NonFiniteConfig,
@@ -20,7 +18,15 @@ from ddp_trainer.config.parallel import (
     ParallelConfig,
     StrategyName,
 )
-from ddp_trainer.config.run import BatchSplit, Device, LogConfig, Precision, RunConfig
+from ddp_trainer.config.run import (
+    BatchSplit,
+    CheckpointConfig,
+    DataConfig,
+    Device,
+    LogConfig,
+    Precision,
+    RunConfig,
+)
 from ddp_trainer.config.section import Section
 
 __all__ = [

@@ -5,8 +5,6 @@ from typing import Literal, Self
 
 from pydantic import Field, JsonValue, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from ddp_trainer.config.checkpoint import CheckpointConfig
-from ddp_trainer.config.data import DataConfig
 from ddp_trainer.config.learning import (
     EmaConfig,
     NonFiniteConfig,
@@ -19,6 +17,41 @@ from ddp_trainer.errors import InputError
 
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 Device = Literal["auto", "cpu", "cuda"]
+
+
+class DataConfig(Section):
+    """How samples reach the model."""
+
+    shuffle: bool = True
+    """Whether each epoch has its own random order."""
+    workers: NonNegativeInt | None = 0
+    """Processes per rank that prepare batches: 0 prepares them in the rank itself, null takes what
+    the container's CPU quota leaves."""
+    prefetch: PositiveInt = 2
+    """Batches that each worker process keeps ready."""
+    persistent_workers: bool = True
+    """Whether the workers of evaluations live on between them."""
+    pin_memory: bool = True
+    """Whether batches for CUDA lie in memory that the device can copy from by itself."""
+    eval_batch: PositiveInt | None = None
+    """Samples per rank and evaluation step; as many as in training when not stated."""
+
+
+class CheckpointConfig(Section):
+    """What is kept, where and how often.
+
+    With no interval stated there is a checkpoint after every epoch and at least every five minutes.
+    The end of the run is always saved.
+    """
+
+    directory: str | None = None
+    """The run's own directory on a volume that outlives it; nothing is saved without one."""
+    every_steps: PositiveInt | None = None
+    """Updates between two checkpoints."""
+    every_seconds: PositiveInt | None = None
+    """Seconds between two checkpoints."""
+    keep: PositiveInt = 3
+    """Newest checkpoints that are kept."""
 
 
 class LogConfig(Section):

@@ -6,9 +6,9 @@ from contextlib import AbstractContextManager
 import torch
 from torch import nn
 
-from ddp_trainer.data.micro import Micro
 from ddp_trainer.data.prefetch import on_device
-from ddp_trainer.parallel.collectives import sum_over_ranks
+from ddp_trainer.data.sampler import Micro
+from ddp_trainer.ranks.collectives import sum_over_ranks
 from ddp_trainer.task import HasMetrics, Task, Weighted
 
 

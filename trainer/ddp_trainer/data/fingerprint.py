@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddp_trainer.numerics.seeds import derive, seed_all
+from ddp_trainer.seeds import derive, seed_all
 from ddp_trainer.task import is_indexed
 
 PROBES = 4

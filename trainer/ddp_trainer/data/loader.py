@@ -1,23 +1,21 @@
 """From portions to batches: which data a task has, and who prepares them."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ddp_trainer.config import DataConfig, RunConfig
-from ddp_trainer.data.batch import collate_of, fetch
 from ddp_trainer.data.budget import Budget
-from ddp_trainer.data.micro import Micro
-from ddp_trainer.data.sampler import GlobalSampler, Portion, Taker, evaluation_portions
+from ddp_trainer.data.sampler import GlobalSampler, Micro, Portion, Taker, evaluation_portions
 from ddp_trainer.data.stream import StreamSampler, StreamWork, evaluation_stream
 from ddp_trainer.errors import InputError
-from ddp_trainer.numerics.seeds import seed_all
-from ddp_trainer.task import Indexed, Task, is_indexed
+from ddp_trainer.seeds import seed_all
+from ddp_trainer.task import HasCollate, Indexed, Task, is_indexed
 
 Sampler = GlobalSampler | StreamSampler
 
@@ -170,3 +168,14 @@ def by_update(micros: Iterable[Micro]) -> Iterator[Iterator[Micro]]:
 
     for first in stream:
         yield rest(first)
+
+
+def fetch(data: Indexed, indices: Sequence[int]) -> Any:
+    """Samples as `collate` takes them: a list, or what the data's `__getitems__` returns."""
+    many = getattr(data, "__getitems__", None)
+    return many(list(indices)) if many else [data[index] for index in indices]
+
+
+def collate_of(task: Task) -> Callable[[Any], Any]:
+    """What joins samples to a batch: the task's own, or torch's."""
+    return task.collate if isinstance(task, HasCollate) else default_collate

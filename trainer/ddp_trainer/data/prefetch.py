@@ -1,41 +1,12 @@
-"""Batches on their way to the device, and the time that the rank waited for them."""
+"""Move batches to the device, one ahead of the computation on CUDA."""
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from ddp_trainer.data.micro import Micro
-
-T = TypeVar("T")
-
-
-class WaitClock:
-    """Seconds that this rank has waited for its data."""
-
-    def __init__(self) -> None:
-        self.total = 0.0
-        """Since the clock was made."""
-        self._read = 0.0
-
-    def waited_for(self, items: Iterable[T]) -> Iterator[T]:
-        """The same items; the time until each is there is counted."""
-        iterator = iter(items)
-        while True:
-            begun = time.monotonic()
-            try:
-                item = next(iterator)
-            except StopIteration:
-                return
-            finally:
-                self.total += time.monotonic() - begun
-            yield item
-
-    def read(self) -> float:
-        """Seconds since the last reading."""
-        seconds, self._read = self.total - self._read, self.total
-        return seconds
+from ddp_trainer.data.sampler import Micro
+from ddp_trainer.observe.wait_clock import WaitClock
 
 
 def on_device(

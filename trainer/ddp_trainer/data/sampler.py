@@ -6,11 +6,11 @@ The position of a run is one number: global samples consumed. The order of an ep
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from ddp_trainer.numerics.seeds import derive
+from ddp_trainer.seeds import derive
 
 T = TypeVar("T")
 
@@ -132,3 +132,20 @@ def evaluation_portions(size: int, taker: Taker) -> list[Portion[int]]:
         taker: The rank.
     """
     return list(taker.cut(list(range(size)), ("evaluation", taker.rank)))
+
+
+class Micro(NamedTuple):
+    """One rank's batch of one forward pass."""
+
+    batch: Any
+    weight: float
+    """1, or 0 for a stand-in."""
+    update_samples: int
+    """Samples of the whole update, over all ranks."""
+    last: bool
+    """Whether this is the rank's last forward pass of the update."""
+
+    @classmethod
+    def of(cls, portion: Portion[Any], batch: Any) -> "Micro":
+        """The batch of a portion."""
+        return cls(batch, portion.weight, portion.update_samples, portion.last)

@@ -14,10 +14,9 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ddp_trainer.data.micro import Micro
-from ddp_trainer.data.sampler import Portion, Taker
+from ddp_trainer.data.sampler import Micro, Portion, Taker
 from ddp_trainer.errors import InputError
-from ddp_trainer.numerics.seeds import derive, seed_all
+from ddp_trainer.seeds import derive, seed_all
 
 
 @dataclass(frozen=True, slots=True)

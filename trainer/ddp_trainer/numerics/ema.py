@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_trainer.config import EmaConfig
-from ddp_trainer.parallel.parts import laid_out_like, local
+from ddp_trainer.parallel.dtensor import laid_out_like, local
 
 
 class Ema:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ddp_trainer.parallel.collectives import is_joined, sum_over_ranks
+from ddp_trainer.ranks.collectives import is_joined, sum_over_ranks
 
 
 def average_norm_statistics(model: nn.Module, world_size: int) -> None:

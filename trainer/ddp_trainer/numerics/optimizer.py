@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ddp_trainer.config import OptimizerConfig
-from ddp_trainer.parallel.parts import is_split
+from ddp_trainer.parallel.dtensor import is_split
 
 MATRIX_DIMENSIONS = 2
 """Weights with at least so many dimensions are decayed; biases and norm scales have one."""

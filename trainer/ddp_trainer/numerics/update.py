@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddp_trainer.parallel.parts import is_split
+from ddp_trainer.parallel.dtensor import is_split
 
 _ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")
 

@@ -4,8 +4,8 @@ import os
 import time
 from pathlib import Path
 
-from ddp_agent.contract import Beat, CheckpointInfo, Progress, RankPhase
-from ddp_trainer.environment import Ranks
+from ddp_trainer.ranks.environment import Ranks
+from ddp_wire.contract import Beat, CheckpointInfo, Progress, RankPhase
 
 MIN_SECONDS = 0.5
 """Shortest time between two beats of the same phase."""

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-from ddp_trainer.environment import Ranks
+from ddp_trainer.ranks.environment import Ranks
 
 DIGITS = 6
 """Significant digits of numbers in events."""

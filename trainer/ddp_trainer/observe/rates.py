@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ddp_agent.machine import throttled_seconds
+from ddp_wire.machine import throttled_seconds
 
 
 class RateMeter:

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from ddp_agent.contract import CheckpointInfo, Progress
-from ddp_trainer.data.prefetch import WaitClock
 from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.observe.events import EventLog
 from ddp_trainer.observe.rates import CpuMeter, RateMeter
+from ddp_trainer.observe.wait_clock import WaitClock
+from ddp_wire.contract import CheckpointInfo, Progress
 
 
 class Reporter:

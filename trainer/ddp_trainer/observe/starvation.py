@@ -1,9 +1,9 @@
 """Ranks that wait for their data too long, told once the ranks have agreed on who they are."""
 
 import time
-from dataclasses import dataclass
 
-from ddp_trainer.data.prefetch import WaitClock
+from ddp_trainer.observe.wait_clock import WaitClock
+from ddp_trainer.ranks.agreement import NOT_STARVING, Starving
 
 WINDOW_SECONDS = 30.0
 """Time that is judged as one: shorter ones would tell of every hiccup."""
@@ -11,21 +11,6 @@ LARGEST_SHARE = 0.1
 """Part of the time that a rank may wait for data without a word."""
 _STARTS = 2
 """Meetings of the ranks until the first batch is there, which comes late: its workers start."""
-
-
-@dataclass(frozen=True, slots=True)
-class Starving:
-    """What is known of ranks whose share is above `LARGEST_SHARE`."""
-
-    ranks: float = 0.0
-    """How many they are."""
-    numbers: float = 0.0
-    """The sum of their numbers: the rank, where it is one."""
-    shares: float = 0.0
-    """The sum of their shares."""
-
-
-NOT_STARVING = Starving()
 
 
 class DataWatch:

@@ -1,1 +1,1 @@
-"""How ranks work together."""
+"""How a model is spread over the ranks."""

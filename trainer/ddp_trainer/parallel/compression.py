@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.config import CompressionConfig
 from ddp_trainer.errors import InputError
-from ddp_trainer.numerics.seeds import derive
+from ddp_trainer.seeds import derive
 
 POWERSGD_EPSILON = 1e-8
 """Keeps columns without a gradient from becoming infinite when they are normalised."""

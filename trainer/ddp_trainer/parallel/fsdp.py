@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from ddp_trainer.parallel.dtensor import is_split, local
 from ddp_trainer.parallel.objective import Objective
-from ddp_trainer.parallel.parts import is_split, local
 from ddp_trainer.parallel.strategy import Strategy
 
 REPEATED = 2

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_trainer.config import LocalSgdConfig
-from ddp_trainer.parallel.collectives import is_joined
+from ddp_trainer.ranks.collectives import is_joined
 
 
 class LocalSgd:

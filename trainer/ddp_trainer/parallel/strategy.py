@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ddp_trainer.config import ParallelConfig, StrategyName
-from ddp_trainer.parallel.collectives import is_joined
 from ddp_trainer.parallel.objective import Objective
+from ddp_trainer.ranks.collectives import is_joined
 
 
 class Strategy:

@@ -1,0 +1,61 @@
+"""The agent's configuration: what is wrong with the environment is one sentence."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddp_agent.config import AgentConfig, BadEnvironmentError
+from ddp_wire.contract import AGENT_PORT, RENDEZVOUS_PORT_BASE, Env
+from tests.agent.support import config, environment
+
+
+def test_what_is_not_stated_has_the_contracts_value(tmp_path: Path) -> None:
+    stated = environment(tmp_path)
+    for name in (Env.POD_INFO_DIR, Env.TERMINATION_LOG, Env.RENDEZVOUS_PORT_BASE):
+        del stated[name]
+    found = AgentConfig.from_environment(stated)
+    assert found.pod_info_dir == Path("/etc/ddp-trainer")
+    assert found.termination_log == Path("/dev/termination-log")
+    assert found.rendezvous_port_base == RENDEZVOUS_PORT_BASE
+    assert (found.port, found.bind) == (AGENT_PORT, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        (Env.JOB_UID, None, "DDP_JOB_UID must be set, as it is in the pods of a DDPJob; to"),
+        (Env.JOB_UID, "", "DDP_JOB_UID: String should have at least 1 character"),
+        (Env.NODE_INDEX, "first", "DDP_NODE_INDEX: Input should be a valid integer"),
+        (Env.NODE_INDEX, "-1", "DDP_NODE_INDEX: Input should be greater than or equal to 0"),
+        (Env.NODES, "0", "DDP_NODES: Input should be greater than or equal to 1"),
+        (Env.PROCS_PER_NODE, "0", "DDP_PROCS_PER_NODE: Input should be greater than"),
+        (Env.TASK, None, "exactly one of DDP_COMMAND and DDP_TASK must be set"),
+        (Env.COMMAND, '["a"]', "exactly one of DDP_COMMAND and DDP_TASK must be set"),
+    ],
+)
+def test_a_wrong_environment_gives_one_sentence_that_names_the_variable(
+    tmp_path: Path, name: str, value: str | None, sentence: str
+) -> None:
+    with pytest.raises(BadEnvironmentError) as caught:
+        config(tmp_path, **{name: value})
+    said = str(caught.value)
+    assert said.startswith(sentence)
+    assert said.splitlines() == [said]
+
+
+def test_the_process_ends_with_the_sentence_and_without_a_traceback() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "ddp_agent"],
+        env={"PATH": "/usr/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "ddp-agent: DDP_JOB_UID must be set, as it is in the pods of a DDPJob; to train by hand,"
+        " run ddp-trainer or torchrun instead of the image's entrypoint\n"
+    )

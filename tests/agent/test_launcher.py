@@ -1,0 +1,141 @@
+"""The torchrun line of an attempt and the environment of its ranks."""
+
+import itertools
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ddp_agent import launcher
+from ddp_agent.failures import FAILURE_FILE_ENV
+from ddp_agent.launcher import Launch, prepare
+from ddp_wire.contract import RENDEZVOUS_PORT_COUNT, Env, rendezvous_port
+from tests.agent.support import config
+
+GOLDEN = Path(__file__).parent
+
+
+def launch(
+    home: Path,
+    attempt: int = 1,
+    env: Mapping[str, str] | None = None,
+    given: Mapping[str, str] | None = None,
+) -> Launch:
+    """A launch by the operator's environment, changed by `env`, in the container's, `given`."""
+    changes: dict[str, str | None] = dict(env or {})
+    if Env.COMMAND in changes:
+        changes[Env.TASK] = None
+    return prepare(config(home, **changes), attempt, home / "scratch", given or {})
+
+
+def line(home: Path, command: list[str]) -> list[str]:
+    """The arguments after torchrun's own."""
+    arguments = launch(home, env={Env.COMMAND: json.dumps(command)}).arguments
+    return arguments[arguments.index("--role=rank") + 1 :]
+
+
+def test_the_line_is_the_golden_one(tmp_path: Path) -> None:
+    found = launch(tmp_path, 3).line
+    shown = "\n".join(found).replace(str(tmp_path), "HOME") + "\n"
+    assert shown == (GOLDEN / "golden.txt").read_text(encoding="utf-8")
+
+
+def test_only_node_0_hosts_the_store(tmp_path: Path) -> None:
+    first = launch(tmp_path, env={Env.NODE_INDEX: "0"}).line
+    second = launch(tmp_path, env={Env.NODE_INDEX: "1"}).line
+    assert "--rdzv-conf=is_host=true,join_timeout=600,last_call_timeout=1" in first
+    assert "--rdzv-conf=is_host=false,join_timeout=600,last_call_timeout=1" in second
+
+
+def test_no_two_attempts_share_a_rendezvous(tmp_path: Path) -> None:
+    first, second = (set(launch(tmp_path, attempt).line) for attempt in (1, 2))
+    assert "--rdzv-id=uid-1-1" in first - second
+    assert "--rdzv-id=uid-1-2" in second - first
+    assert "--rdzv-endpoint=digits-0.digits:29401" in first - second
+
+
+def test_neighbouring_attempts_have_different_ports_for_ever() -> None:
+    ports = [rendezvous_port(29400, attempt) for attempt in range(1, 500)]
+    assert all(a != b for a, b in itertools.pairwise(ports))
+    assert set(ports) == set(range(29400, 29400 + RENDEZVOUS_PORT_COUNT))
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        (["python", "/app/train.py", "--lr=1"], ["/app/train.py", "--lr=1"]),
+        (["python3", "train.py"], ["train.py"]),
+        (["python", "-m", "my_package.train", "-x"], ["-m", "my_package.train", "-x"]),
+        (["/app/train.sh", "a b"], ["--no-python", "/app/train.sh", "a b"]),
+        (["bash", "-c", "echo hi"], ["--no-python", "bash", "-c", "echo hi"]),
+        (["python"], ["--no-python", "python"]),
+        (["python", "-u", "train.py"], ["--no-python", sys.executable, "-u", "train.py"]),
+        (["python3", "-c", "print(1)"], ["--no-python", sys.executable, "-c", "print(1)"]),
+    ],
+    ids=lambda v: " ".join(v) if v and v[0] in {"python", "python3"} else None,
+)
+def test_what_each_rank_runs(tmp_path: Path, command: list[str], arguments: list[str]) -> None:
+    assert line(tmp_path, command) == arguments
+
+
+def test_a_task_is_run_by_the_bundled_loop(tmp_path: Path) -> None:
+    assert launch(tmp_path).line[-3:] == ["-m", "ddp_trainer", "train"]
+
+
+def test_what_is_run_is_what_is_shown_but_for_the_wrapper(tmp_path: Path) -> None:
+    found = launch(tmp_path)
+    assert found.command[1:4] == ["-u", "-m", "ddp_agent.torchrun"]
+    assert found.command[4:] == found.line[1:] == found.arguments
+
+
+def test_each_attempt_has_directories_of_its_own(tmp_path: Path) -> None:
+    first, second = launch(tmp_path, 1), launch(tmp_path, 2)
+    assert first.beats_dir.is_dir()
+    assert second.log_dir.is_dir()
+    assert first.beats_dir != second.beats_dir
+    assert first.log_dir != second.log_dir
+    assert first.failure_file != second.failure_file
+
+
+def test_logs_are_kept_on_the_shared_volume_where_there_is_one(tmp_path: Path) -> None:
+    shared = tmp_path / "checkpoints"
+    env = {Env.CHECKPOINT_DIR.value: str(shared), Env.NODE_INDEX.value: "1"}
+    kept = launch(tmp_path, 3, env)
+    assert kept.kept_log_dir == shared / "logs" / "attempt-3" / "node-1"
+    assert kept.log_dir.is_relative_to(tmp_path / "scratch"), "a full volume ends no rank"
+    assert launch(tmp_path, 3).kept_log_dir is None
+
+
+def test_ranks_are_told_their_attempt_and_where_to_leave_beats_and_failures(tmp_path: Path) -> None:
+    found = launch(tmp_path, 4)
+    env = found.environment
+    assert env[Env.ATTEMPT] == "4"
+    assert env[Env.BEATS_DIR] == str(found.beats_dir)
+    assert env[FAILURE_FILE_ENV] == str(found.failure_file)
+    assert env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
+
+
+def test_the_containers_environment_reaches_the_ranks(tmp_path: Path) -> None:
+    assert launch(tmp_path, given={"LR": "0.1"}).environment["LR"] == "0.1"
+
+
+@pytest.mark.parametrize(
+    ("given", "threads"),
+    [({}, "3"), ({"OMP_NUM_THREADS": "7"}, "7")],
+    ids=["by the quota", "stated"],
+)
+def test_threads_fit_the_quota_unless_they_are_stated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], threads: str
+) -> None:
+    monkeypatch.setattr(launcher, "cpu_count", lambda: 6)
+    env = launch(tmp_path, env={Env.PROCS_PER_NODE: "2"}, given=given).environment
+    assert env["OMP_NUM_THREADS"] == threads
+
+
+def test_what_the_job_says_about_nccls_errors_wins(tmp_path: Path) -> None:
+    given = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    env = launch(tmp_path, given=given).environment
+    assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"

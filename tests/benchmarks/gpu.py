@@ -1,0 +1,232 @@
+"""ResNet-50 and GPT-2 in bf16 on one GPU, beside a hand-written loop.
+
+    python -m tests.benchmarks.gpu [--seed 0] [--out docs/benchmarks] [--tiny]
+
+Ends non-zero when a goal is missed (1), or without a CUDA device (4). `--tiny` runs the same on the
+CPU with small models, to try the benchmark itself: its figures mean nothing.
+"""
+
+import argparse
+import gc
+import math
+import os
+import socket
+import statistics
+import sys
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddp_trainer.ranks import process_group
+from ddp_trainer.ranks.environment import Ranks
+from tests.benchmarks.loops.systems import Train, Weights, minimal, ours
+from tests.benchmarks.loops.workloads import Setting, Watch, Workload, build
+
+NO_DEVICE = 4
+MAX_RATIO = 1.02
+MAX_DRIFT = 0.02
+"""Largest distance of our weights from minimal's, as a part of the way that these have come."""
+WARM_UP, TIMED, ROUNDS = 20, 40, 3
+SILENT_FROM, SILENT_STEPS = 15, 50
+"""Steps in which a host sync is an error: away from those where the ranks meet."""
+SYSTEMS: dict[str, Train] = {"minimal": minimal, "ours": ours, "minimal again": minimal}
+ALONE = Ranks(rank=0, world_size=1, local_rank=0, local_world_size=1, launched=True)
+
+
+@dataclass
+class Case:
+    """A workload, its unit, and what was seen of it."""
+
+    work: Workload
+    unit: str
+    per_sample: int
+    """Units in a sample."""
+    steps: dict[str, list[float]] = field(default_factory=dict)
+    """Median seconds per step of each block, by system."""
+    memory: dict[str, float] = field(default_factory=dict)
+    """Peak in GiB, by system."""
+    drift: float | None = None
+    syncs: str | None = None
+    """`none`, or what the first host sync said; nothing on a CPU, which has none."""
+
+    def rate(self, system: str) -> float:
+        """Units per second."""
+        step = statistics.median(self.steps[system])
+        return self.work.local_batch * self.per_sample / step
+
+    def ratio(self, system: str) -> float:
+        """Median over rounds of the block's time to that of the minimal loop's two."""
+        both = zip(self.steps["minimal"], self.steps["minimal again"], strict=True)
+        mine = zip(self.steps[system], both, strict=True)
+        return statistics.median(time / statistics.fmean(pair) for time, pair in mine)
+
+    def misses(self, *, tiny: bool) -> list[str]:
+        """Goals that are not met; with `tiny` there is none but the weights'."""
+        name = self.work.name
+        found = []
+        if self.drift is None or self.drift > MAX_DRIFT:
+            found.append(f"{name}: weights drift by {self.drift}, {MAX_DRIFT} allowed")
+        if tiny:
+            return found
+        if self.syncs != "none":
+            found.append(f"{name}: host syncs: {self.syncs}")
+        if self.ratio("ours") > MAX_RATIO:
+            found.append(f"{name}: {self.ratio('ours'):.3f} of minimal, {MAX_RATIO} allowed")
+        return found
+
+
+def cases(*, tiny: bool) -> list[Case]:
+    """What is measured; with `tiny`, small enough for a CPU."""
+    images, tokens = (4, 8) if tiny else (256, 32)
+    image_sizes = {"depths": [1, 1], "width": 8, "pixels": 32, "classes": 10} if tiny else {}
+    token_sizes: dict[str, Any] = {"context": 16, "layers": 1, "heads": 2, "width": 16}
+    token_sizes = token_sizes | {"symbols": 64} if tiny else {}
+    resnet = _workload("ResNet-50", "images", images, image_sizes, {"name": "sgd", "lr": 0.01})
+    gpt = _workload("GPT-2 124M", "tokens", tokens, token_sizes, {"name": "adamw", "lr": 3e-4})
+    return [Case(resnet, "images", 1), Case(gpt, "tokens", token_sizes.get("context", 1024))]
+
+
+def _workload(
+    name: str, task: str, batch: int, sizes: dict[str, Any], optimizer: dict[str, Any]
+) -> Workload:
+    settings = {"batch": batch, **sizes}
+    return Workload(
+        name, f"tests.benchmarks.loops.large:{task}", settings, batch, optimizer, precision="bf16"
+    )
+
+
+def measure(case: Case, at: Setting, report: "Page") -> None:
+    """Everything about one case; the page is written anew after every part."""
+    case.drift = _drift(case.work, replace(at, steps=10))
+    case.syncs = _syncs(case.work, replace(at, steps=SILENT_FROM + SILENT_STEPS + 5))
+    report.write()
+    names = list(SYSTEMS)
+    for _ in range(ROUNDS):
+        for name in names:
+            watch = Watch(at.device)
+            _free(at.device)
+            SYSTEMS[name](case.work, replace(at, steps=WARM_UP + TIMED + 1), watch)
+            case.steps.setdefault(name, []).append(statistics.median(watch.steps()[WARM_UP:]))
+            if at.device.type == "cuda":
+                case.memory[name] = torch.cuda.max_memory_allocated() / 2**30
+        names.reverse()
+        report.write()
+
+
+def _drift(work: Workload, at: Setting) -> float:
+    start = {name: value.clone() for name, value in build(work, at).model.state_dict().items()}
+    by_hand, product = (train(work, at, Watch(at.device)) for train in (minimal, ours))
+    return _distance(product, by_hand) / _distance(by_hand, start)
+
+
+def _distance(weights: Weights, others: Weights) -> float:
+    squares = ((weights[n].double() - others[n].double()).square().sum() for n in weights)
+    return math.sqrt(float(sum(squares)))
+
+
+def _syncs(work: Workload, at: Setting) -> str | None:
+    """Runs our loop with host syncs forbidden in its steady steps: `none`, or what was said."""
+    if at.device.type != "cuda":
+        return None
+    watch = Watch(
+        at.device,
+        {
+            SILENT_FROM: lambda: torch.cuda.set_sync_debug_mode("error"),
+            SILENT_FROM + SILENT_STEPS: lambda: torch.cuda.set_sync_debug_mode("default"),
+        },
+    )
+    try:
+        # Neither reports nor meetings within the silent steps: those are the syncs that are meant.
+        ours(replace(work, report_every=10_000, shares=2_000), at, watch)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return "none"
+
+
+def _free(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+class Page:
+    """The table, on disk as far as it is known."""
+
+    def __init__(self, path: Path, known: list[Case], place: str) -> None:
+        self._path = path
+        self._cases = known
+        self._place = place
+
+    def text(self) -> str:
+        """As Markdown."""
+        head = ("| model | loop | per second | ms/step | ratio | peak GiB | host syncs | drift |",)
+        rows = [*head, "|" + " --- |" * 8]
+        for case in self._cases:
+            if set(case.steps) != set(SYSTEMS) or len(set(map(len, case.steps.values()))) > 1:
+                continue
+            for name in SYSTEMS:
+                step = 1000 * statistics.median(case.steps[name])
+                seen = (case.syncs or "-", f"{case.drift:.1e}") if name == "ours" else ("", "")
+                rows.append(
+                    f"| {case.work.name}, batch {case.work.local_batch} | {name}"
+                    f" | {case.rate(name):.0f} {case.unit} | {step:.2f} | {case.ratio(name):.3f}"
+                    f" | {case.memory.get(name, 0.0):.1f} | {seen[0]} | {seen[1]} |"
+                )
+        return "\n".join(rows)
+
+    def write(self) -> None:
+        """Puts it on disk."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        said = (
+            f"`make bench-gpu` on {self._place}, torch {torch.__version__}: bf16, a world of one"
+            f" rank under DDP, random batches copied from pinned host memory. Medians"
+            f" of {TIMED} steps, {ROUNDS} rounds. Host syncs: in {SILENT_STEPS} steady steps."
+            " Drift: distance of the weights after ten steps from the minimal loop's, as a part of"
+            " the way from the start. Goals: ratio"
+            f" {MAX_RATIO}, no host sync, drift {MAX_DRIFT}."
+        )
+        self._path.write_text(f"# Large models on a GPU\n\n{said}\n\n{self.text()}\n")
+
+
+def main() -> None:
+    """Measure, write the page, check the goals."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=int(os.environ.get("DDP_SEED", "0")))
+    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
+    parser.add_argument("--tiny", action="store_true", help="small models on the CPU")
+    options = parser.parse_args()
+    if not options.tiny and not torch.cuda.is_available():
+        print("bench-gpu: there is no CUDA device here", file=sys.stderr)
+        sys.exit(NO_DEVICE)
+    device = torch.device("cpu") if options.tiny else torch.device("cuda", 0)
+    os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=_free_port())
+    process_group.join(ALONE, device, timeout_seconds=120)
+    at = Setting(replace(ALONE, launched=False), device, steps=0, seed=options.seed)
+    known = cases(tiny=options.tiny)
+    place = "CPU, tiny" if options.tiny else torch.cuda.get_device_name()
+    day = datetime.now(UTC).date().isoformat()
+    page = Page(options.out / f"{day}-gpu.md", known, place)
+    torch.backends.cudnn.benchmark = True
+    for case in known:
+        measure(case, at, page)
+    gc.collect()
+    process_group.leave()
+    print(page.text())
+    if missed := [sentence for case in known for sentence in case.misses(tiny=options.tiny)]:
+        sys.exit("goal missed: " + "; ".join(missed))
+
+
+def _free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main()

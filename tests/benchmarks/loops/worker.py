@@ -1,0 +1,142 @@
+"""One rank of the comparison; started by torchrun, writes what rank 0 saw as JSON.
+
+torchrun --nproc-per-node 2 -m tests.benchmarks.loops.worker --out FILE
+"""
+
+import argparse
+import gc
+import json
+import logging
+import os
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ddp_trainer.ranks import process_group
+from ddp_trainer.ranks.collectives import broadcast_json
+from ddp_trainer.ranks.environment import Ranks
+from tests.benchmarks.loops.counts import FIRST, STEPS, count
+from tests.benchmarks.loops.findings import MIN_ROUNDS, Block, Findings, decided
+from tests.benchmarks.loops.systems import SYSTEMS, Weights
+from tests.benchmarks.loops.turns import Turn, take_turns
+from tests.benchmarks.loops.workloads import TURN, Setting, Watch, Workload
+
+WARM_UP, TIMED = 20, 100
+"""Steps of a block that are timed, those left out and those counted; the latter hold two readings
+of the loss."""
+EQUAL_AFTER = 10
+"""Steps after which the weights are compared."""
+
+WORKLOADS = [
+    Workload(
+        "digits",
+        "tests.benchmarks.loops.workloads:digits",
+        {},
+        local_batch=32,
+        optimizer={"name": "sgd", "lr": 0.001},
+    ),
+    Workload(
+        "characters",
+        "tests.benchmarks.loops.workloads:characters",
+        {"context": 64, "layers": 2, "width": 64},
+        local_batch=8,
+        optimizer={"name": "sgd", "lr": 0.001},
+    ),
+]
+
+
+def main() -> None:
+    """Counts, compares weights, times in rounds until goals are decided or the time is up."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, required=True, help="per workload")
+    parser.add_argument("--seed", type=int, required=True)
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    launched = Ranks.from_environment(os.environ)
+    device = process_group.choose_device("auto", launched)
+    process_group.join(launched, device, timeout_seconds=120)
+    # The group is there already: nobody need join it again.
+    at = Setting(replace(launched, launched=False), device, steps=0, seed=options.seed)
+    findings = [measure(work, at, options.seconds) for work in WORKLOADS]
+    if launched.is_first:
+        document = [vars(f) | {"blocks": [vars(b) for b in f.blocks]} for f in findings]
+        options.out.write_text(json.dumps(document))
+    gc.collect()
+    process_group.leave()
+
+
+def measure(work: Workload, at: Setting, seconds: float) -> Findings:
+    """Everything about one workload."""
+    found = Findings(work.name)
+    weights: dict[str, Weights] = {}
+    short, profiled = replace(at, steps=EQUAL_AFTER), replace(at, steps=FIRST + STEPS + 2)
+    for name, train in SYSTEMS.items():
+        weights[name] = train(work, short, Watch(at.device))
+        found.apart[name] = _apart(weights[name], weights["minimal"])
+        gc.collect()
+        found.counts[name] = count(train, work, profiled)
+        _say(
+            at, f"{work.name}: {name}: {found.counts[name]}, weights {found.apart[name]:.1e} apart"
+        )
+    deadline = time.monotonic() + seconds
+    timed = replace(at, steps=_steps(at.device))
+    order = list(SYSTEMS)
+    while True:
+        gc.collect()
+        dist.barrier()
+        for name, steps in play_round(work, timed, order).items():
+            found.blocks.append(Block(found.rounds, name, steps[WARM_UP:]))
+        found.rounds += 1
+        order = order[1:] + order[:1]
+        ended = found.rounds >= MIN_ROUNDS and (decided(found) or time.monotonic() > deadline)
+        if broadcast_json(ended, at.device):
+            return found
+
+
+def play_round(work: Workload, at: Setting, order: Sequence[str]) -> dict[str, list[float]]:
+    """Train once with each system. Returns the seconds of each step.
+
+    They take turns of a few steps; on a GPU, whose queue would mix them, one runs after the other.
+    """
+    watches = {name: Watch(at.device) for name in order}
+    if at.device.type == "cuda":
+        for name in order:
+            SYSTEMS[name](work, at, watches[name])
+            gc.collect()
+    else:
+        alike = replace(work, shares=len(order))
+
+        def loop(name: str, turn: Turn) -> None:
+            watches[name].pause = turn.pause
+            SYSTEMS[name](alike, at, watches[name])
+
+        take_turns(order, loop, f"{at.seed} {order}")
+    return {name: watch.steps() for name, watch in watches.items()}
+
+
+def _steps(device: torch.device) -> int:
+    """Steps of a block: those that are timed, those that begin a turn, and the last."""
+    steps = WARM_UP + TIMED
+    return (steps if device.type == "cuda" else steps * TURN // (TURN - 1)) + 1
+
+
+def _apart(weights: Weights, others: Weights) -> float:
+    return max(float((weights[name] - others[name]).abs().max()) for name in others)
+
+
+def _say(at: Setting, text: str) -> None:
+    if at.ranks.is_first:
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()

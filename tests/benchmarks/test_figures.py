@@ -1,0 +1,42 @@
+"""The table of recoveries says what was measured, and which goal was missed."""
+
+import math
+
+from tests.benchmarks.cases import CASES
+from tests.benchmarks.figures import Recovery, Result, missed, table
+
+CRASH, LOST = CASES[0], CASES[-1]
+
+
+def result(label: str, *seconds: float | None) -> Result:
+    return Result(CRASH, label, [Recovery(one) for one in seconds])
+
+
+def test_a_quantile_is_the_nearest_rank_above() -> None:
+    found = result("ours", *(float(n) for n in range(1, 11)))
+    assert found.quantile(0.5, lambda r: r.seconds) == 6.0
+    assert found.quantile(0.95, lambda r: r.seconds) == 10.0
+
+
+def test_what_did_not_recover_counts_as_infinite() -> None:
+    found = result("ours", 1.0, 2.0, None)
+    assert math.isinf(found.quantile(0.95, lambda r: r.seconds))
+    assert missed([found]) == ["rank crash"]
+
+
+def test_only_our_goals_are_judged() -> None:
+    late = CRASH.goal_seconds + 1
+    assert not missed([result("ours", 1.0), result("torchrun default", late)])
+    assert missed([result("ours", late)]) == ["rank crash"]
+
+
+def test_a_lost_node_is_judged_from_its_detection() -> None:
+    found = Result(LOST, "ours", [Recovery(30.0, after_detection=LOST.goal_seconds - 1)])
+    assert not missed([found])
+
+
+def test_the_table_has_a_row_per_fault_and_two_columns_per_gang() -> None:
+    never = result("torchrun default", None, None)
+    never.never = True
+    text = table([result("ours", 1.0, 3.0), never])
+    assert text.splitlines()[-1] == "| rank crash | 2/2 | 3.00 | 3.00 | 4 | never | never |"

@@ -1,0 +1,26 @@
+"""What the host takes away is read from the kernel's account."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.host import Host
+
+
+def account(file: Path, *, user: int, idle: int, stolen: int) -> Path:
+    file.write_text(f"cpu  {user} 0 0 {idle} 0 0 0 {stolen} 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n")
+    return file
+
+
+def test_the_share_is_of_the_time_with_work_to_do(tmp_path: Path) -> None:
+    stat = account(tmp_path / "stat", user=100, idle=50, stolen=10)
+    host = Host(stat)
+    account(stat, user=130, idle=1050, stolen=20)
+    assert host.taken() == pytest.approx(0.25)
+
+
+def test_a_machine_without_work_lost_nothing(tmp_path: Path) -> None:
+    stat = account(tmp_path / "stat", user=100, idle=50, stolen=10)
+    host = Host(stat)
+    account(stat, user=100, idle=99, stolen=10)
+    assert host.taken() == 0.0

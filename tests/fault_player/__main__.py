@@ -1,0 +1,66 @@
+"""Every fault that is known, played against the product: what `make faults` runs.
+
+    python -m tests.fault_player [--part api|cluster|recovery|kills] [--seed 0] [--wheels DIR]
+
+The parts run one after the other, each on a cluster of its own. Ends non-zero when one fails.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.harness import ending
+
+PYTEST = (
+    "-m", "pytest", "-p", "tests.fault_player.report", "-q", "--no-header",
+    "-o", "console_output_style=classic", "--tb=short",
+)  # fmt: skip
+CASES = "case_ or random"
+"""Which tests of the two nodes are about faults."""
+
+
+def parts(seed: int, wheels: Path) -> dict[str, list[str]]:
+    """What each part runs, as arguments of Python."""
+    state = ["--seed", str(seed), "--wheels", str(wheels)]
+    return {
+        "api": [*PYTEST, "tests/api", "-m", "api"],
+        "cluster": [*PYTEST, "tests/cluster", "-m", "cluster", "-k", CASES],
+        "recovery": ["-m", "tests.benchmarks.recovery", *state],
+        "kills": ["-m", "tests.fault_player.kills", *state],
+    }
+
+
+def main() -> None:
+    """Run the parts, then say what became of each."""
+    parser = argparse.ArgumentParser(description="Plays every known fault against the product.")
+    known = parts(0, Path())
+    parser.add_argument("--part", choices=list(known), action="append", help="this one alone")
+    parser.add_argument("--seed", type=int, default=int(os.environ.get("DDP_SEED") or "0"))
+    parser.add_argument("--wheels", type=Path, default=Path("../shared/wheels"))
+    options = parser.parse_args()
+    environment = os.environ | {"DDP_SEED": str(options.seed), "DDP_WHEELS": str(options.wheels)}
+    wanted = options.part or list(known)
+    commands = parts(options.seed, options.wheels)
+    codes = {name: run(name, commands[name], environment) for name in wanted}
+    failed = [name for name, code in codes.items() if code]
+    told = ", ".join(f"{name} {'FAILED' if code else 'ok'}" for name, code in codes.items())
+    print(f"\nfaults, SEED={options.seed}: {told}")
+    sys.exit(1 if failed else 0)
+
+
+def run(name: str, arguments: list[str], environment: Mapping[str, str]) -> int:
+    """Run one part in the open; its exit code."""
+    print(f"\n== {name}", flush=True)
+    began = time.monotonic()
+    with subprocess.Popen([sys.executable, *arguments], env=environment) as part:
+        code = ending.wait_for(part)
+    print(f"== {name}: exit {code} after {time.monotonic() - began:.0f} s", flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    ending.script(main)

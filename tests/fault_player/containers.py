@@ -1,0 +1,56 @@
+"""A pod's containers as this machine sees them: their processes and their control group."""
+
+from pathlib import Path
+from typing import Any
+
+from ddp_wire.contract import WORKER_CONTAINER
+from tests.harness import cgroups
+
+JSON = dict[str, Any]
+
+
+def group(pod: JSON, container: str = WORKER_CONTAINER) -> Path:
+    """The control group that accounts for a container's memory.
+
+    Raises:
+        LookupError: The container has not been started, or is gone.
+    """
+    statuses = pod["status"].get("containerStatuses", [])
+    found = next((s.get("containerID", "") for s in statuses if s["name"] == container), "")
+    name = found.rpartition("/")[2]
+    if name:
+        for root in _memory_first():
+            for folder in (root / cgroups.TREE).glob(f"**/{name}"):
+                return folder
+    raise LookupError(f"container {container} of {pod['metadata']['name']} does not run")
+
+
+def processes(pod: JSON, container: str = WORKER_CONTAINER) -> dict[int, int]:
+    """Process ids on this machine, by the id that the container itself sees.
+
+    Raises:
+        LookupError: The container has not been started, or is gone.
+    """
+    found = {}
+    for pid in (group(pod, container) / "cgroup.procs").read_text().split():
+        try:
+            status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+        except OSError:
+            continue  # It ended meanwhile.
+        line = next(line for line in status.splitlines() if line.startswith("NSpid:"))
+        found[int(line.split()[-1])] = int(pid)
+    return found
+
+
+def memory_kills(folder: Path) -> int:
+    """How many processes of a control group the kernel has ended for want of memory."""
+    for name in ("memory.events", "memory.oom_control"):
+        file = folder / name
+        if file.exists():
+            words = dict(line.split() for line in file.read_text().splitlines())
+            return int(words["oom_kill"])
+    raise LookupError(f"{folder} does not count what the kernel ends")
+
+
+def _memory_first() -> list[Path]:
+    return sorted(cgroups.hierarchies(), key=lambda root: root.name != "memory")

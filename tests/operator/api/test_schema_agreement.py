@@ -1,0 +1,146 @@
+"""What `ddpjob run` accepts, the API server accepts, and the other way round."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from ddp_operator.api.spec import DDPJobSpec
+from tests.operator.schema_tools import server_accepts, server_findings
+
+TASK = {"task": "my_package.flowers:build"}
+VOLUME = {"name": "data", "emptyDir": {}}
+
+ACCEPTED: dict[str, dict[str, Any]] = {
+    "the shortest": {**TASK},
+    "a command with arguments": {"command": ["python", "/app/train.py"], "args": ["--lr=0.1"]},
+    "all sizes": {**TASK, "nodes": 9999, "procsPerNode": 8, "gpusPerNode": 8},
+    "zero GPUs stated": {**TASK, "gpusPerNode": 0},
+    "nested configuration": {**TASK, "config": {"a": {"b": [1, 2.5, None, "x", True]}}},
+    "an empty configuration": {**TASK, "config": {}},
+    "an environment variable": {**TASK, "env": [{"name": "LR", "value": "0.1"}]},
+    "a variable from a secret": {
+        **TASK,
+        "env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+    },
+    "quantities": {
+        **TASK,
+        "resources": {"requests": {"cpu": "500m", "memory": "2Gi"}, "limits": {"cpu": 4}},
+    },
+    "a fractional quantity": {**TASK, "resources": {"limits": {"cpu": "0.5"}}},
+    "a volume and its mount": {
+        **TASK,
+        "volumes": [VOLUME],
+        "volumeMounts": [{"name": "data", "mountPath": "/data", "readOnly": True}],
+    },
+    "a checkpoint": {**TASK, "checkpoint": {"claimName": "c", "path": "runs/a-1", "keep": 1}},
+    "a checkpoint by steps": {**TASK, "checkpoint": {"claimName": "c", "everySteps": 100}},
+    "a network": {**TASK, "network": {"interface": "eth0", "ncclDebug": "Info"}},
+    "an excluded interface": {**TASK, "network": {"interface": "^docker0,lo"}},
+    "an overlay": {
+        **TASK,
+        "podTemplate": {"metadata": {"labels": {"q": "a"}}, "spec": {"hostIPC": True}},
+    },
+    "tolerations": {**TASK, "tolerations": [{"operator": "Exists"}]},
+    "a life": {
+        **TASK,
+        "suspend": True,
+        "maxRestarts": 0,
+        "restartWindowSeconds": 3600,
+        "maxInfrastructureRestarts": 0,
+        "startupDeadlineSeconds": 1,
+        "activeDeadlineSeconds": 31_536_000,
+        "ttlSecondsAfterFinished": 0,
+        "cleanPodPolicy": "All",
+    },
+    "a place": {
+        **TASK,
+        "nodeSelector": {"pool": "gpu"},
+        "priorityClassName": "high",
+        "imagePullSecrets": ["registry"],
+        "imagePullPolicy": "Never",
+        "image": "registry.example/mine:1",
+    },
+    "a task of a single module": {"task": "flowers:build"},
+}
+
+REJECTED: dict[str, dict[str, Any]] = {
+    "no nodes": {**TASK, "nodes": 0},
+    "too many nodes": {**TASK, "nodes": 10_000},
+    "nodes as text": {**TASK, "nodes": "2"},
+    "nodes as a fraction": {**TASK, "nodes": 2.5},
+    "nodes as a truth value": {**TASK, "nodes": True},
+    "suspend as text": {**TASK, "suspend": "yes"},
+    "suspend as a number": {**TASK, "suspend": 1},
+    "an unknown field": {**TASK, "nods": 2},
+    "an unknown field below": {**TASK, "checkpoint": {"claimName": "c", "everyStep": 1}},
+    "a field by its Python name": {**TASK, "max_restarts": 1},
+    "a task without a function": {"task": "my_package.flowers"},
+    "a task with a dash": {"task": "my-package:build"},
+    "a task with a letter that is not ASCII": {"task": "blümen:build"},
+    "a task that ends with a line break": {"task": "flowers:build\n"},
+    "an empty command": {"command": []},
+    "a command as text": {"command": "python train.py"},
+    "a command of numbers": {"command": ["python", 3]},
+    "a configuration that is a list": {**TASK, "config": [1]},
+    "a variable without a name": {**TASK, "env": [{"value": "1"}]},
+    "a variable with a wrong name": {**TASK, "env": [{"name": "1A", "value": "1"}]},
+    "a variable with a number": {**TASK, "env": [{"name": "A", "value": 1}]},
+    "variables as an object": {**TASK, "env": {"A": "1"}},
+    "a quantity that is none": {**TASK, "resources": {"limits": {"cpu": "lots"}}},
+    "a quantity with a wrong unit": {**TASK, "resources": {"requests": {"memory": "2GB"}}},
+    "a quantity as a fraction": {**TASK, "resources": {"limits": {"cpu": 0.5}}},
+    "a quantity as a truth value": {**TASK, "resources": {"limits": {"cpu": True}}},
+    "an unknown pull policy": {**TASK, "imagePullPolicy": "Sometimes"},
+    "an unknown clean policy": {**TASK, "cleanPodPolicy": "Running"},
+    "an unknown debug level": {**TASK, "network": {"ncclDebug": "INFO"}},
+    "an interface with a space": {**TASK, "network": {"interface": "eth 0"}},
+    "a mount at a relative path": {
+        **TASK,
+        "volumes": [VOLUME],
+        "volumeMounts": [{"name": "data", "mountPath": "data"}],
+    },
+    "a volume with a wrong name": {**TASK, "volumes": [{"name": "Data", "emptyDir": {}}]},
+    "a volume of an unknown kind": {**TASK, "volumes": [{"name": "d", "hostPath": {}}]},
+    "a checkpoint without a claim": {**TASK, "checkpoint": {"everySteps": 1}},
+    "a checkpoint path that climbs": {**TASK, "checkpoint": {"claimName": "c", "path": "../x"}},
+    "a checkpoint path in the middle that climbs": {
+        **TASK,
+        "checkpoint": {"claimName": "c", "path": "a/../../x"},
+    },
+    "an absolute checkpoint path": {**TASK, "checkpoint": {"claimName": "c", "path": "/x"}},
+    "no checkpoint kept": {**TASK, "checkpoint": {"claimName": "c", "keep": 0}},
+    "a negative number of restarts": {**TASK, "maxRestarts": -1},
+    "a negative number of restarts after lost pods": {**TASK, "maxInfrastructureRestarts": -1},
+    "a window of nothing": {**TASK, "restartWindowSeconds": 0},
+    "a deadline of nothing": {**TASK, "activeDeadlineSeconds": 0},
+    "a negative time to live": {**TASK, "ttlSecondsAfterFinished": -1},
+    "a label that is too long": {**TASK, "nodeSelector": {"a": "x" * 64}},
+    "a label that is a number": {**TASK, "podTemplate": {"metadata": {"labels": {"a": 1}}}},
+    "an overlay of other parts": {**TASK, "podTemplate": {"status": {}}},
+    "a toleration as text": {**TASK, "tolerations": ["Exists"]},
+}
+
+
+def accepted_here(spec: dict[str, Any]) -> bool:
+    try:
+        DDPJobSpec.model_validate(spec)
+    except ValidationError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("spec", ACCEPTED.values(), ids=ACCEPTED.keys())
+def test_both_accept(spec: dict[str, Any]) -> None:
+    assert server_findings("spec", spec) == []
+    assert accepted_here(spec)
+
+
+@pytest.mark.parametrize("spec", REJECTED.values(), ids=REJECTED.keys())
+def test_the_api_server_refuses(spec: dict[str, Any]) -> None:
+    assert not server_accepts("spec", spec)
+
+
+@pytest.mark.parametrize("spec", REJECTED.values(), ids=REJECTED.keys())
+def test_ddpjob_run_refuses_what_the_api_server_refuses(spec: dict[str, Any]) -> None:
+    assert not accepted_here(spec)

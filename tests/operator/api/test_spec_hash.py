@@ -1,0 +1,126 @@
+"""The hash of what pods are made of: defaults and the job's life leave it alone."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_operator.api.spec import DDPJobSpec, pod_shaping
+from ddp_operator.api.status import StrikeStatus
+from tests.operator.schema_tools import part
+from tests.operator.support import NOW, new_job, with_status
+
+SPEC: dict[str, Any] = {
+    "nodes": 2,
+    "task": "my_package.flowers:build",
+    "config": {"epochs": 3},
+    "image": "registry.example/mine:1",
+    "checkpoint": {"claimName": "shared"},
+    "volumes": [{"name": "data", "emptyDir": {}}],
+    "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+}
+
+
+def hash_of(**changes: Any) -> str:
+    return new_job(**(SPEC | changes)).spec_hash
+
+
+def with_server_defaults(value: Any, schema: dict[str, Any]) -> Any:
+    """Fill in defaults as the API server does when it stores an object."""
+    if isinstance(value, dict) and "properties" in schema:
+        filled = dict(value)
+        for name, inner in schema["properties"].items():
+            if name not in filled and "default" in inner:
+                filled[name] = inner["default"]
+            if name in filled:
+                filled[name] = with_server_defaults(filled[name], inner)
+        return filled
+    if isinstance(value, list) and "items" in schema:
+        return [with_server_defaults(item, schema["items"]) for item in value]
+    return value
+
+
+def test_defaults_that_the_api_server_fills_in_do_not_change_the_hash() -> None:
+    stored = with_server_defaults(SPEC, part("spec"))
+    assert stored["maxRestarts"] == 3
+    assert stored["checkpoint"]["keep"] == 3
+    assert stored["volumeMounts"][0]["readOnly"] is False
+    assert new_job(**stored).spec_hash == hash_of()
+
+
+LIFE: dict[str, Any] = {
+    "suspend": True,
+    "maxRestarts": 9,
+    "restartWindowSeconds": 60,
+    "maxInfrastructureRestarts": 9,
+    "startupDeadlineSeconds": 60,
+    "activeDeadlineSeconds": 60,
+    "ttlSecondsAfterFinished": 60,
+    "cleanPodPolicy": "All",
+}
+
+SHAPING: dict[str, Any] = {
+    "nodes": 3,
+    "procsPerNode": 2,
+    "gpusPerNode": 1,
+    "task": "my_package.trees:build",
+    "config": {"epochs": 4},
+    "command": ["python", "a.py"],
+    "args": ["--lr=1"],
+    "image": "registry.example/mine:2",
+    "imagePullPolicy": "Always",
+    "imagePullSecrets": ["registry"],
+    "env": [{"name": "A", "value": "1"}],
+    "resources": {"limits": {"cpu": "1"}},
+    "volumes": [{"name": "other", "emptyDir": {}}],
+    "volumeMounts": [{"name": "data", "mountPath": "/data", "readOnly": True}],
+    "podTemplate": {"spec": {"hostIPC": True}},
+    "nodeSelector": {"pool": "gpu"},
+    "tolerations": [{"operator": "Exists"}],
+    "priorityClassName": "high",
+    "network": {"interface": "eth0"},
+    "checkpoint": {"claimName": "shared", "everySteps": 5},
+    "standby": False,
+}
+
+
+def shape_of(**changes: Any) -> dict[str, Any]:
+    return pod_shaping(DDPJobSpec.model_validate(SPEC | changes))
+
+
+@pytest.mark.parametrize(("field", "value"), LIFE.items(), ids=LIFE.keys())
+def test_a_change_of_the_jobs_life_does_not_restart_its_pods(field: str, value: Any) -> None:
+    assert shape_of(**{field: value}) == shape_of()
+    assert hash_of(**{field: value}) == hash_of()
+
+
+@pytest.mark.parametrize(("field", "value"), SHAPING.items(), ids=SHAPING.keys())
+def test_a_change_of_what_pods_are_made_of_restarts_them(field: str, value: Any) -> None:
+    assert shape_of(**{field: value}) != shape_of()
+
+
+def test_strikes_against_nodes_do_not_restart_pods() -> None:
+    job = new_job(**SPEC)
+    strike = StrikeStatus(node="machine-1", count=2, last_time=NOW)
+    assert with_status(job, strikes=[strike]).spec_hash == job.spec_hash
+
+
+def test_every_field_of_the_spec_stands_in_one_of_the_two_tables() -> None:
+    fields = {str(field.alias) for field in DDPJobSpec.model_fields.values()}
+    assert LIFE.keys() | SHAPING.keys() == fields
+
+
+def test_the_hash_follows_the_shape() -> None:
+    hashes = {hash_of(), hash_of(nodes=3), hash_of(image="b"), hash_of(config={"epochs": 4})}
+    assert len(hashes) == 4
+
+
+@given(st.permutations(sorted(SPEC)))
+def test_the_order_of_fields_does_not_matter(order: list[str]) -> None:
+    assert new_job(**{name: SPEC[name] for name in order}).spec_hash == hash_of()
+
+
+def test_the_hash_is_fit_for_an_annotation_and_a_status_field() -> None:
+    assert len(hash_of()) == 16
+    assert set(hash_of()) <= set("0123456789abcdef")

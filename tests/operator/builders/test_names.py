@@ -1,0 +1,67 @@
+"""Names and labels of children."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_operator.builders import names
+from ddp_operator.builders.service import build_service
+from ddp_wire import contract
+from tests.operator.support import UID, new_job
+
+SIZES = st.integers(1, 300) | st.sampled_from([999, 1000, 1001, 9999])
+
+
+@given(SIZES)
+def test_pods_sorted_by_name_or_address_stand_in_the_order_of_their_index(nodes: int) -> None:
+    job = new_job(nodes=nodes)
+    pods = [names.pod_name(job, index) for index in range(nodes)]
+    addresses = [names.pod_address(job, index) for index in range(nodes)]
+    assert sorted(pods) == pods
+    assert sorted(addresses) == addresses
+    assert len(set(pods)) == nodes
+
+
+@given(SIZES, st.integers(1, 58))
+def test_every_pod_name_is_a_dns_label(nodes: int, length: int) -> None:
+    job = new_job("a" * length, nodes=nodes)
+    assert len(names.pod_name(job, nodes - 1)) <= 63
+
+
+def test_ten_pods_need_one_digit_and_eleven_need_two() -> None:
+    assert names.pod_name(new_job(nodes=10), 9) == "digits-9"
+    assert names.pod_name(new_job(nodes=11), 9) == "digits-09"
+
+
+def test_a_pods_address_is_its_name_under_the_headless_service() -> None:
+    job = new_job(nodes=2)
+    assert names.pod_address(job, 1) == "digits-1.digits"
+    assert names.service_name(job) == "digits"
+
+
+def test_children_are_found_by_the_jobs_uid_and_not_by_its_name() -> None:
+    job = new_job()
+    assert names.pod_selector(job) == {contract.LABEL_JOB_UID: UID}
+    assert names.pod_selector(job).items() <= names.labels(job).items()
+
+
+def test_children_name_their_job_as_owner_so_that_they_go_with_it() -> None:
+    assert names.owner_reference(new_job()) == {
+        "apiVersion": "ddp-trainer.dev/v1alpha1",
+        "kind": "DDPJob",
+        "name": "digits",
+        "uid": UID,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def test_the_service_is_headless_and_publishes_pods_before_they_are_ready() -> None:
+    job = new_job()
+    service = build_service(job)
+    assert service["kind"] == "Service"
+    assert service["metadata"]["namespace"] == "team-a"
+    assert service["metadata"]["ownerReferences"] == [names.owner_reference(job)]
+    assert service["metadata"]["labels"] == names.labels(job)
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert service["spec"]["selector"] == names.pod_selector(job)

@@ -1,0 +1,126 @@
+"""The podTemplate overlay: merges like strategic merge, and cannot take a pod away from us."""
+
+from typing import Any
+
+import pytest
+
+from ddp_operator.builders.overlay import lay_over
+from ddp_operator.builders.pod import build_pod
+from ddp_wire import contract
+from tests.operator.support import DEFAULTS, new_job
+
+
+def build(overlay: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    return build_pod(new_job(podTemplate=overlay, **spec), 0, 1, DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("base", "overlay", "merged"),
+    [
+        ({"a": 1, "b": 2}, {"b": 3}, {"a": 1, "b": 3}),
+        ({"a": {"x": 1}}, {"a": {"y": 2}}, {"a": {"x": 1, "y": 2}}),
+        ({}, {"a": {"b": [1]}}, {"a": {"b": [1]}}),
+        ([1, 2], [3], [3]),
+        (
+            [{"name": "a", "v": 1}, {"name": "b"}],
+            [{"name": "a", "w": 2}, {"name": "c"}],
+            [{"name": "a", "v": 1, "w": 2}, {"name": "b"}, {"name": "c"}],
+        ),
+        ([{"name": "a"}], [{"key": "gpu"}], [{"key": "gpu"}]),
+        ([{"name": "a"}], [], []),
+        ({"a": {"x": 1}}, {"a": 5}, {"a": 5}),
+        ([{"name": "a"}], [{"name": ["a"]}], [{"name": ["a"]}]),
+    ],
+    ids=[
+        "values replace",
+        "objects merge",
+        "new keys come in",
+        "plain lists replace",
+        "named lists merge by name, in their order",
+        "unnamed lists replace",
+        "an empty list empties",
+        "a value replaces an object",
+        "a list with a name that is none replaces",
+    ],
+)
+def test_laying_over(base: Any, overlay: Any, merged: Any) -> None:
+    assert lay_over(base, overlay) == merged
+
+
+def test_laying_over_changes_neither_side() -> None:
+    base = {"a": {"l": [{"name": "x", "v": 1}]}}
+    overlay = {"a": {"l": [{"name": "x", "v": 2}], "m": 1}}
+    lay_over(base, overlay)
+    assert base == {"a": {"l": [{"name": "x", "v": 1}]}}
+    assert overlay == {"a": {"l": [{"name": "x", "v": 2}], "m": 1}}
+
+
+def test_labels_and_annotations_are_added() -> None:
+    pod = build({"metadata": {"labels": {"queue": "a"}, "annotations": {"note": "b"}}})
+    assert pod["metadata"]["labels"]["queue"] == "a"
+    assert pod["metadata"]["annotations"]["note"] == "b"
+    assert pod["metadata"]["name"] == "digits-0"
+
+
+@pytest.mark.parametrize(
+    ("part", "key"),
+    [
+        ("labels", contract.LABEL_JOB_UID),
+        ("labels", contract.LABEL_JOB_NAME),
+        ("labels", contract.LABEL_NODE_INDEX),
+        ("labels", contract.LABEL_MANAGED_BY),
+        ("annotations", contract.ANNOTATION_ATTEMPT),
+        ("annotations", contract.ANNOTATION_SPEC_HASH),
+    ],
+    ids=lambda v: str(v).rpartition("/")[2],
+)
+def test_what_the_operator_knows_its_pod_by_cannot_be_changed(part: str, key: str) -> None:
+    overlay = {"metadata": {part: {key: "stolen"}}}
+    job = new_job(podTemplate=overlay)
+    pod = build_pod(job, 0, 1, DEFAULTS)
+    plain = build_pod(new_job(), 0, 1, DEFAULTS)
+    assert pod["metadata"][part][key] != "stolen"
+    if key != contract.ANNOTATION_SPEC_HASH:  # The overlay itself is part of the hash.
+        assert pod["metadata"][part][key] == plain["metadata"][part][key]
+
+
+def test_a_sidecar_comes_beside_the_worker() -> None:
+    pod = build({"spec": {"containers": [{"name": "sync", "image": "sync:1"}]}})
+    assert [c["name"] for c in pod["spec"]["containers"]] == ["worker", "sync"]
+
+
+def test_the_worker_can_be_changed_by_its_name() -> None:
+    change = {"name": "worker", "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
+    worker = build({"spec": {"containers": [change]}})["spec"]["containers"][0]
+    assert worker["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert worker["securityContext"]["readOnlyRootFilesystem"] is True
+    assert worker["command"] == ["python3", "-m", "ddp_agent"]
+
+
+def test_a_volume_replaces_one_of_its_name_and_leaves_the_rest() -> None:
+    pod = build({"spec": {"volumes": [{"name": "ddp-shm", "emptyDir": {"sizeLimit": "1Gi"}}]}})
+    volumes = {v["name"]: v for v in pod["spec"]["volumes"]}
+    assert volumes["ddp-shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
+    assert set(volumes) == {"ddp-pod-info", "ddp-tmp", "ddp-shm"}
+
+
+def test_two_mounts_of_one_volume_survive_an_overlay_that_adds_a_third() -> None:
+    stated = [
+        {"name": "data", "mountPath": "/train", "subPath": "train"},
+        {"name": "data", "mountPath": "/test", "subPath": "test"},
+    ]
+    extra = {"name": "worker", "volumeMounts": [{"name": "extra", "mountPath": "/extra"}]}
+    pod = build(
+        {"spec": {"containers": [extra], "volumes": [{"name": "extra", "emptyDir": {}}]}},
+        volumes=[{"name": "data", "emptyDir": {}}],
+        volumeMounts=stated,
+    )
+    paths = [m["mountPath"] for m in pod["spec"]["containers"][0]["volumeMounts"]]
+    assert {"/train", "/test", "/extra"} <= set(paths)
+
+
+def test_a_pod_spec_field_without_one_of_ours_is_passed_on() -> None:
+    pod = build({"spec": {"runtimeClassName": "nvidia", "hostNetwork": True}})
+    assert pod["spec"]["runtimeClassName"] == "nvidia"
+    assert pod["spec"]["hostNetwork"] is True
+    assert pod["spec"]["restartPolicy"] == "Never"

@@ -1,0 +1,211 @@
+"""The worker pod: what it says, what it mounts, and what a job can change of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddp_agent.agent import STOP_GRACE_SECONDS
+from ddp_operator.builders.pod import GPU_RESOURCE, LOST_NODE_SECONDS, Defaults, build_pod
+from ddp_wire import contract
+from tests.operator.support import DEFAULTS, UID, new_job
+
+GOLDEN = Path(__file__).parent
+
+
+def build(index: int = 0, attempt: int = 1, **spec: Any) -> dict[str, Any]:
+    return build_pod(new_job(**spec), index, attempt, DEFAULTS)
+
+
+def container(pod: dict[str, Any]) -> dict[str, Any]:
+    found: list[dict[str, Any]] = pod["spec"]["containers"]
+    assert len(found) == 1
+    return found[0]
+
+
+def mounts(pod: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Volumes by the path that they are mounted at."""
+    sources = {v["name"]: v for v in pod["spec"]["volumes"]}
+    return {m["mountPath"]: sources[m["name"]] for m in container(pod)["volumeMounts"]}
+
+
+def test_the_pod_of_a_plain_job_is_the_golden_one() -> None:
+    pod = build(
+        1,
+        3,
+        nodes=2,
+        procsPerNode=2,
+        gpusPerNode=2,
+        config={"epochs": 20, "global_batch": 256},
+        env=[{"name": "LR", "value": "0.1"}],
+        resources={"requests": {"cpu": 4, "memory": "16Gi"}},
+        checkpoint={"claimName": "training-shared", "everySteps": 100},
+        network={"interface": "eth0", "ncclDebug": "Info"},
+        nodeSelector={"pool": "gpu"},
+    )
+    golden = (GOLDEN / "golden.yaml").read_text(encoding="utf-8")
+    assert yaml.safe_dump(json.loads(json.dumps(pod)), sort_keys=False, width=100) == golden
+
+
+def test_the_pod_carries_its_index_its_attempt_and_the_hash_of_its_spec() -> None:
+    job = new_job(nodes=12)
+    metadata = build_pod(job, 7, 4, DEFAULTS)["metadata"]
+    assert metadata["name"] == "digits-07"
+    assert metadata["namespace"] == "team-a"
+    assert metadata["labels"][contract.LABEL_NODE_INDEX] == "7"
+    assert metadata["labels"][contract.LABEL_JOB_UID] == UID
+    assert metadata["annotations"] == {
+        contract.ANNOTATION_ATTEMPT: "4",
+        contract.ANNOTATION_SPEC_HASH: job.spec_hash,
+    }
+    assert [o["uid"] for o in metadata["ownerReferences"]] == [UID]
+
+
+def test_the_pod_resolves_by_the_name_that_its_peers_know() -> None:
+    spec = build(1, nodes=2)["spec"]
+    assert (spec["hostname"], spec["subdomain"]) == ("digits-1", "digits")
+
+
+def test_the_downward_api_follows_the_attempt_annotation_into_the_agents_file() -> None:
+    pod = build()
+    volume = mounts(pod)[contract.POD_INFO_DIR]
+    assert volume["downwardAPI"]["items"] == [
+        {
+            "path": contract.ATTEMPT_FILE,
+            "fieldRef": {"fieldPath": f"metadata.annotations['{contract.ANNOTATION_ATTEMPT}']"},
+        }
+    ]
+
+
+def test_a_container_never_restarts_by_itself_because_attempts_do_that() -> None:
+    assert build()["spec"]["restartPolicy"] == "Never"
+
+
+def test_the_grace_period_leaves_the_agent_time_to_save() -> None:
+    assert build()["spec"]["terminationGracePeriodSeconds"] > STOP_GRACE_SECONDS
+
+
+def test_probes_ask_the_agent() -> None:
+    worker = container(build())
+    assert worker["ports"] == [{"name": "agent", "containerPort": contract.AGENT_PORT}]
+    assert worker["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "agent"}
+    assert worker["readinessProbe"]["periodSeconds"] == 1
+    assert worker["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "agent"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "image", "policy"),
+    [
+        ({}, "registry.example/default:1", "Always"),
+        ({"image": "mine:2"}, "mine:2", "Always"),
+        ({"image": "mine:2", "imagePullPolicy": "Never"}, "mine:2", "Never"),
+    ],
+    ids=["the installation's", "the job's image", "the job's image and policy"],
+)
+def test_the_image_is_the_jobs_or_else_the_installations(
+    spec: dict[str, Any], image: str, policy: str
+) -> None:
+    defaults = Defaults("registry.example/default:1", "Always")
+    worker = container(build_pod(new_job(**spec), 0, 1, defaults))
+    assert (worker["image"], worker["imagePullPolicy"]) == (image, policy)
+
+
+@pytest.mark.parametrize(
+    ("spec", "resources"),
+    [
+        ({}, {}),
+        ({"gpusPerNode": 8}, {"limits": {GPU_RESOURCE: 8}}),
+        ({"resources": {"requests": {"cpu": 4}}}, {"requests": {"cpu": 4}}),
+        (
+            {"gpusPerNode": 2, "resources": {"limits": {"memory": "1Gi", GPU_RESOURCE: 5}}},
+            {"limits": {"memory": "1Gi", GPU_RESOURCE: 2}},
+        ),
+    ],
+    ids=["none", "GPUs", "CPU", "GPUs beside others, gpusPerNode wins"],
+)
+def test_gpus_are_limits_beside_the_stated_resources(
+    spec: dict[str, Any], resources: dict[str, Any]
+) -> None:
+    assert container(build(**spec))["resources"] == resources
+
+
+def test_a_checkpoint_mounts_its_claim() -> None:
+    found = mounts(build(checkpoint={"claimName": "shared"}))
+    assert found[contract.CHECKPOINT_MOUNT]["persistentVolumeClaim"] == {"claimName": "shared"}
+
+
+def test_without_a_checkpoint_there_is_no_claim() -> None:
+    assert set(mounts(build())) == {contract.POD_INFO_DIR, "/tmp", "/dev/shm"}
+
+
+def test_shared_memory_is_not_the_64_mebibytes_of_the_container_runtime() -> None:
+    assert mounts(build())["/dev/shm"]["emptyDir"] == {"medium": "Memory"}
+
+
+def test_stated_volumes_appear_where_they_are_asked_for() -> None:
+    pod = build(
+        volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "d", "readOnly": True}}],
+        volumeMounts=[{"name": "data", "mountPath": "/data", "subPath": "a", "readOnly": True}],
+    )
+    assert mounts(pod)["/data"]["persistentVolumeClaim"] == {"claimName": "d", "readOnly": True}
+    assert container(pod)["volumeMounts"][-1] == {
+        "name": "data",
+        "mountPath": "/data",
+        "subPath": "a",
+        "readOnly": True,
+    }
+
+
+def test_the_place_is_passed_on() -> None:
+    place: dict[str, Any] = {
+        "nodeSelector": {"pool": "gpu"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "priorityClassName": "high",
+    }
+    spec = build(**place, imagePullSecrets=["registry"])["spec"]
+    tolerations = place.pop("tolerations")
+    assert place.items() <= spec.items()
+    assert spec["tolerations"][: len(tolerations)] == tolerations
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+
+
+def test_keys_without_a_value_are_absent() -> None:
+    def empty(value: Any, path: str) -> list[str]:
+        if isinstance(value, dict):
+            return [e for k, v in value.items() for e in empty(v, f"{path}.{k}")]
+        if isinstance(value, list):
+            return [e for i, v in enumerate(value) for e in empty(v, f"{path}.{i}")]
+        return [path] if value is None else []
+
+    pod = build(env=[{"name": "A"}], volumes=[{"name": "d", "emptyDir": {}}])
+    assert empty(pod, "pod") == []
+    optional = {"nodeSelector", "priorityClassName", "imagePullSecrets"}
+    assert not optional & pod["spec"].keys()
+    assert "podTemplate" not in pod
+
+
+LOST_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+
+
+def test_a_lost_node_holds_a_pod_for_seconds_only() -> None:
+    found = {t["key"]: t for t in build()["spec"]["tolerations"]}
+    assert tuple(found) == LOST_NODE
+    assert {t["tolerationSeconds"] for t in found.values()} == {LOST_NODE_SECONDS}
+    assert {(t["operator"], t["effect"]) for t in found.values()} == {("Exists", "NoExecute")}
+
+
+@pytest.mark.parametrize(
+    ("stated", "kept"),
+    [
+        ({"key": LOST_NODE[1], "operator": "Exists", "tolerationSeconds": 90}, [LOST_NODE[0]]),
+        ({"operator": "Exists"}, []),
+    ],
+)
+def test_what_the_job_tolerates_itself_stays_as_it_is(
+    stated: dict[str, Any], kept: list[str]
+) -> None:
+    found = build(tolerations=[stated])["spec"]["tolerations"]
+    assert found[0] == stated
+    assert [t["key"] for t in found[1:]] == kept

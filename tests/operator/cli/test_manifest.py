@@ -1,0 +1,162 @@
+"""From a file and --set to a job: what is wrong is a sentence that names file or setting."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddp_operator.api.job import InvalidJobError
+from ddp_operator.cli.manifest import load_manifest
+
+JOB = """
+apiVersion: ddp-trainer.dev/v1alpha1
+kind: DDPJob
+metadata: {name: digits}
+spec:
+  nodes: 2
+  task: ddp_trainer.tasks.miniresnet:build
+  config: {epochs: 20}
+"""
+
+
+def load(home: Path, text: str | bytes, *settings: str) -> dict[str, Any]:
+    file = home / "job.yaml"
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    return load_manifest(file, settings)
+
+
+def refusal(home: Path, text: str | bytes, *settings: str) -> str:
+    with pytest.raises(InvalidJobError) as caught:
+        load(home, text, *settings)
+    said = str(caught.value)
+    assert said.splitlines() == [said]
+    return said
+
+
+def test_a_job_is_read_and_put_into_the_default_namespace(tmp_path: Path) -> None:
+    assert load(tmp_path, JOB) == {
+        "apiVersion": "ddp-trainer.dev/v1alpha1",
+        "kind": "DDPJob",
+        "metadata": {"name": "digits", "namespace": "default"},
+        "spec": {
+            "nodes": 2,
+            "task": "ddp_trainer.tasks.miniresnet:build",
+            "config": {"epochs": 20},
+        },
+    }
+
+
+def test_a_stated_namespace_is_kept(tmp_path: Path) -> None:
+    text = JOB.replace("{name: digits}", "{name: digits, namespace: team-a}")
+    assert load(tmp_path, text)["metadata"]["namespace"] == "team-a"
+
+
+def test_other_objects_in_the_file_are_passed_over(tmp_path: Path) -> None:
+    claim = "kind: PersistentVolumeClaim\nmetadata: {name: c}\n"
+    assert load(tmp_path, f"{claim}---{JOB}---\n")["metadata"]["name"] == "digits"
+
+
+def test_the_samples_in_the_repository_can_be_read() -> None:
+    samples = sorted((Path(__file__).parents[3] / "manifests" / "samples").glob("*.yaml"))
+    assert samples
+    for sample in samples:
+        assert load_manifest(sample, [])["kind"] == "DDPJob"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("", "must hold exactly one DDPJob, got 0"),
+        ("just text", "must hold exactly one DDPJob, got 0"),
+        (f"{JOB}---{JOB}", "must hold exactly one DDPJob, got 2"),
+        ("a: 1\nb: [1,", "must be YAML: line 2: "),
+        ("a: \x00", "must be YAML: "),
+        (b"\xff\xfe\xfa", "must be text in UTF-8"),
+        (JOB.replace("nodes", "nods"), "spec.nods: unknown field"),
+        (JOB.replace("{name: digits}", ""), "metadata.name: field required"),
+        (JOB.replace("v1alpha1", "v1"), "manifest: must be of apiVersion"),
+        (JOB.replace("{epochs: 20}", "{1: 2}"), "spec.config"),
+        (JOB.replace("epochs: 20", "since: 2026-03-01"), "spec.config"),
+        (JOB.replace("epochs: 20", "since: 2026-03-99"), "must be YAML: "),
+        (JOB.replace("{name: digits}", "digits"), "metadata: "),
+    ],
+    ids=[
+        "empty",
+        "no object",
+        "two jobs",
+        "broken YAML",
+        "control character",
+        "no text",
+        "unknown field",
+        "no name",
+        "another version",
+        "a key that is a number",
+        "a date",
+        "a date that no calendar has",
+        "metadata as text",
+    ],
+)
+def test_a_wrong_file(tmp_path: Path, content: str | bytes, sentence: str) -> None:
+    said = refusal(tmp_path, content)
+    assert said.startswith(f"{tmp_path / 'job.yaml'}: {sentence}")
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.yaml"
+    with pytest.raises(InvalidJobError) as caught:
+        load_manifest(missing, [])
+    assert str(caught.value) == f"{missing}: cannot be read: No such file or directory"
+    with pytest.raises(InvalidJobError, match="cannot be read: Is a directory"):
+        load_manifest(tmp_path, [])
+
+
+@pytest.mark.parametrize(
+    ("setting", "path", "value"),
+    [
+        ("nodes=3", ["nodes"], 3),
+        ("config.epochs=5", ["config", "epochs"], 5),
+        ("config.rate=0.1", ["config", "rate"], 0.1),
+        ("config.name=a=b", ["config", "name"], "a=b"),
+        ("config.deep.er=[1, x]", ["config", "deep", "er"], [1, "x"]),
+        ("suspend=true", ["suspend"], True),
+        ("checkpoint.claimName=c", ["checkpoint", "claimName"], "c"),
+        ("image=registry:5000/a:1", ["image"], "registry:5000/a:1"),
+    ],
+)
+def test_a_setting_changes_a_field_of_the_spec(
+    tmp_path: Path, setting: str, path: list[str], value: object
+) -> None:
+    found: Any = load(tmp_path, JOB, setting)["spec"]
+    for name in path:
+        found = found[name]
+    assert found == value
+
+
+def test_settings_work_on_a_job_that_states_no_spec(tmp_path: Path) -> None:
+    bare = yaml.safe_dump({**yaml.safe_load(JOB), "spec": None})
+    assert load(tmp_path, bare, "task=flowers:build")["spec"] == {"task": "flowers:build"}
+
+
+def test_of_two_settings_of_one_field_the_last_wins(tmp_path: Path) -> None:
+    assert load(tmp_path, JOB, "nodes=3", "nodes=4")["spec"]["nodes"] == 4
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("nodes", "--set: must be KEY=VALUE, got 'nodes'"),
+        ("=3", "--set: must be KEY=VALUE, got '=3'"),
+        ("nodes.x=3", "--set nodes.x: spec.nodes must be an object"),
+        ("config.epochs.x=3", "--set config.epochs.x: spec.config.epochs must be an object"),
+        ("config.a=[1,", "--set config.a: must be a YAML value, got '[1,'"),
+        ("config.a=2026-03-99", "--set config.a: must be a YAML value, got '2026-03-99'"),
+    ],
+)
+def test_a_wrong_setting(tmp_path: Path, setting: str, sentence: str) -> None:
+    assert refusal(tmp_path, JOB, setting) == sentence
+
+
+def test_a_setting_that_does_not_fit_the_spec_names_the_field(tmp_path: Path) -> None:
+    assert "spec.nodes: input should be" in refusal(tmp_path, JOB, "nodes=0")
+    assert "spec.nods: unknown field" in refusal(tmp_path, JOB, "nods=2")

@@ -1,0 +1,198 @@
+"""The way to the API server, over real HTTP: every bad outcome is a ClusterError."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+from kubernetes.aio import client, config
+
+from ddp_operator.cluster.agents import Agents
+from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest, NotLeadingError
+from ddp_operator.cluster.kube import KubeCluster
+from tests.operator.fake_api import FakeApi, refusal
+from tests.operator.support import active_job, pod
+
+NAME = ("ddp-system", "ddp-trainer-operator")
+LEASE: Manifest = {
+    "metadata": {"namespace": NAME[0], "name": NAME[1]},
+    "spec": {"holderIdentity": "a"},
+}
+
+
+class Bench:
+    def __init__(self, api: FakeApi) -> None:
+        self.api, self.heard = api, list[bool]()
+        self.leading = True
+        configuration = client.Configuration(host=api.address)
+        self.cluster = KubeCluster(
+            client.ApiClient(configuration),
+            Agents(),
+            may_write=self._may_write,
+            heard=self.heard.append,
+        )
+
+    def _may_write(self) -> None:
+        if not self.leading:
+            raise NotLeadingError("the Lease is held by b")
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    api = FakeApi()
+    await api.start()
+    bench = Bench(api)
+    yield bench
+    await bench.cluster.close()
+    await api.stop()
+
+
+class Silent(Agents):
+    """Agents that never answer, and whether each was to be asked whatever it did before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.insisted: list[bool] = []
+
+    async def ask(self, host: str, *, insist: bool = True) -> None:
+        del host
+        self.insisted.append(insist)
+
+
+async def test_only_the_agent_of_a_ready_pod_is_waited_for_again_and_again() -> None:
+    """That of another one may be on a lost node, and every look would wait for it."""
+    agents = Silent()
+    cluster = KubeCluster(client.ApiClient(), agents, may_write=lambda: None, heard=lambda _: None)
+    for ready in (False, True):
+        assert await cluster.ask_agent(pod(active_job(), ready=ready)) is None
+    await cluster.close()
+    assert agents.insisted == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("status", "header", "retry_after", "served"),
+    [
+        (429, "7", 7.0, True),
+        (429, "", None, True),
+        (429, "soon", None, True),
+        (500, "", None, False),
+        (503, "3", 3.0, False),
+        (401, "", None, False),
+        (403, "", None, True),
+        (405, "", None, True),
+    ],
+)
+async def test_a_refusal_has_its_status_and_sentence(
+    bench: Bench, status: int, header: str, retry_after: float | None, served: bool
+) -> None:
+    headers = {"Retry-After": header} if header else {}
+    bench.api.fault = lambda _: refusal(status, "not now", **headers)
+    with pytest.raises(ClusterError, match="not now") as caught:
+        await bench.cluster.snapshot(None)
+    assert not isinstance(caught.value, ConflictError)
+    assert (caught.value.status, caught.value.retry_after) == (status, retry_after)
+    assert set(bench.heard) == {served}
+
+
+async def test_of_three_refused_lists_the_same_one_is_always_named(bench: Bench) -> None:
+    async def late_jobs(request: web.Request) -> None:
+        if "ddpjobs" in request.path:
+            await asyncio.sleep(0.1)
+
+    bench.api.before = late_jobs
+    bench.api.fault = lambda request: refusal(403, f"no {request.path.rpartition('/')[2]}")
+    with pytest.raises(ClusterError, match="no ddpjobs"):
+        await bench.cluster.snapshot(None)
+
+
+async def test_a_missing_crd_is_named(bench: Bench) -> None:
+    bench.api.fault = lambda _: web.Response(status=404, text="404 page not found")
+    with pytest.raises(ClusterError, match=r"the CRD ddpjobs\.ddp-trainer\.dev is not installed"):
+        await bench.cluster.snapshot(None)
+
+
+async def test_a_token_that_is_refused_is_read_anew(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(client_configuration: client.Configuration) -> None:
+        client_configuration.api_key["BearerToken"] = "bearer new"
+
+    def only_the_new(request: web.Request) -> web.Response | None:
+        return None if request.headers.get("Authorization") == "bearer new" else refusal(401, "no")
+
+    monkeypatch.setattr(config, "load_incluster_config", load)
+    bench.api.fault = only_the_new
+    with pytest.raises(ClusterError, match="no"):
+        await bench.cluster.get_job(("team-a", "digits"))
+    assert await bench.cluster.get_job(("team-a", "digits")) is None
+
+
+async def test_a_conflict_is_one_of_its_own(bench: Bench) -> None:
+    bench.api.fault = lambda _: refusal(409, "the object has been modified")
+    with pytest.raises(ConflictError):
+        await bench.cluster.update_lease({**LEASE, "metadata": {**LEASE["metadata"], **version(1)}})
+
+
+async def test_no_answer_is_a_failed_request_and_heals(bench: Bench) -> None:
+    def hang_up(request: web.Request) -> None:
+        assert request.transport is not None
+        request.transport.abort()
+
+    bench.api.fault = hang_up
+    with pytest.raises(ClusterError, match="did not answer") as caught:
+        await bench.cluster.get_job(("team-a", "digits"))
+    assert caught.value.status == 0
+    bench.api.fault = lambda _: None
+    assert await bench.cluster.get_job(("team-a", "digits")) is None
+    assert bench.heard[-2:] == [False, True]
+
+
+@pytest.mark.parametrize(("status", "said"), [(200, "is no JSON"), (502, "HTTP status 502")])
+async def test_an_answer_of_something_else_than_the_api_server_is_an_error(
+    bench: Bench, status: int, said: str
+) -> None:
+    bench.api.fault = lambda _: web.Response(status=status, text="<html>proxy</html>")
+    with pytest.raises(ClusterError, match=said):
+        await bench.cluster.snapshot(None)
+
+
+async def test_a_lease_is_created_read_and_updated_at_its_version(bench: Bench) -> None:
+    assert await bench.cluster.get_lease(*NAME) is None
+    made = await bench.cluster.create_lease(LEASE)
+    with pytest.raises(ConflictError):
+        await bench.cluster.create_lease(LEASE)
+    newer = await bench.cluster.update_lease(made)
+    with pytest.raises(ConflictError):
+        await bench.cluster.update_lease(made)
+    assert await bench.cluster.get_lease(*NAME) == newer
+    path = "/apis/coordination.k8s.io/v1/namespaces/ddp-system/leases"
+    assert ("POST", path) in bench.api.seen
+    assert ("PUT", f"{path}/ddp-trainer-operator") in bench.api.seen
+
+
+async def test_a_lease_is_never_updated_without_a_version(bench: Bench) -> None:
+    with pytest.raises(ValueError, match="unconditional"):
+        await bench.cluster.update_lease(LEASE)
+    assert bench.api.seen == []
+
+
+async def test_who_does_not_lead_reads_and_writes_nothing(bench: Bench) -> None:
+    bench.leading = False
+    await bench.cluster.snapshot(None)
+    read = len(bench.api.seen)
+    pod = {"kind": "Pod", "metadata": {"namespace": "team-a", "name": "p"}}
+    job = {"metadata": {"namespace": "a", "name": "j", "uid": "u", "resourceVersion": "1"}}
+    for write in (
+        bench.cluster.create(pod),
+        bench.cluster.delete_pod("team-a", "p", "uid", None),
+        bench.cluster.annotate_pod("team-a", "p", "uid", {}),
+        bench.cluster.delete_job(("team-a", "j"), "uid"),
+        bench.cluster.write_status({**job, "spec": {}}, {}),
+    ):
+        with pytest.raises(NotLeadingError):
+            await write
+    assert len(bench.api.seen) == read
+
+
+def version(number: int) -> Manifest:
+    return {"resourceVersion": str(number)}

@@ -1,0 +1,256 @@
+"""An API server in memory: resource versions, conflicts, uid preconditions, names that are taken.
+
+It can be told to die at its k-th write, before or after the write takes effect.
+"""
+
+import copy
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from ddp_operator.cluster.base import (
+    ClusterError,
+    ConflictError,
+    Key,
+    Listing,
+    Manifest,
+    NameTakenError,
+    Snapshot,
+)
+from ddp_operator.reconcile.plan import Event
+from ddp_operator.reconcile.world import PodView
+from ddp_operator.runtime.cache import Cache
+from ddp_wire import contract
+from ddp_wire.contract import AgentStatus, AttemptOrder
+from tests.scenarios.pods import TERMINAL
+
+T = TypeVar("T")
+
+
+class Killed(BaseException):
+    """The controller's process ends here."""
+
+
+class FakeCluster:
+    """Implements `Cluster`. Everything that goes in or out is a copy."""
+
+    def __init__(self) -> None:
+        self._versions = itertools.count(1)
+        self._uids = itertools.count(1)
+        self.jobs: dict[Key, Manifest] = {}
+        self.children: dict[str, dict[Key, Manifest]] = {"Pod": {}, "Service": {}}
+        self.agents: dict[str, AgentStatus] = {}
+        """Answers of agents, by pod uid."""
+        self.asked: list[str] = []
+        """Names of the pods whose agents were asked."""
+        self.writes: list[str] = []
+        """Every write that was tried, as `verb name`."""
+        self.statuses: list[Manifest] = []
+        """Every status that was written."""
+        self.events: list[Event] = []
+        self.orders: list[tuple[str, AttemptOrder]] = []
+        """What agents were told directly."""
+        self.refusals: dict[str, ClusterError] = {}
+        """What to answer to writes that begin with these words."""
+        self.watching: Cache | None = None
+        """The cache that a watch feeds at once; with none it lags behind."""
+        self.after_write: Callable[[], None] = lambda: None
+        self._kill: tuple[int, bool] | None = None
+        self._dead = False
+
+    def kill_at(self, write: int, *, after: bool) -> None:
+        """Let the controller die at a write, counted from 1."""
+        self._kill = (write, after)
+
+    def revive(self) -> None:
+        """A new process may talk to the API server; it is not killed."""
+        self._kill, self._dead = None, False
+
+    def _write(self, what: str, effect: Callable[[], T]) -> T:
+        if self._dead:
+            raise Killed(what)
+        self.writes.append(what)
+        hit, after = False, False
+        if self._kill is not None:
+            hit, after = len(self.writes) == self._kill[0], self._kill[1]
+        self._dead = hit
+        if hit and not after:
+            raise Killed(what)
+        for beginning, error in self.refusals.items():
+            if what.startswith(beginning):
+                raise error
+        outcome = effect()
+        self.after_write()
+        if hit:
+            raise Killed(what)
+        return outcome
+
+    # --- What other parties do ------------------------------------------------------------------
+
+    def apply(self, job: Manifest) -> Manifest:
+        """Create a job, or replace its spec as a user does."""
+        key = _key(job)
+        known = self.jobs.get(key)
+        metadata = {**job["metadata"]}
+        if known is not None:
+            metadata = {**known["metadata"], "generation": known["metadata"]["generation"] + 1}
+        status = known.get("status", {}) if known else {}
+        return self._store_job({**copy.deepcopy(job), "metadata": metadata, "status": status})
+
+    def change_pod(self, name: str, **status: object) -> Manifest:
+        """Change the status of a pod as its kubelet does."""
+        found = self.pod(name)
+        found["status"] = {**found["status"], **status}
+        return self._store_child("Pod", found)
+
+    def remove_pod(self, name: str) -> None:
+        """The pod is gone for good."""
+        self._drop_child("Pod", self.pod(name))
+
+    def pod(self, name: str) -> Manifest:
+        return next(copy.deepcopy(p) for p in self.pods() if p["metadata"]["name"] == name)
+
+    def pods(self) -> list[Manifest]:
+        return list(self.children["Pod"].values())
+
+    def living(self) -> list[Manifest]:
+        return [p for p in self.pods() if p["status"]["phase"] not in TERMINAL]
+
+    def snapshot(self) -> Snapshot:
+        version = next(self._versions)
+        kinds = (self.jobs, self.children["Pod"], self.children["Service"])
+        return Snapshot(*(Listing(copy.deepcopy(list(k.values())), version) for k in kinds))
+
+    # --- `Cluster` ------------------------------------------------------------------------------
+
+    async def get_job(self, key: Key) -> Manifest | None:
+        return copy.deepcopy(self.jobs.get(key))
+
+    async def list_pods(self, namespace: str, labels: Mapping[str, str]) -> Sequence[Manifest]:
+        return [
+            copy.deepcopy(p)
+            for p in self.pods()
+            if p["metadata"]["namespace"] == namespace
+            and labels.items() <= p["metadata"]["labels"].items()
+        ]
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+
+        def effect() -> Manifest:
+            known = self.children[kind].get(_key(manifest))
+            if known is None:
+                made = copy.deepcopy(manifest)
+                made["metadata"]["uid"] = f"{name}#{next(self._uids)}"
+                made["status"] = {"phase": "Pending"} if kind == "Pod" else {}
+                if kind == "Pod":
+                    made["spec"]["nodeName"] = f"machine-{name.rpartition('-')[2]}"
+                return self._store_child(kind, made)
+            if _owner(known) != _owner(manifest):
+                raise NameTakenError(f"{kind} {name} exists already and is not this job's")
+            return copy.deepcopy(known)
+
+        return self._write(f"create {kind} {name}", effect)
+
+    async def delete_pod(
+        self, namespace: str, name: str, uid: str, grace_seconds: int | None
+    ) -> None:
+        def effect() -> None:
+            known = self.children["Pod"].get((namespace, name))
+            if known is None or known["metadata"]["uid"] != uid:
+                return
+            if grace_seconds == 0 or known["status"]["phase"] in TERMINAL:
+                self._drop_child("Pod", known)
+            elif "deletionTimestamp" not in known["metadata"]:
+                marked = {**known["metadata"], "deletionTimestamp": "2026-03-01T12:00:00Z"}
+                self._store_child("Pod", {**known, "metadata": marked})
+
+        self._write(f"delete Pod {name}", effect)
+
+    async def annotate_pod(
+        self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]
+    ) -> Manifest | None:
+        def effect() -> Manifest | None:
+            known = self.children["Pod"].get((namespace, name))
+            if known is None or known["metadata"]["uid"] != uid:
+                return None
+            changed = copy.deepcopy(known)
+            changed["metadata"]["annotations"] |= annotations
+            return self._store_child("Pod", changed)
+
+        value = annotations.get(contract.ANNOTATION_ATTEMPT)
+        return self._write(f"annotate Pod {name} {value}", effect)
+
+    async def delete_job(self, key: Key, uid: str) -> None:
+        def effect() -> None:
+            known = self.jobs.get(key)
+            if known is None or known["metadata"]["uid"] != uid:
+                return
+            del self.jobs[key]
+            if self.watching is not None:
+                self.watching.drop_job(known)
+            for kind, children in self.children.items():  # The garbage collector's work.
+                for child in [c for c in children.values() if _owner(c) == uid]:
+                    self._drop_child(kind, child)
+
+        self._write(f"delete DDPJob {key[1]}", effect)
+
+    async def write_status(self, job: Manifest, status: Manifest) -> Manifest:
+        def effect() -> Manifest:
+            known = self.jobs.get(_key(job))
+            same = ("uid", "resourceVersion")
+            if known is None or any(known["metadata"][k] != job["metadata"][k] for k in same):
+                raise ConflictError("the object has been modified", status=409)
+            self.statuses.append(copy.deepcopy(status))
+            return self._store_job({**known, "status": copy.deepcopy(status)})
+
+        return self._write(f"status {job['metadata']['name']}", effect)
+
+    async def emit(self, job: Manifest, event: Event) -> None:
+        self._write(f"event {job['metadata']['name']}", lambda: self.events.append(event))
+
+    async def ask_agent(self, pod: PodView) -> AgentStatus | None:
+        self.asked.append(pod.name)
+        return self.agents.get(pod.uid)
+
+    async def await_agent(self, pod: PodView, revision: int) -> AgentStatus | None:
+        """Answers at once: the caller asks again."""
+        word = self.agents.get(pod.uid)
+        return word if word is None or word.revision != revision else None
+
+    async def order_attempt(self, address: str, order: AttemptOrder) -> None:
+        self.orders.append((address, order))
+
+    # --- Storage ----------------------------------------------------------------------------------
+
+    def _store_job(self, job: Manifest) -> Manifest:
+        stamped = self._stamped(job)
+        self.jobs[_key(job)] = stamped
+        if self.watching is not None:
+            self.watching.put_job(copy.deepcopy(stamped))
+        return copy.deepcopy(stamped)
+
+    def _store_child(self, kind: str, child: Manifest) -> Manifest:
+        stamped = self._stamped(child)
+        self.children[kind][_key(child)] = stamped
+        if self.watching is not None:
+            self.watching.put_child(kind, copy.deepcopy(stamped))
+        return copy.deepcopy(stamped)
+
+    def _drop_child(self, kind: str, child: Manifest) -> None:
+        del self.children[kind][_key(child)]
+        self.agents.pop(child["metadata"]["uid"], None)
+        if self.watching is not None:
+            self.watching.drop_child(kind, child)
+
+    def _stamped(self, manifest: Manifest) -> Manifest:
+        stamp = {"resourceVersion": str(next(self._versions))}
+        return {**copy.deepcopy(manifest), "metadata": {**manifest["metadata"], **stamp}}
+
+
+def _key(manifest: Manifest) -> Key:
+    return manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+
+
+def _owner(child: Manifest) -> str:
+    return str(child["metadata"]["ownerReferences"][0]["uid"])

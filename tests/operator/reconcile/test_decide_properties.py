@@ -1,0 +1,286 @@
+"""What holds of every decision, whatever the world looks like."""
+
+import contextlib
+import itertools
+from typing import Any
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from ddp_operator.api.job import DDPJob, parse_job
+from ddp_operator.api.status import ConditionType, DDPJobStatus, ProgressStatus, StrikeStatus
+from ddp_operator.reconcile.decide import decide
+from ddp_operator.reconcile.life import is_finished
+from ddp_operator.reconcile.plan import CreatePod, DeleteJob, DeletePod, SetAttempt
+from ddp_operator.reconcile.world import PodView, Termination, World
+from ddp_wire.contract import AgentStatus
+from tests.operator.schema_tools import server_findings
+from tests.operator.support import (
+    DEFAULTS,
+    NOW,
+    active_job,
+    after,
+    all_pods,
+    condition,
+    failed_word,
+    job_manifest,
+    last_failure,
+    pod,
+    to_wire,
+    with_status,
+    world,
+)
+
+ATTEMPTS = st.integers(0, 3)
+MOMENTS = st.sampled_from([-100, -61, -5, -1.5, 0, 0.25, 1, 4, 30, 99]).map(after)
+NAN, INF = float("nan"), float("inf")
+
+
+def maybe(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | values
+
+
+FAILURES: list[dict[str, Any]] = [
+    {},
+    {"message": "ValueError: no", "traceback": "Traceback\nValueError: no"},
+    {"message": "peer gone", "secondary": True},
+    {"message": "peer gone", "secondary": True, "at": after(-60).timestamp()},
+    {"exit_code": 2, "message": "no data"},
+    {"exit_code": 85},
+    {"signal": "SIGKILL"},
+    {"rank": None, "message": "torchrun: no"},
+]
+SAID: list[dict[str, Any]] = [
+    {},
+    {"progress": {"step": 0}},
+    {"progress": {"step": 7, "totalSteps": 9, "loss": 0.5, "metrics": {"a": 1.0}}},
+    {"progress": {"step": 8, "totalSteps": 9, "samplesPerSecond": 1e12, "etaSeconds": 0}},
+    {"progress": {"step": 8, "loss": NAN, "samplesPerSecond": NAN, "metrics": {"a": NAN}}},
+    {"progress": {"step": 8, "loss": INF, "samplesPerSecond": INF, "metrics": {"a": INF}}},
+    {"checkpoint": {"step": 5, "path": "/checkpoints/a", "at": after(-3).timestamp()}},
+    {"ranks": [{"resumedFrom": None}]},
+    {"ranks": [{"resumedFrom": 5}]},
+]
+
+
+def _words() -> list[AgentStatus]:
+    """Every kind of word; what the contract refuses counts as no answer."""
+    found = []
+    phases = ["Waiting", "Starting", "Training", "Succeeded", "Failed", "Preempted"]
+    for attempt, phase in itertools.product([1, 2, 3], phases):
+        for said in SAID:
+            beat = {"attempt": attempt, "rank": 0, "localRank": 0, "phase": "Training", "at": 0}
+            ranks = [beat | r for r in said.get("ranks", [])]
+            fields = {"nodeIndex": 0, "attempt": attempt, "phase": phase, "since": 0}
+            with contextlib.suppress(ValidationError):
+                found.append(AgentStatus.model_validate(fields | said | {"ranks": ranks}))
+    for attempt, failure in itertools.product([1, 2, 3], FAILURES):
+        found.append(failed_word(0, attempt=attempt, **failure))
+    return found
+
+
+WORDS = {attempt: [w for w in _words() if w.attempt == attempt] for attempt in (1, 2, 3)}
+
+
+def every(**choices: list[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Any combination, by one draw: many draws make examples slow."""
+    rows = [dict(zip(choices, row, strict=True)) for row in itertools.product(*choices.values())]
+    return st.sampled_from(rows)
+
+
+SPECS = every(
+    nodes=[2, 1, 3],
+    suspend=[False, False, True],
+    maxRestarts=[3, 0, 1],
+    maxInfrastructureRestarts=[50, 0],
+    cleanPodPolicy=["None", "All"],
+    limits=[
+        {},
+        {"checkpoint": {"claimName": "shared"}, "restartWindowSeconds": 60},
+        {"activeDeadlineSeconds": 60},
+        {"startupDeadlineSeconds": 30},
+        {"ttlSecondsAfterFinished": 0},
+        {"ttlSecondsAfterFinished": 60},
+    ],
+)
+STATUSES = every(
+    attempt=[1, 2, 3],
+    restarts=[0, 1, 3],
+    attempt_spec_hash=["current", "current", None, "0" * 16],
+    start_time=[NOW, None],
+    attempt_start_time=[NOW, None],
+    completion_time=[None, NOW],
+)
+WRITTEN = every(
+    resumed_from_step=[None, 5],
+    stalled_attempts=[0, 1, 2],
+    attempt_start_step=[None, 5],
+    strikes=[[], [StrikeStatus(node="machine-1", count=1, last_time=NOW)]],
+    last_failure=[None, last_failure(1), last_failure(2)],
+    progress=[None, ProgressStatus(step=7, time=NOW), ProgressStatus(step=8, time=None)],
+)
+CONDITIONS = every(
+    Rendezvoused=["True", "False", None],
+    PodsReady=[None, "True"],
+    Succeeded=["Unknown", None, "Unknown", "True", "False"],
+    Suspended=[None, "True", "False"],
+)
+PODS = every(
+    phase=["Running", "Pending", "Succeeded", "Failed", "Running", "Unknown"],
+    ready=[True, False],
+    attempt=["current", "current", "1", "3", "", "stop"],
+    spec_hash=["current", "current", "0" * 16],
+    deleting=[False, False, True],
+    disruption=[None, None, "EvictionByEvictionAPI", "DeletionByPodGC", "Of" + "x" * 2000],
+)
+ENDS = every(
+    exit_code=[0, 1, 2, 85, 137], reason=["", "OOMKilled"], at=[None, NOW], final=[True, False]
+)
+SIGHTS = every(
+    now=[after(s) for s in (0, 1, 4.5, 5, 29, 61, -100)],
+    service=[True, False],
+    blocked=[None, None, "exceeded quota"],
+)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    """Mostly such as may come about, sometimes such as never should."""
+    spec = draw(SPECS)
+    job = parse_job(
+        job_manifest(**{k: v for k, v in spec.items() if k != "limits"}, **spec["limits"])
+    )
+    fields = draw(STATUSES) | draw(WRITTEN)
+    if fields["attempt_spec_hash"] == "current":
+        fields["attempt_spec_hash"] = job.spec_hash
+    set_ones = {k: v for k, v in draw(CONDITIONS).items() if v is not None}
+    conditions = [condition(ConditionType(k), v) for k, v in set_ones.items()]
+    job = with_status(job, conditions=conditions, **fields)
+    pods, reports = [], {}
+    for index in range(draw(st.integers(0, spec["nodes"] + 1))):
+        view, said = _pod(draw, job, index)
+        pods.append(view)
+        if said is not None:
+            reports[view.uid] = said
+    sight = draw(SIGHTS)
+    return World(job, sight["now"], tuple(pods), sight["service"], reports, sight["blocked"])
+
+
+def _pod(draw: st.DrawFn, job: DDPJob, index: int) -> tuple[PodView, AgentStatus | None]:
+    fields = draw(PODS)
+    if fields["attempt"] == "current":
+        fields = fields | {"attempt": str(job.status.attempt)}
+    if fields["spec_hash"] == "current":
+        fields = fields | {"spec_hash": job.spec_hash}
+    of = draw(st.sampled_from([job.status.attempt, job.status.attempt, 1, 3]))
+    said = draw(st.none() | st.sampled_from(WORDS[of]))
+    if fields["phase"] in {"Succeeded", "Failed"}:
+        end = draw(st.none() | ENDS)
+        if end is not None:
+            fields = fields | {
+                "termination": Termination(**(end | {"final": said if end["final"] else None}))
+            }
+    return pod(job, index, **fields), said
+
+
+def written(seen: World, status: DDPJobStatus) -> World:
+    """The same world once the API server has stored the status."""
+    stored = DDPJobStatus.model_validate(to_wire(status))
+    job = seen.job.model_copy(update={"status": stored})
+    return World(job, seen.now, seen.pods, seen.service_exists, seen.reports, seen.blocked)
+
+
+@settings(max_examples=150)
+@given(worlds())
+def test_no_world_makes_a_decision_fail_and_the_api_server_takes_every_status(seen: World) -> None:
+    plan = decide(seen, DEFAULTS)
+    assert server_findings("status", to_wire(plan.status)) == []
+    assert plan.requeue_seconds is None or plan.requeue_seconds >= 0
+
+
+@settings(max_examples=150)
+@given(worlds())
+def test_an_unchanging_world_comes_to_rest(seen: World) -> None:
+    """Each look writes what the one before did not know; soon there is nothing left to write."""
+    for _ in range(12):
+        plan = decide(seen, DEFAULTS)
+        stored = written(seen, plan.status)
+        if stored.job.status == seen.job.status:
+            break
+        seen = stored
+    at_rest = decide(seen, DEFAULTS)
+    assert at_rest.status == seen.job.status
+    assert at_rest.events == ()
+
+
+def test_a_failure_is_written_in_one_look_and_settled_in_two() -> None:
+    job = active_job()
+    seen = world(job, all_pods(job), words={1: failed_word(1)})
+    first = written(seen, decide(seen, DEFAULTS).status)
+    second = written(first, decide(first, DEFAULTS).status)
+    assert decide(second, DEFAULTS).status == second.job.status
+    assert second.job.status.attempt == 2
+
+
+@given(worlds())
+def test_a_decision_depends_on_nothing_but_the_world(seen: World) -> None:
+    assert decide(seen, DEFAULTS) == decide(seen, DEFAULTS)
+
+
+@settings(max_examples=150)
+@given(worlds())
+@example(world(active_job(), ()))
+def test_a_look_counts_up_by_at_most_one_and_never_down(seen: World) -> None:
+    old, new = seen.job.status, decide(seen, DEFAULTS).status
+    assert new.attempt - old.attempt in {0, 1}
+    counts = ("restarts", "infrastructure_restarts", "free_restarts")
+    spent = [getattr(new, name) - getattr(old, name) for name in counts]
+    assert set(spent) <= {0, 1}
+    assert sum(spent) <= new.attempt - old.attempt
+    if new.restarts > old.restarts and seen.job.spec.restart_window_seconds is None:
+        assert new.restarts <= max(old.restarts, seen.job.spec.max_restarts)
+    if new.infrastructure_restarts > old.infrastructure_restarts:
+        assert new.infrastructure_restarts <= seen.job.spec.max_infrastructure_restarts
+
+
+@settings(max_examples=150)
+@given(worlds())
+def test_actions_concern_each_pod_once_and_only_pods_that_are_there(seen: World) -> None:
+    plan = decide(seen, DEFAULTS)
+    known = {p.uid: p for p in seen.pods}
+    for action in plan.actions:
+        if isinstance(action, DeletePod | SetAttempt):
+            assert known[action.uid].name == action.name
+    told = [a.name for a in plan.actions if isinstance(a, SetAttempt)]
+    gone = [a.name for a in plan.actions if isinstance(a, DeletePod)]
+    made = [a.manifest["metadata"]["name"] for a in plan.actions if isinstance(a, CreatePod)]
+    for acted in (told, gone, made):
+        assert len(acted) == len(set(acted))
+    assert not set(told) & (set(gone) | set(made))
+    freed = {p.name for p in seen.pods} - set(gone)
+    assert not set(made) & freed, "a pod is created only where its name is or becomes free"
+
+
+@settings(max_examples=150)
+@given(worlds())
+def test_a_living_pod_is_never_replaced_before_it_is_gone(seen: World) -> None:
+    plan = decide(seen, DEFAULTS)
+    living = {p.name for p in seen.pods if not p.terminal}
+    made = {a.manifest["metadata"]["name"] for a in plan.actions if isinstance(a, CreatePod)}
+    assert not made & living
+
+
+@settings(max_examples=150)
+@given(worlds())
+def test_a_finished_or_suspended_job_creates_nothing_and_is_told_nothing_but_to_stop(
+    seen: World,
+) -> None:
+    plan = decide(seen, DEFAULTS)
+    if not is_finished(plan.status) and not seen.job.spec.suspend:
+        assert not [a for a in plan.actions if isinstance(a, DeleteJob)]
+        return
+    for action in plan.actions:
+        assert isinstance(action, DeletePod | SetAttempt | DeleteJob)
+        if isinstance(action, SetAttempt):
+            assert action.value == "stop"

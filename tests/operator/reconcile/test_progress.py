@@ -1,0 +1,222 @@
+"""What the status says of the training: from node 0, not too often, nothing lost at the end."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import ConditionType, ProgressStatus
+from ddp_operator.reconcile.progress import PROGRESS_INTERVAL, render
+from ddp_wire.contract import Beat, CheckpointInfo, Progress, RankPhase
+from tests.operator.schema_tools import server_findings
+from tests.operator.support import (
+    NOW,
+    active_job,
+    after,
+    all_pods,
+    ended,
+    failed_word,
+    plan_for,
+    pod,
+    to_wire,
+    with_status,
+    word,
+)
+
+CHECKPOINT = CheckpointInfo(step=40, path="/checkpoints/digits/step-40", at=NOW.timestamp())
+
+
+def beat(resumed_from: int | None = None) -> Beat:
+    return Beat(
+        attempt=1,
+        rank=0,
+        local_rank=0,
+        phase=RankPhase.TRAINING,
+        at=NOW.timestamp(),
+        resumed_from=resumed_from,
+    )
+
+
+def at_step(step: int, **more: Any) -> Any:
+    return word(0, progress=Progress(step=step, total_steps=100), **more)
+
+
+def shown(step: int, since: datetime = NOW) -> DDPJob:
+    """A running job whose status shows a step since a time."""
+    progress = render(Progress(step=step, total_steps=100), since)
+    return with_status(active_job(), progress=progress)
+
+
+def test_numbers_are_shown_as_integers_and_decimal_text_because_floats_do_not_belong_there() -> (
+    None
+):
+    progress = Progress(
+        step=60,
+        total_steps=120,
+        epoch=3,
+        loss=0.123456,
+        samples_per_second=1234.56,
+        eta_seconds=42,
+        metrics={"accuracy": 0.98765},
+    )
+    assert render(progress, after(0.5)) == ProgressStatus(
+        summary="60/120 (50%)",
+        step=60,
+        total_steps=120,
+        epoch=3,
+        loss="0.1235",
+        samples_per_second=1235,
+        eta_seconds=42,
+        metrics={"accuracy": "0.9877"},
+        time=NOW,
+    )
+
+
+@pytest.mark.parametrize(
+    ("progress", "summary"),
+    [
+        (Progress(step=7), "7"),
+        (Progress(step=7, total_steps=0), "7"),
+        (Progress(step=0, total_steps=3), "0/3 (0%)"),
+        (Progress(step=2, total_steps=3), "2/3 (66%)"),
+        (Progress(step=3, total_steps=3), "3/3 (100%)"),
+    ],
+    ids=["no total", "total of nothing", "begin", "rounded down", "end"],
+)
+def test_the_summary_of_progress(progress: Progress, summary: str) -> None:
+    assert render(progress, NOW).summary == summary
+
+
+def test_what_was_not_measured_is_absent() -> None:
+    progress = render(Progress(step=1), NOW)
+    assert (progress.loss, progress.samples_per_second, progress.metrics) == (None, None, None)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=["nan", "inf"])
+def test_a_number_that_is_not_finite_is_shown_or_left_out_but_stops_nothing(value: float) -> None:
+    progress = Progress(step=1, loss=value, samples_per_second=value, metrics={"a": value})
+    job = with_status(active_job(), progress=render(progress, NOW))
+    assert server_findings("status", to_wire(job.status)) == []
+
+
+def test_more_metrics_than_the_status_holds_stop_nothing() -> None:
+    metrics = {f"metric-{i:03d}": 0.5 for i in range(100)}
+    status = with_status(
+        active_job(), progress=render(Progress(step=1, metrics=metrics), NOW)
+    ).status
+    assert server_findings("status", to_wire(status)) == []
+    assert status.progress is not None
+    assert len(status.progress.metrics or {}) == 32
+
+
+def test_a_checkpoint_path_that_is_longer_than_the_status_holds_stops_nothing() -> None:
+    job = active_job()
+    said = word(0, checkpoint=CheckpointInfo(step=1, path="/c/" + "x" * 2000, at=0.0))
+    status = plan_for(job, all_pods(job), words={0: said}).status
+    assert server_findings("status", to_wire(status)) == []
+
+
+@pytest.mark.parametrize("at", [-1e18, 1e18, 1e300], ids=["before time", "far", "farther"])
+@pytest.mark.parametrize("of", ["checkpoint", "failure"])
+def test_a_time_that_no_calendar_has_stops_nothing(of: str, at: float) -> None:
+    job = active_job()
+    said = (
+        failed_word(0, at=at)
+        if of == "failure"
+        else word(0, checkpoint=CheckpointInfo(step=1, path="/c", at=at))
+    )
+    status = plan_for(job, all_pods(job), words={0: said}).status
+    assert server_findings("status", to_wire(status)) == []
+
+
+def test_the_word_of_node_0_is_what_counts() -> None:
+    job = active_job()
+    other = word(1, progress=Progress(step=99))
+    assert plan_for(job, all_pods(job), words={1: other}).status.progress is None
+    status = plan_for(job, all_pods(job), words={0: at_step(5), 1: other}).status
+    assert status.progress is not None
+    assert status.progress.step == 5
+
+
+def test_the_word_of_an_earlier_attempt_does_not_count() -> None:
+    job = active_job(attempt=2)
+    assert plan_for(job, all_pods(job), words={0: at_step(5)}).status.progress is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step"),
+    [(0, 10), (4.9, 10), (5, 20), (60, 20), (-600, 20)],
+    ids=["at once", "4.9 s", "5 s", "a minute", "the clock was set back"],
+)
+def test_progress_is_written_every_five_seconds_at_most(seconds: float, step: int) -> None:
+    job = shown(10)
+    status = plan_for(job, all_pods(job), now=after(seconds), words={0: at_step(20)}).status
+    assert PROGRESS_INTERVAL.total_seconds() == 5
+    assert status.progress is not None
+    assert status.progress.step == step
+
+
+def test_the_first_progress_is_written_at_once() -> None:
+    job = active_job()
+    status = plan_for(job, all_pods(job), words={0: at_step(1)}).status
+    assert status.progress is not None
+    assert status.progress.step == 1
+
+
+def test_the_same_progress_is_not_written_again_however_old_it_is() -> None:
+    job = shown(10)
+    status = plan_for(job, all_pods(job), now=after(60), words={0: at_step(10)}).status
+    assert status.progress == job.status.progress
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed", "Preempted"])
+def test_the_last_progress_of_an_attempt_is_never_lost(phase: str) -> None:
+    job = shown(95)
+    last = word(0, phase=phase, progress=Progress(step=100, total_steps=100), checkpoint=CHECKPOINT)
+    done = pod(job, 0, phase="Succeeded", ready=False, termination=ended(0, final=last))
+    seen = [done, pod(job, 1, phase="Succeeded", ready=False)]
+    status = plan_for(job, seen, now=after(0.2)).status
+    assert status.progress is not None
+    assert status.progress.summary == "100/100 (100%)"
+    assert status.last_checkpoint is not None
+    assert status.last_checkpoint.step == 40
+
+
+def test_the_progress_of_a_failed_attempt_stands_in_the_status_of_the_next() -> None:
+    job = shown(10)
+    fallen = failed_word(0).model_copy(update={"progress": Progress(step=17, total_steps=100)})
+    status = plan_for(job, all_pods(job), now=after(1), words={0: fallen}).status
+    assert status.attempt == 2
+    assert status.progress is not None
+    assert status.progress.step == 17
+
+
+def test_a_checkpoint_is_a_condition_and_a_path() -> None:
+    job = active_job()
+    status = plan_for(job, all_pods(job), words={0: at_step(41, checkpoint=CHECKPOINT)}).status
+    assert status.last_checkpoint is not None
+    assert status.last_checkpoint.path == "/checkpoints/digits/step-40"
+    assert status.last_checkpoint.time == datetime.fromtimestamp(CHECKPOINT.at, UTC)
+    found = status.condition(ConditionType.CHECKPOINTED)
+    assert found is not None
+    assert found.message == "at step 40"
+
+
+def test_where_an_attempt_resumed_is_written_and_told_at_once() -> None:
+    job = shown(10)
+    said = at_step(10, ranks=[beat(resumed_from=8)])
+    plan = plan_for(job, all_pods(job), now=after(1), words={0: said})
+    assert plan.status.resumed_from_step == 8
+    assert ("ResumedFromCheckpoint", "attempt 1 resumed from step 8") in [
+        (e.reason, e.message) for e in plan.events
+    ]
+    again = with_status(job, **dict(plan.status))
+    assert plan_for(again, all_pods(again), now=after(2), words={0: said}).events == ()
+
+
+def test_an_attempt_that_starts_from_the_beginning_says_so_by_saying_nothing() -> None:
+    job = with_status(active_job(), resumed_from_step=8)
+    plan = plan_for(job, all_pods(job), words={0: word(0, ranks=[beat(None)])})
+    assert plan.status.resumed_from_step is None
+    assert plan.events == ()

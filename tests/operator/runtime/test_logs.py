@@ -1,0 +1,101 @@
+"""Log lines: what they are about stands at their end, for people and for machines."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from ddp_operator.builders.pod import Defaults
+from ddp_operator.cluster.base import ClusterError, Key
+from ddp_operator.runtime.cache import Cache
+from ddp_operator.runtime.controller import Controller
+from ddp_operator.runtime.logs import JsonFormatter, TextFormatter, about, note
+from ddp_operator.runtime.queue import WorkQueue
+from ddp_operator.runtime.workers import Heart, work
+from tests.operator.fake_cluster import FakeCluster
+from tests.operator.support import NOW, job_manifest
+
+log = logging.getLogger("ddp_operator.test")
+
+
+class Lines(logging.Handler):
+    """Formats at once, as a real handler does."""
+
+    def __init__(self, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+
+
+@pytest.fixture(params=[TextFormatter, JsonFormatter], ids=["text", "json"])
+def lines(request: pytest.FixtureRequest) -> Iterator[Lines]:
+    handler = Lines(request.param())
+    logger = logging.getLogger("ddp_operator")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+
+
+def test_a_line_says_at_its_end_what_it_is_about(lines: Lines) -> None:
+    with about(job="team-a/digits"):
+        log.info("one")
+        note(attempt=2, cause="has a space", rank=None)
+        log.info("two")
+    log.info("three")
+    if isinstance(lines.formatter, JsonFormatter):
+        one, two, three = (json.loads(line) for line in lines.lines)
+        assert (one["message"], one["job"]) == ("one", "team-a/digits")
+        assert (two["attempt"], two["cause"]) == (2, "has a space")
+        assert set(three) == {"time", "level", "logger", "message"}
+    else:
+        tails = [line.partition(" INFO ")[2] for line in lines.lines]
+        assert tails == [
+            "ddp_operator.test: one job=team-a/digits",
+            'ddp_operator.test: two job=team-a/digits attempt=2 cause="has a space"',
+            "ddp_operator.test: three",
+        ]
+
+
+def test_a_traceback_follows_the_line_or_is_a_field_of_it(lines: Lines) -> None:
+    with about(job="team-a/digits"):
+        try:
+            raise ValueError("two\nlines")  # noqa: TRY301
+        except ValueError as error:
+            log.exception("failed: %s", error)  # noqa: TRY401
+    (entry,) = lines.lines
+    if isinstance(lines.formatter, JsonFormatter):
+        assert "\n" not in entry
+        assert json.loads(entry)["exception"].startswith("Traceback")
+    else:
+        first, second = entry.splitlines()[:2]
+        assert first.endswith("failed: two\\nlines job=team-a/digits")
+        assert second.startswith("Traceback")
+
+
+async def test_every_line_about_a_job_carries_it(lines: Lines) -> None:
+    """Of the worker, the controller and what they call, and of two jobs at a time."""
+    cluster, cache, queue = FakeCluster(), Cache(), WorkQueue[Key]()
+    cluster.refusals["create"] = ClusterError("exceeded quota", status=403)
+    for name in ("one", "two"):
+        queue.add(cache.put_job(cluster.apply(job_manifest(name))))
+    controller = Controller(cluster, cache, Defaults("mine:1", "Always"), lambda: NOW)
+    tasks = [asyncio.ensure_future(work(queue, controller, Heart())) for _ in range(2)]
+    async with asyncio.timeout(10):
+        while sum("again in" in line for line in lines.lines) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    for task in tasks:
+        task.cancel()
+    failed = [line for line in lines.lines if "again in" in line]
+    if isinstance(lines.formatter, JsonFormatter):
+        assert {json.loads(line)["job"] for line in lines.lines} == {"team-a/one", "team-a/two"}
+        assert all(json.loads(line)["attempt"] == 1 for line in failed)
+    else:
+        assert all(" job=team-a/" in line for line in lines.lines)
+        assert all(line.endswith(" attempt=1") for line in failed)

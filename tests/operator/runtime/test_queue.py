@@ -1,0 +1,242 @@
+"""The queue: each key once, one worker on each, delays and backoff."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_operator.runtime.queue import WorkQueue
+from tests.operator.fake_time import run_in_fake_time
+
+Test = Callable[[WorkQueue[str]], Awaitable[None]]
+
+
+def in_fake_time(test: Test, *, base: float = 1.0, cap: float = 60.0) -> None:
+    async def body() -> None:
+        await test(WorkQueue(base=base, cap=cap, seed=1))
+
+    run_in_fake_time(body())
+
+
+async def arrival(queue: WorkQueue[str]) -> tuple[str, float]:
+    """The next key and the millisecond at which it came."""
+    key = await queue.get()
+    return key, round(asyncio.get_running_loop().time(), 3)
+
+
+def test_a_key_that_is_added_twice_is_handed_out_once() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        queue.add("a")
+        queue.add("b")
+        queue.add("a")
+        assert [await queue.get(), await queue.get()] == ["a", "b"]
+        assert len(queue) == 0
+
+    in_fake_time(body)
+
+
+def test_a_key_that_is_added_while_a_worker_is_on_it_comes_again_when_the_worker_is_done() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        queue.add("a")
+        await queue.get()
+        queue.add("a")
+        queue.add("a")
+        assert len(queue) == 0
+        assert set(queue.active) == {"a"}
+        queue.done("a")
+        assert await queue.get() == "a"
+        queue.done("a")
+        assert len(queue) == 0
+
+    in_fake_time(body)
+
+
+def test_a_worker_that_waits_is_woken_by_the_next_key() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        waiting = [asyncio.ensure_future(queue.get()) for _ in range(2)]
+        await asyncio.sleep(1)
+        queue.add("a")
+        await asyncio.sleep(1)
+        queue.add("b")
+        assert sorted(await asyncio.gather(*waiting)) == ["a", "b"]
+
+    in_fake_time(body)
+
+
+def test_a_delayed_key_comes_when_its_time_has_come() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        queue.add_after("a", 7)
+        assert await arrival(queue) == ("a", 7)
+
+    in_fake_time(body)
+
+
+@pytest.mark.parametrize("delays", [(3, 9), (9, 3)], ids=["earlier first", "earlier last"])
+def test_of_two_delays_the_earlier_wins(delays: tuple[float, float]) -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        for delay in delays:
+            queue.add_after("a", delay)
+        assert await arrival(queue) == ("a", 3)
+        queue.done("a")
+        await asyncio.sleep(20)
+        assert len(queue) == 0, "the later date is forgotten"
+
+    in_fake_time(body)
+
+
+def test_a_key_that_comes_early_is_not_handed_out_again_at_its_old_date() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        queue.add_after("a", 5)
+        queue.add("a")
+        assert await arrival(queue) == ("a", 0)
+        queue.done("a")
+        await asyncio.sleep(20)
+        assert len(queue) == 0
+
+    in_fake_time(body)
+
+
+def test_a_delay_that_ends_while_a_worker_is_on_the_key_is_not_lost() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        queue.add("a")
+        await queue.get()
+        queue.add_after("a", 1)
+        await asyncio.sleep(2)
+        assert len(queue) == 0
+        queue.done("a")
+        assert await queue.get() == "a"
+
+    in_fake_time(body)
+
+
+def test_the_backoff_of_a_key_doubles_up_to_its_cap() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        for failures in range(40):
+            delay = queue.retry("a")
+            whole = min(60.0, 2.0**failures)
+            assert whole / 2 <= delay <= whole
+
+    in_fake_time(body)
+
+
+def test_a_failed_key_comes_again_after_its_backoff() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        delay = queue.retry("a")
+        assert await arrival(queue) == ("a", round(delay, 3))
+
+    in_fake_time(body)
+
+
+def test_the_backoff_is_spread_so_that_keys_do_not_come_together() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        assert len({queue.retry(f"key-{i}") for i in range(20)}) == 20
+
+    in_fake_time(body)
+
+
+def test_the_server_may_ask_for_more_patience_than_the_backoff_has() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        assert queue.retry("a", 30) == 30
+        assert queue.retry("b", 0.001) >= 0.5
+
+    in_fake_time(body)
+
+
+def test_a_key_that_the_server_holds_back_is_not_handed_out_for_a_change_either() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        queue.add("a")
+        await queue.get()
+        queue.add("a")
+        queue.retry("a", at_least=30.0)
+        queue.done("a")
+        queue.add("a")
+        queue.add("b")
+        assert await arrival(queue) == ("b", 0.0)
+        assert await arrival(queue) == ("a", 30.0)
+        queue.forget("a")
+        queue.done("a")
+        queue.add("a")
+        assert await arrival(queue) == ("a", 30.0)
+
+    in_fake_time(body)
+
+
+def test_a_key_that_went_well_begins_its_backoff_anew() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        for _ in range(5):
+            queue.retry("a")
+        queue.forget("a")
+        assert queue.retry("a") <= 1.0
+        assert queue.retry("b") <= 1.0
+
+    in_fake_time(body)
+
+
+def test_a_failure_of_one_key_delays_no_other() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        for _ in range(5):
+            queue.retry("a")
+        queue.add("b")
+        assert await arrival(queue) == ("b", 0)
+
+    in_fake_time(body)
+
+
+class Workers:
+    """Workers on a queue, and what they owe: keys that were added and not handed out since."""
+
+    def __init__(self, queue: WorkQueue[str]) -> None:
+        self.queue = queue
+        self.active: list[str] = []
+        self.owed: set[str] = set()
+
+    async def add(self, key: str) -> None:
+        self.queue.add(key)
+        self.owed.add(key)
+
+    async def later(self, key: str) -> None:
+        self.queue.add_after(key, 1)
+        self.owed.add(key)
+
+    async def wait(self, _: str) -> None:
+        await asyncio.sleep(2)
+
+    async def get(self, _: str) -> None:
+        if len(self.queue):
+            got = await self.queue.get()
+            assert got not in self.active
+            self.active.append(got)
+            self.owed.discard(got)
+
+    async def done(self, _: str) -> None:
+        if self.active:
+            self.queue.done(self.active.pop())
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from([Workers.add, Workers.later, Workers.wait, Workers.get, Workers.done]),
+        st.sampled_from("ab"),
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_no_two_workers_are_ever_on_one_key_and_no_change_is_missed(steps: list[Any]) -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        workers = Workers(queue)
+        for step, key in steps:
+            await step(workers, key)
+        while workers.active:
+            await workers.done("")
+        await asyncio.sleep(5)
+        while len(queue):
+            await workers.get("")
+            await workers.done("")
+        assert workers.owed == set()
+
+    in_fake_time(body)

@@ -1,0 +1,212 @@
+"""Builders of jobs, pods, agents' words and worlds."""
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ddp_operator.api.base import API_VERSION, KIND
+from ddp_operator.api.job import DDPJob, parse_job
+from ddp_operator.api.status import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    DDPJobStatus,
+    FailureStatus,
+)
+from ddp_operator.builders import names
+from ddp_operator.builders.pod import Defaults
+from ddp_operator.cluster.base import Manifest
+from ddp_operator.reconcile.decide import decide
+from ddp_operator.reconcile.plan import Action, Plan
+from ddp_operator.reconcile.world import PodView, Termination, World
+from ddp_wire import contract
+from ddp_wire.contract import AgentPhase, AgentStatus, Failure
+
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+UID = "6f1c4f0e-8d0c-4d55-9d4b-3f2f5b0a7c11"
+DEFAULTS = Defaults(image="registry.example/ddp-trainer:1")
+
+
+def after(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def job_manifest(name: str = "digits", **spec: Any) -> Manifest:
+    """A job as the API server holds it; the spec's fields are given in camelCase."""
+    if "task" not in spec and "command" not in spec:
+        spec["task"] = "ddp_trainer.tasks.miniresnet:build"
+    metadata = {
+        "name": name,
+        "namespace": "team-a",
+        "uid": UID,
+        "resourceVersion": "1",
+        "generation": 1,
+    }
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
+
+
+def new_job(name: str = "digits", **spec: Any) -> DDPJob:
+    return parse_job(job_manifest(name, **spec))
+
+
+def with_status(job: DDPJob, **fields: Any) -> DDPJob:
+    """The job with fields of its status changed, named as in Python."""
+    return job.model_copy(update={"status": job.status.model_copy(update=fields)})
+
+
+def condition(kind: ConditionType, value: str, reason: str = "Test") -> Condition:
+    return Condition(
+        type=kind,
+        status=ConditionStatus(value),
+        reason=reason,
+        last_transition_time=NOW,
+        observed_generation=1,
+    )
+
+
+def active_job(
+    *, attempt: int = 1, formed: bool = True, status: Mapping[str, Any] | None = None, **spec: Any
+) -> DDPJob:
+    """A job in the given attempt, begun at NOW; `formed` when all its ranks have joined."""
+    job = new_job(**({"nodes": 2} | spec))
+    return with_status(
+        job,
+        attempt=attempt,
+        attempt_spec_hash=job.spec_hash,
+        attempt_start_time=NOW,
+        start_time=NOW,
+        conditions=[
+            condition(ConditionType.RENDEZVOUSED, str(formed)),
+            condition(ConditionType.PODS_READY, str(formed)),
+            condition(ConditionType.SUCCEEDED, "Unknown", "Running" if formed else "Starting"),
+        ],
+        **(status or {}),
+    )
+
+
+def finished_job(*, succeeded: bool, **spec: Any) -> DDPJob:
+    job = active_job(**spec)
+    summary = condition(ConditionType.SUCCEEDED, str(succeeded), "Completed")
+    return with_status(job, completion_time=NOW, conditions=[summary], replicas=2)
+
+
+def pod(job: DDPJob, index: int = 0, **fields: Any) -> PodView:
+    """A pod of the job's current attempt that runs and is ready, but for the fields given."""
+    name = names.pod_name(job, index)
+    given: dict[str, Any] = {
+        "name": name,
+        "uid": f"uid-{name}",
+        "index": index,
+        "phase": "Running",
+        "ready": True,
+        "attempt": str(job.status.attempt),
+        "spec_hash": job.spec_hash,
+        "node": f"machine-{index}",
+        "ip": f"10.0.0.{index + 1}",
+    }
+    return PodView(**(given | fields))
+
+
+def all_pods(job: DDPJob, **fields: Any) -> tuple[PodView, ...]:
+    return tuple(pod(job, index, **fields) for index in range(job.spec.nodes))
+
+
+def word(index: int = 0, *, attempt: int = 1, phase: str = "Training", **more: Any) -> AgentStatus:
+    """What the agent of a node says of itself."""
+    return AgentStatus(
+        node_index=index,
+        attempt=attempt,
+        phase=AgentPhase(phase),
+        since=NOW.timestamp(),
+        **more,
+    )
+
+
+def failed_word(index: int = 0, *, attempt: int = 1, **failure: Any) -> AgentStatus:
+    """The word of an agent whose attempt has failed, a second before NOW unless `at` is given."""
+    given: dict[str, Any] = {
+        "attempt": attempt,
+        "at": after(-1).timestamp(),
+        "rank": index,
+        "exit_code": 1,
+    }
+    if "signal" in failure:
+        given["exit_code"] = None
+    cause = Failure(**(given | failure))
+    return word(index, attempt=attempt, phase="Failed", failure=cause)
+
+
+def ended(code: int = 0, *, final: AgentStatus | None = None, **fields: Any) -> Termination:
+    """How a container ended, at NOW."""
+    given = {"reason": "Completed" if code == 0 else "Error", "at": NOW}
+    return Termination(exit_code=code, final=final, **(given | fields))
+
+
+def last_failure(attempt: int = 1, **fields: Any) -> FailureStatus:
+    given = {"attempt": attempt, "reason": "RankFailed", "message": "rank 0 failed", "time": NOW}
+    return FailureStatus(**(given | fields))
+
+
+def world(
+    job: DDPJob,
+    pods: Iterable[PodView] = (),
+    *,
+    now: datetime = NOW,
+    words: Mapping[int, AgentStatus] | None = None,
+    service: bool = True,
+    blocked: str | None = None,
+) -> World:
+    """What is observed of a job; `words` are the agents' answers by node index."""
+    seen = tuple(pods)
+    reports = {p.uid: words[p.index] for p in seen if words and p.index in words}
+    return World(job, now, seen, service, reports, blocked)
+
+
+def plan_for(*arguments: Any, **named: Any) -> Plan:
+    """What is decided about `world(...)`."""
+    return decide(world(*arguments, **named), DEFAULTS)
+
+
+def summary(status: DDPJobStatus) -> tuple[str, str, str]:
+    """Value, reason and message of the summary condition."""
+    found = status.condition(ConditionType.SUCCEEDED)
+    assert found is not None
+    return found.status.value, found.reason, found.message
+
+
+def reason(status: DDPJobStatus) -> str:
+    return summary(status)[1]
+
+
+def only(actions: Iterable[Action], kind: type[Any]) -> list[Any]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def to_wire(status: DDPJobStatus) -> dict[str, Any]:
+    """The status as it is sent to the API server."""
+    sent: dict[str, Any] = json.loads(status.model_dump_json(by_alias=True, exclude_none=True))
+    return sent
+
+
+def pod_manifest(job: DDPJob, index: int = 0, *, version: int = 1, **status: Any) -> Manifest:
+    """A pod as the API server gives it, as far as caches and views need it."""
+    name = names.pod_name(job, index)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": job.metadata.namespace,
+            "uid": f"uid-{name}",
+            "resourceVersion": str(version),
+            "labels": {**names.labels(job), contract.LABEL_NODE_INDEX: str(index)},
+            "annotations": {
+                contract.ANNOTATION_ATTEMPT: str(job.status.attempt),
+                contract.ANNOTATION_SPEC_HASH: job.spec_hash,
+            },
+            "ownerReferences": [names.owner_reference(job)],
+        },
+        "spec": {"nodeName": f"machine-{index}"},
+        "status": {"phase": "Running", "podIP": f"10.0.0.{index + 1}"} | status,
+    }

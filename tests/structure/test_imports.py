@@ -1,0 +1,67 @@
+"""Who imports whom: the contract is the only thing that operator and agent share."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+AGENT = sorted((ROOT / "trainer" / "ddp_agent").glob("*.py"))
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Full names of what a module imports, wherever the statement stands in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            assert node.module is not None
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def packages(path: Path) -> set[str]:
+    return {name.partition(".")[0] for name in imported(path)}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", AGENT, ids=name)
+def test_only_what_runs_in_the_launcher_imports_torch(path: Path) -> None:
+    assert ("torch" in packages(path)) is (path.name in {"torchrun.py", "haste.py"})
+    assert not {"kopf", "kubernetes", "ddp_operator", "ddp_trainer", "aiohttp"} & packages(path)
+
+
+def test_ddp_wire_needs_the_standard_library_and_pydantic_only() -> None:
+    modules = sorted((ROOT / "trainer" / "ddp_wire").glob("*.py"))
+    needed = {package for module in modules for package in packages(module)}
+    assert needed - set(sys.stdlib_module_names) == {"ddp_wire", "pydantic"}
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        # The standby starts before the agent itself is imported.
+        ("ddp_agent.__main__", ["torch", "pydantic", "http", "asyncio"]),
+        ("ddp_agent.main", ["torch", "numpy", "kopf", "kubernetes", "ddp_operator"]),
+        ("ddp_wire.contract", ["torch", "kopf", "aiohttp", "ddp_operator"]),
+        ("ddp_operator.app", ["torch", "numpy", "ddp_trainer", "ddp_agent"]),
+        ("ddp_operator.cli.main", ["torch", "numpy", "kopf", "ddp_trainer", "ddp_agent"]),
+        ("ddp_operator.reconcile.decide", ["torch", "kopf", "kubernetes", "aiohttp"]),
+        ("ddp_operator.runtime.controller", ["torch", "kopf", "kubernetes", "aiohttp"]),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_importing_a_module_loads_nothing_that_it_should_do_without(
+    module: str, absent: list[str]
+) -> None:
+    code = f"import sys, {module}; print([m for m in {absent} if m in sys.modules])"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ended.stdout.strip() == "[]"

@@ -1,0 +1,170 @@
+"""What a user sees of bad input, and what a run shows of itself."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ddp_wire.contract import Beat
+from tests.trainer.rank_processes import Launcher
+
+TASK = "--task=sample_tasks:build"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "train: state --task package.module:function, or set DDP_TASK"),
+        ([TASK, "--epoch=3"], 'config: unknown key "epoch"; did you mean "epochs"?'),
+        (
+            [TASK, "--task.sample=3"],
+            'config: unknown key "task.sample"; did you mean "task.samples"?',
+        ),
+        ([TASK, "--task.samples=x"], 'config: task.samples must be a valid integer, not "x"'),
+        (
+            [TASK, "--global_batch=7"],
+            "config: global_batch 7 must be a multiple of the world size 2",
+        ),
+        (
+            ["--task=sample_tasks"],
+            'task: "sample_tasks" must have the form package.module:function',
+        ),
+        (["--task=nowhere.at:all"], 'task: there is no module "nowhere"'),
+        (["--task=sample_tasks:none"], 'task: module "sample_tasks" has no function "none"'),
+        (
+            ["--task=sample_tasks:untyped"],
+            'task: "sample_tasks:untyped" must annotate its first parameter with a pydantic model',
+        ),
+        (
+            ["--task=sample_tasks:not_a_task"],
+            'task: "sample_tasks:not_a_task" gave a value of type object without "model"',
+        ),
+        (
+            ["--task=sample_tasks:build_own", "--optimizer.lr=1"],
+            "config: optimizer.lr has no effect: the task brings its own optimizer",
+        ),
+        ([TASK, "--task.samples=0"], 'task: "train_data" of "sample_tasks:build" holds no samples'),
+        (
+            [TASK, "--task.bad_loss=true"],
+            "task: loss must return Weighted(sum, count) with a scalar sum",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(launcher: Launcher, arguments: list[str], sentence: str) -> None:
+    # In the world of one that a laptop is; what depends on the world size, in one with ranks.
+    gang = launcher.train(*arguments, world=2 if "world" in sentence else None)
+    assert gang.wait()[0] == 2
+    assert gang.err(0) == sentence + "\n"
+    error = json.loads((gang.folder / "0.error.json").read_text())
+    assert error["message"]["message"] == f"InputError: {sentence}"
+
+
+def test_bad_input_is_said_by_rank_0_only(launcher: Launcher) -> None:
+    gang = launcher.train(TASK, "--task.samples=x", world=2)
+    assert gang.wait() == [2, 2]
+    assert gang.err(0).count("\n") == 1
+    assert gang.err(1) == gang.out(0) == gang.out(1) == ""
+    assert (gang.folder / "1.error.json").exists()
+
+
+@pytest.mark.slow
+def test_a_volume_that_only_rank_0_cannot_use_ends_every_rank_alike(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    gang = launcher.train(TASK, world=2, DDP_CHECKPOINT_DIR=str(tmp_path / "file" / "run"))
+    assert gang.wait() == [2, 2]
+    assert gang.err(0).startswith("checkpoint: cannot use")
+    assert gang.err(1) == ""
+
+
+def test_the_environment_states_all_and_arguments_come_over_it(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    environ = {
+        "DDP_TASK": "sample_tasks:build",
+        "DDP_CONFIG": '{"global_batch": 10, "epochs": 4, "task": {"samples": 20}}',
+        "DDP_CHECKPOINT_DIR": str(tmp_path / "ck"),
+        "DDP_CHECKPOINT_EVERY_STEPS": "3",
+        "DDP_CHECKPOINT_KEEP": "2",
+        "DDP_BEATS_DIR": str(tmp_path / "beats"),
+        "DDP_ATTEMPT": "7",
+    }
+    gang = launcher.train("--epochs=5", world=2, **environ)
+    assert gang.wait() == [0, 0]
+    assert gang.out(1) == ""
+    kinds = [event["event"] for event in gang.events()]
+    assert kinds[0] == "start"
+    assert kinds[-1] == "summary"
+    assert all({"time", "rank", "attempt"} <= event.keys() for event in gang.events())
+    assert [event["step"] for event in gang.events("checkpoint")] == [3, 6, 9, 10]
+    assert [event["step"] for event in gang.events("eval")] == [2, 4, 6, 8, 10]
+    (progress,) = gang.events("progress")
+    assert progress["step"] == progress["total_steps"] == 10
+    assert progress["epoch"] == 5
+    assert {"loss", "lr", "samples_per_second", "eta_seconds"} <= progress.keys()
+    names = sorted(path.name for path in (tmp_path / "ck").iterdir())
+    steps = ["step-00000009.attempt-7", "step-00000010.attempt-7"]
+    assert names == ["FENCE.json", "config.json", *steps]
+    resolved = json.loads((tmp_path / "ck" / "config.json").read_text())
+    assert resolved["config"]["epochs"] == 5
+    assert resolved["config"]["task"]["eval_samples"] == 11
+
+    first, second = (
+        Beat.model_validate_json((tmp_path / "beats" / f"{rank}.json").read_text())
+        for rank in (0, 1)
+    )
+    assert (first.phase, first.step, first.attempt, first.rank) == ("Done", 10, 7, 0)
+    assert first.progress
+    assert first.progress.step == first.progress.total_steps == 10
+    assert first.progress.metrics == pytest.approx(gang.events("summary")[0]["metrics"], rel=1e-4)
+    assert first.checkpoint
+    assert first.checkpoint.step == 10
+    assert second.progress is None
+    assert second.checkpoint is None
+    assert first.resumed_from is None
+
+
+def test_every_rank_prints_its_own_progress_where_that_is_asked_for(launcher: Launcher) -> None:
+    often = ["--max_steps=4", "--log.every_steps=2", "--log.all_ranks=true"]
+    gang = launcher.train(TASK, *often, world=2)
+    assert gang.wait() == [0, 0]
+    lines = [json.loads(line) for line in gang.out(1).splitlines()]
+    assert [(x["event"], x["rank"], x["step"]) for x in lines] == [
+        ("progress", 1, 2),
+        ("progress", 1, 4),
+    ]
+    assert [x["rank"] for x in gang.events("progress")] == [0, 0]
+
+
+@pytest.mark.slow
+def test_the_used_part_of_the_peak_needs_a_task_that_knows_its_work(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    gang = launcher.train(TASK, "--log.peak_tflops=1", world=2, DDP_CHECKPOINT_DIR=str(run))
+    assert gang.wait() == [2, 2]
+    assert not run.exists()
+    assert gang.err(0) == (
+        "config: log.peak_tflops needs a task that says its flops_per_sample, a number above 0,"
+        " not None\n"
+    )
+
+
+def test_a_resumed_attempt_says_from_where_and_what_it_passed_over(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    environ = {"DDP_CHECKPOINT_DIR": str(tmp_path / "ck"), "DDP_BEATS_DIR": str(tmp_path / "beats")}
+    arguments = [TASK, "--global_batch=10", "--task.samples=20"]
+    assert launcher.train(*arguments, "--epochs=3", world=1, DDP_ATTEMPT="1", **environ).wait() == [
+        0
+    ]
+    (tmp_path / "ck" / "step-00000006.attempt-1" / "model.safetensors").write_bytes(b"")
+    gang = launcher.train(*arguments, "--epochs=4", world=2, DDP_ATTEMPT="2", **environ)
+    assert gang.wait() == [0, 0]
+    (warning,) = gang.events("warning")
+    assert warning["message"].startswith("step-00000006.attempt-1 is not whole: model.safetensors")
+    (resume,) = gang.events("resume")
+    assert resume["message"] == "resumed at step 4 of 8"
+    beat = Beat.model_validate_json((tmp_path / "beats" / "1.json").read_text())
+    assert (beat.resumed_from, beat.step) == (4, 8)

@@ -1,0 +1,210 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, Field
+
+from ddp_trainer.config import RunConfig
+from ddp_trainer.config.settings import (
+    check,
+    describe,
+    environment_document,
+    merge,
+    read_document,
+    read_overrides,
+    resolve,
+)
+from ddp_trainer.errors import InputError
+
+
+class Inner(BaseModel):
+    depth: int = 2
+
+
+class Own(BaseModel):
+    width: int = Field(default=8, gt=0)
+    inner: Inner = Inner()
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        ({"epoch": 3}, 'config: unknown key "epoch"; did you mean "epochs"?'),
+        ({"lr": 1.0}, 'config: unknown key "lr"; did you mean "optimizer.lr"?'),
+        (
+            {"schedule": {"warmup": 5}},
+            'config: unknown key "schedule.warmup"; did you mean "schedule.warmup_steps"?',
+        ),
+        ({"zzz": 5}, 'config: unknown key "zzz"'),
+        ({"epochs": "ten"}, 'config: epochs must be a valid integer, not "ten"'),
+        ({"epochs": True}, "config: epochs must be a valid integer, not true"),
+        ({"epochs": 0}, "config: epochs must be greater than 0, not 0"),
+        ({"data": 3}, "config: data must be an object, not 3"),
+        ({"optimizer": {"lr": None}}, "config: optimizer.lr must be a valid number, not null"),
+        (
+            {"optimizer": {"momentum": 0.5}},
+            'config: optimizer: "momentum" has no effect with adamw',
+        ),
+        (
+            {"optimizer": {"betas": [1.5, 0.9]}},
+            'config: optimizer: "betas" must lie between 0 and 1',
+        ),
+        (
+            {"schedule": {"name": "constant", "final_fraction": 0.5}},
+            'config: schedule: "final_fraction" has no effect with constant',
+        ),
+        (
+            {"schedule": {"decay_steps": 5}},
+            'config: schedule: "decay_steps" has no effect with cosine',
+        ),
+        (
+            {"schedule": {"scaling": "sqrt"}},
+            'config: schedule: "scaling" has no effect without base_batch',
+        ),
+        ({"ema": {"warmup": False}}, 'config: ema: "warmup" has no effect without decay'),
+        (
+            {"nonfinite": {"policy": "stop", "patience": 3}},
+            'config: nonfinite: "patience" has no effect with policy stop',
+        ),
+        (
+            {"nonfinite": {"policy": "rollback"}},
+            "config: nonfinite.policy rollback needs checkpoint.directory",
+        ),
+        ({"init_strict": False}, 'config: "init_strict" has no effect without init_from'),
+        (
+            {"parallel": {"compression": {"rank": 2}}},
+            'config: parallel.compression: "rank" has no effect with none',
+        ),
+        (
+            {"parallel": {"compression": {"name": "powersgd", "start_step": 1}}},
+            'config: parallel.compression: "start_step" must be 2 or more with powersgd',
+        ),
+        (
+            {"parallel": {"strategy": "fsdp2", "compression": {"name": "fp16"}}},
+            'config: parallel: "compression" needs strategy ddp or zero1',
+        ),
+        (
+            {"parallel": {"strategy": "fsdp2", "bucket_mb": 5}},
+            'config: parallel: "bucket_mb" has no effect with fsdp2',
+        ),
+        (
+            {"parallel": {"static_graph": True, "find_unused_parameters": True}},
+            'config: parallel: "find_unused_parameters" has no effect with static_graph',
+        ),
+        (
+            {"parallel": {"strategy": "zero1", "local_sgd": {"period": 4}}},
+            'config: parallel: "local_sgd" needs strategy ddp',
+        ),
+        (
+            {"parallel": {"compression": {"name": "fp16"}, "local_sgd": {"period": 4}}},
+            'config: parallel: "local_sgd" and "compression" exclude each other',
+        ),
+        (
+            {"precision": "fp16", "parallel": {"local_sgd": {"period": 4}}},
+            "config: parallel.local_sgd excludes fp16: each rank would scale its loss differently",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(document: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError) as caught:
+        resolve(document)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        ({"widht": 3}, 'config: unknown key "task.widht"; did you mean "task.width"?'),
+        (
+            {"inner": {"dept": 3}},
+            'config: unknown key "task.inner.dept"; did you mean "task.inner.depth"?',
+        ),
+        ({"width": -1}, "config: task.width must be greater than 0, not -1"),
+    ],
+)
+def test_the_tasks_own_model_is_checked_alike(document: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check(Own, document, prefix="task.")
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("world", "settings", "sentence"),
+    [
+        (3, {"global_batch": 8}, "global_batch 8 must be a multiple of the world size 3"),
+        (2, {"global_batch": 8, "micro_batch": 3}, "micro_batch 3 must divide 4, one rank's"),
+    ],
+)
+def test_a_batch_that_does_not_divide_is_refused(
+    world: int, settings: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        RunConfig(**settings).batch_split(world)
+
+
+def test_accumulation_follows_from_the_micro_batch() -> None:
+    split = RunConfig(global_batch=48, micro_batch=4).batch_split(3)
+    assert (split.per_rank, split.micro_batch, split.accumulation) == (16, 4, 4)
+
+
+def test_overrides_are_json_or_text() -> None:
+    arguments = [
+        "--epochs=3",
+        "--optimizer.name=sgd",
+        "--optimizer.lr=.5",
+        "--data.shuffle=false",
+        "--task.a.b=[1]",
+    ]
+    assert read_overrides(arguments) == {
+        "epochs": 3,
+        "optimizer": {"name": "sgd", "lr": 0.5},
+        "data": {"shuffle": False},
+        "task": {"a": {"b": [1]}},
+    }
+    for wrong in ("epochs=3", "--epochs", "--=3"):
+        with pytest.raises(InputError, match="must have the form"):
+            read_overrides([wrong])
+
+
+def test_a_document_is_text_or_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text('{"epochs": 2}')
+    assert read_document(str(path)) == read_document(' {"epochs": 2}') == {"epochs": 2}
+    path.write_text("[1]")
+    for wrong in (str(path), str(tmp_path / "none.json"), "{", str(tmp_path)):
+        with pytest.raises(InputError):
+            read_document(wrong)
+
+
+def test_layers_lie_over_one_another() -> None:
+    environment = environment_document(
+        {"DDP_CHECKPOINT_DIR": "7", "DDP_CHECKPOINT_EVERY_STEPS": "7", "DDP_CHECKPOINT_KEEP": ""}
+    )
+    config = resolve(merge(environment, {"checkpoint": {"every_steps": 9}}))
+    assert config.checkpoint.directory == "7"
+    assert config.checkpoint.every_steps == 9
+    assert config.checkpoint.keep == 3
+    with pytest.raises(InputError, match="every_seconds must be a valid integer"):
+        resolve(environment_document({"DDP_CHECKPOINT_EVERY_SECONDS": "x"}))
+
+
+def test_a_resolved_configuration_resolves_to_itself() -> None:
+    config = resolve({"epochs": 3, "optimizer": {"lr": 0.1}})
+    document = json.loads(json.dumps(config.model_dump(mode="json")))
+    assert resolve(document) == config
+
+
+def test_every_setting_has_a_sentence() -> None:
+    lines = describe().splitlines()
+    assert len(lines) > 40
+    assert all(line.strip().endswith(".") for line in lines[1::2])
+
+
+def test_settings_do_not_need_torch() -> None:
+    modules = "sys, ddp_trainer.config.settings, ddp_trainer.commands.main"
+    code = f"import {modules}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,105 @@
+"""Who prepares batches, and how long a rank waits for them."""
+
+import pickle
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from ddp_trainer.config import DataConfig
+from ddp_trainer.data.budget import Budget, share_out
+from ddp_trainer.data.loader import Loading
+from ddp_trainer.data.prefetch import on_device
+from ddp_trainer.data.sampler import GlobalSampler, Taker
+from ddp_trainer.observe.rates import CpuMeter
+from ddp_trainer.observe.wait_clock import WaitClock
+from ddp_trainer.ranks.environment import Ranks
+from ddp_trainer.task import RunEnv
+from tests.trainer.rank_processes import Launcher
+from tests.trainer.sample_tasks import OwnTask, ProbeConfig
+
+
+@pytest.mark.parametrize(
+    ("cpus", "ranks", "asked", "threads", "workers"),
+    [
+        (16, 2, None, 1, 7),
+        (64, 2, None, 24, 8),
+        (1, 1, None, 1, 0),
+        (2, 4, None, 1, 0),
+        (16, 2, 0, 8, 0),
+        (16, 2, 3, 5, 3),
+        (4, 2, 8, 1, 8),
+    ],
+)
+def test_cpus_are_shared_out(
+    cpus: int, ranks: int, asked: int | None, threads: int, workers: int
+) -> None:
+    budget = share_out(cpus, ranks, asked)
+    assert (budget.threads, budget.workers) == (threads, workers)
+    assert (budget.warning is not None) == (cpus == 4)
+
+
+def loading(config: ProbeConfig, **data: bool) -> tuple[OwnTask, Loading]:
+    place = Ranks()
+    cpu = torch.device("cpu")
+    task = OwnTask(config, RunEnv(place.rank, 1, 0, 1, cpu, 0))
+    return task, Loading(task, DataConfig(**data), Budget(1, 1), cpu)
+
+
+def test_worker_processes_are_not_sent_the_model() -> None:
+    task, load = loading(ProbeConfig(samples=4))
+    work = load.training(GlobalSampler(4, 2, seed=0), Taker(0, 1, 2), 0, 2)
+    assert isinstance(work, DataLoader)
+    sent = pickle.loads(pickle.dumps(work.dataset))  # noqa: S301 - what was dumped just now
+    assert sent.collate.__self__.model is None
+    assert task.model is not None
+
+
+def test_the_settings_reach_the_loader() -> None:
+    _, load = loading(ProbeConfig(), persistent_workers=False)
+    loader = load.evaluation(Taker(0, 1, 2))
+    assert isinstance(loader, DataLoader)
+    assert (loader.num_workers, loader.prefetch_factor) == (1, 2)
+    assert not loader.persistent_workers
+    assert not loader.pin_memory
+    _, load = loading(ProbeConfig())
+    loader = load.evaluation(Taker(0, 1, 2))
+    assert isinstance(loader, DataLoader)
+    assert loader.persistent_workers
+
+
+def test_the_clock_counts_the_wait_for_data_alone() -> None:
+    _, load = loading(ProbeConfig(samples=6, slow=0.02))
+    load = Loading(load.task, load.config, Budget(1, 0), load.device)
+    clock = WaitClock()
+    work = load.training(GlobalSampler(6, 2, seed=0), Taker(0, 1, 2), 0, 3)
+    assert len(list(on_device(work, torch.device("cpu"), clock))) == 3
+    assert clock.read() >= 6 * 0.02
+    assert clock.read() == 0
+
+
+def test_slow_data_show_in_the_report(launcher: Launcher) -> None:
+    arguments = ["--task=sample_tasks:build", "--global_batch=10", "--log.every_steps=1"]
+    slow = launcher.train(*arguments, "--task.slow=0.01", world=None)
+    fast = launcher.train(*arguments, world=None)
+    assert slow.wait() == fast.wait() == [0]
+    waits = [[e["data_wait_seconds"] for e in g.events("progress")] for g in (slow, fast)]
+    assert min(waits[0]) >= 0.1
+    assert sum(waits[0]) > sum(waits[1])
+    for gang, least in ((slow, 0.1), (fast, 0.0)):
+        for event in gang.events("progress"):
+            assert event["cpu_percent"] > 0
+            assert event["throttled_seconds"] >= 0
+            seconds = event["phase_seconds"]
+            assert list(seconds) == ["data", "forward", "backward", "optimizer"]
+            assert seconds["data"] >= least
+            assert all(value > 0 for value in seconds.values())
+
+
+def test_cpu_time_is_told_by_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, used, stood = iter([10.0, 14.0, 14.0]), iter([1.0, 3.0, 3.0]), iter([5.0, 5.5, 6.0])
+    monkeypatch.setattr("time.monotonic", clock.__next__)
+    monkeypatch.setattr("time.process_time", used.__next__)
+    meter = CpuMeter(stood.__next__)
+    assert meter.read() == {"cpu_percent": 50.0, "throttled_seconds": 0.5}
+    assert meter.read() == {"cpu_percent": None, "throttled_seconds": 0.5}

@@ -1,0 +1,120 @@
+"""What is exported computes what the model computes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ddp_trainer.errors import InputError
+from ddp_trainer.tools import export
+from tests.trainer.rank_processes import Gang, Launcher
+
+TASKS = {
+    "digits": ["--task=ddp_trainer.tasks.miniresnet:build", "--task.width=8"],
+    "own": ["--task=sample_tasks:build_own"],
+    "tied": ["--task=sample_tasks:build", "--task.tied=true", "--task.batch_norm=true"],
+    "gpt": [
+        "--task=ddp_trainer.tasks.gpt:build",
+        "--task.width=16",
+        "--task.layers=1",
+        "--task.max_chars=4000",
+    ],
+}
+
+
+def trained(launcher: Launcher, folder: Path, *arguments: str) -> Path:
+    extra = ["--max_steps=3", f"--checkpoint.directory={folder / 'run'}"]
+    assert launcher.train(*arguments, *extra, world=None).wait() == [0]
+    return folder / "run"
+
+
+def exported(launcher: Launcher, folder: Path, *arguments: str) -> Gang:
+    command = ["export", *arguments, f"--checkpoint={folder / 'run'}"]
+    gang = launcher.call("rank_processes:_command", command, world=None)
+    gang.wait()
+    return gang
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_files_compute_what_the_model_computes(
+    launcher: Launcher, tmp_path: Path, name: str
+) -> None:
+    run = trained(launcher, tmp_path, *TASKS[name])
+    before = sorted(path.name for path in run.rglob("*"))
+    gang = exported(launcher, tmp_path, *TASKS[name], f"--output={tmp_path / 'out'}")
+    assert gang.wait() == [0], gang.err(0)
+    assert sorted(path.name for path in run.rglob("*")) == before
+    files = {Path(event["file"]).name: event for event in gang.events("export")}
+    assert files.keys() == {"model.safetensors", "model.pt2"}
+    assert all(event["same"] for event in files.values())
+    assert files["model.safetensors"]["largest_difference"] == 0
+    metadata = json.loads((tmp_path / "out" / "metadata.json").read_text())
+    assert metadata["step"] == 3
+    assert metadata["inputs"][0]["shape"][0] == "batch"
+    saved = load_file(max(run.glob("step-*")) / "model.safetensors")
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(saved[key].equal(written[key]) for key in saved.keys() | written.keys())
+
+
+class Crooked(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def test_a_file_that_computes_something_else_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.ones(2, 3)
+    traced = export.Traced(Crooked(), (x,), (x[:1],))
+
+    def wrong(*_: Any) -> Any:
+        return "model.bad", lambda x: x * 2.01
+
+    monkeypatch.setitem(export.WRITERS, "torch", wrong)
+    found = export.export(traced, ["torch"], tmp_path / "out", {})
+    assert found.failed == ["model.bad"]
+    assert found.differences["model.bad"] == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_onnx_computes_the_same(launcher: Launcher, tmp_path: Path) -> None:
+    trained(launcher, tmp_path, *TASKS["own"])
+    arguments = [*TASKS["own"], "--formats=onnx", f"--output={tmp_path / 'out'}"]
+    gang = exported(launcher, tmp_path, *arguments)
+    assert gang.wait() == [0], gang.err(0)
+    (event,) = gang.events("export")
+    assert event["same"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--formats=pickle"], 'export: "pickle" is not one of safetensors, torch, onnx'),
+        (["--checkpoint={0}/none"], "export: {0}/none holds no whole checkpoint (none: MANIFEST"),
+        (["--output={0}"], "export: {0} exists already"),
+        (["--task.tied=true"], 'checkpoint: "again.weight" is not in the model'),
+    ],
+)
+def test_what_cannot_be_exported_is_one_sentence(
+    launcher: Launcher, tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
+    trained(launcher, tmp_path, *TASKS["own"])
+    defaults = [*TASKS["own"], f"--checkpoint={tmp_path / 'run'}", f"--output={tmp_path / 'out'}"]
+    command = ["export", *defaults, *(argument.format(tmp_path) for argument in arguments)]
+    gang = launcher.call("rank_processes:_command", command, world=None)
+    assert gang.wait() == [2]
+    assert gang.err(0).startswith(sentence.format(tmp_path))
+    assert gang.err(0).count("\n") == 1
+
+
+def test_missing_packages_for_onnx_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(export, "find_spec", lambda _: None)
+    traced = export.Traced(Crooked(), (torch.ones(1, 2),), (torch.ones(1, 2),))
+    with pytest.raises(InputError, match="onnx needs onnx, onnxscript, onnxruntime"):
+        export.export(traced, ["onnx"], tmp_path / "out", {})
+    assert list(tmp_path.iterdir()) == []

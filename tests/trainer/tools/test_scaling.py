@@ -1,0 +1,68 @@
+"""`bench`: scaling over worlds that it launches itself."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddp_trainer.tools.scaling.point import Point, strong_efficiency, table, weak_efficiency
+from ddp_trainer.tools.scaling.stopwatch import Stopwatch
+from ddp_wire.contract import ExitCode
+from tests.trainer.rank_processes import Launcher
+
+TASK = "ddp_trainer.tasks.miniresnet:build"
+
+
+def test_efficiencies_and_their_table() -> None:
+    alone = Point(world_size=1, global_batch=8, step_ms=4.0, wait_fraction=0.0)
+    wider = Point(world_size=2, global_batch=16, step_ms=5.0, wait_fraction=0.1, minimal_ms=4.0)
+    assert weak_efficiency(wider, alone) == pytest.approx(0.8)
+    faster = Point(world_size=2, global_batch=8, step_ms=2.5, wait_fraction=0.0)
+    assert strong_efficiency(faster, alone) == pytest.approx(0.8)
+    last = table("ranks", [alone, wider], [1.0, 0.8]).splitlines()[-1]
+    assert last.startswith("| 2 | 8 | 3200 | 5.00 | 80.0% | 10.0% | 1.250 |")
+
+
+def test_stopwatch_passes_every_batch_on_and_times_those_after_the_warm_up() -> None:
+    watch = Stopwatch(range(5), torch.device("cpu"), warmup=2)
+    assert list(watch) == [0, 1, 2, 3, 4]
+    assert watch.seconds >= watch.waited > 0
+
+
+@pytest.mark.slow
+def test_two_worlds(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ddp_trainer", "bench", "--task", TASK, "--ranks=1,2"]
+    command += ["--updates=10", "--warmup=5", "--repeats=1", "--global_batch=32"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert [row[:2] for row in rows if row[0] in ("| 1", "| 2")] == [
+        ["| 1", "16"],
+        ["| 2", "16"],
+        ["| 1", "32"],
+        ["| 2", "16"],
+    ]
+    for row in rows:
+        if row[0] == "| 2":
+            assert float(row[8]) > 0  # DDP noted the time of its reductions
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--ranks=0,2"], 'bench: --ranks must be numbers from 1 up with commas, not "0,2"'),
+        (["--updates=0"], "bench: --updates must be 1 or more"),
+        (["--ranks=5"], "config: global_batch 32 must be a multiple of the world size 5"),
+        (["--task.wdth=8"], 'config: unknown key "task.wdth"; did you mean "task.width"?'),
+    ],
+)
+def test_mistakes(launcher: Launcher, arguments: list[str], sentence: str) -> None:
+    command = ["bench", "--task", TASK, *arguments]
+    gang = launcher.call("rank_processes:_command", command, world=None)
+    assert gang.wait() == [ExitCode.BAD_INPUT]
+    assert gang.err(0).strip() == sentence

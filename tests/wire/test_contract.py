@@ -1,0 +1,114 @@
+"""The wire contract: neighbouring versions understand each other, and nothing is lost."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_operator.api.base import API_GROUP
+from ddp_wire import contract
+from ddp_wire.contract import (
+    AgentPhase,
+    AgentStatus,
+    AttemptOrder,
+    Beat,
+    CheckpointInfo,
+    Env,
+    ExitCode,
+    Failure,
+    Progress,
+    RankPhase,
+    Timeline,
+    WireModel,
+)
+
+FULL = AgentStatus(
+    job_uid="uid-1",
+    revision=7,
+    node_index=1,
+    attempt=2,
+    phase=AgentPhase.FAILED,
+    since=1.5,
+    command=["torchrun", "--nnodes=2"],
+    timeline=Timeline(noticed=0.5, ordered=1.0, launched=1.5, stepped=2.5),
+    ranks=[Beat(attempt=2, rank=3, local_rank=1, phase=RankPhase.TRAINING, at=1.0, resumed_from=4)],
+    progress=Progress(step=5, total_steps=9, loss=0.5, metrics={"a": 0.25}),
+    checkpoint=CheckpointInfo(step=4, path="/c/ü", at=0.5),
+    failure=Failure(attempt=2, at=1.25, signal="SIGKILL", secondary=True),
+)
+
+
+def test_a_status_survives_the_wire() -> None:
+    assert AgentStatus.model_validate_json(FULL.to_json()) == FULL
+
+
+def test_the_wire_speaks_camel_case_on_one_line_and_leaves_empty_fields_out() -> None:
+    text = FULL.to_json()
+    sent = json.loads(text)
+    assert "\n" not in text
+    assert sent["nodeIndex"] == 1
+    assert sent["ranks"][0]["localRank"] == 1
+    assert sent["progress"]["totalSteps"] == 9
+    assert "exitCode" not in sent["failure"]
+
+
+@pytest.mark.parametrize("model", WireModel.__subclasses__(), ids=lambda m: m.__name__)
+def test_fields_of_a_newer_neighbour_are_ignored(model: type[WireModel]) -> None:
+    documents = {
+        AgentStatus: FULL,
+        Beat: FULL.ranks[0],
+        Progress: FULL.progress,
+        CheckpointInfo: FULL.checkpoint,
+        Failure: FULL.failure,
+        Timeline: FULL.timeline,
+        AttemptOrder: AttemptOrder(job_uid="uid-1", attempt=2),
+    }
+    known = documents[model]
+    assert known is not None
+    sent = json.loads(known.to_json()) | {"goodput": {"ratio": 0.9}}
+    assert model.model_validate(sent) == known
+
+
+NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@given(
+    loss=NUMBERS,
+    rate=NUMBERS,
+    metrics=st.dictionaries(st.text(max_size=5), NUMBERS, max_size=3),
+)
+def test_any_progress_can_be_read_by_the_other_side(
+    loss: float, rate: float, metrics: dict[str, float]
+) -> None:
+    sent = Progress(step=1, loss=loss, samples_per_second=rate, metrics=metrics)
+    assert Progress.model_validate_json(sent.to_json()).step == 1
+
+
+def test_names_of_labels_and_annotations_belong_to_the_api_group() -> None:
+    names = [
+        contract.LABEL_JOB_NAME,
+        contract.LABEL_JOB_UID,
+        contract.LABEL_NODE_INDEX,
+        contract.ANNOTATION_ATTEMPT,
+        contract.ANNOTATION_SPEC_HASH,
+    ]
+    assert contract.GROUP == API_GROUP
+    assert all(name.startswith(f"{API_GROUP}/") for name in names)
+    assert len(set(names)) == len(names)
+
+
+def test_variables_begin_with_the_prefix_that_jobs_may_not_use() -> None:
+    assert all(name.startswith("DDP_") for name in Env)
+
+
+def test_exit_codes_that_mean_something_are_no_signals_and_differ() -> None:
+    codes: list[Any] = list(ExitCode)
+    assert len(set(codes)) == 4
+    assert all(0 <= code < 126 for code in codes)
+    assert ExitCode.PREEMPTED not in {0, 1, 2}
+
+
+def test_the_order_to_stop_is_no_number() -> None:
+    assert not contract.ATTEMPT_STOP.isdigit()

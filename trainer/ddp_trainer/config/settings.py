@@ -1,0 +1,204 @@
+"""From the environment, a document and the command line to one `RunConfig`, with plain sentences.
+
+Layers, each over the one before: defaults, the environment's checkpoint variables, the document
+(`--config` or the environment's), then `--section.key=value`.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from ddp_trainer.config import RunConfig
+from ddp_trainer.errors import InputError
+from ddp_wire.contract import Env
+
+Document = dict[str, Any]
+Model = TypeVar("Model", bound=BaseModel)
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+
+_CHECKPOINT_VARIABLES = {
+    Env.CHECKPOINT_DIR: "directory",
+    Env.CHECKPOINT_EVERY_STEPS: "every_steps",
+    Env.CHECKPOINT_EVERY_SECONDS: "every_seconds",
+    Env.CHECKPOINT_KEEP: "keep",
+}
+
+
+def read_document(source: str) -> Document:
+    """Reads a configuration given as JSON text or as the path of a JSON file.
+
+    Raises:
+        InputError: If it is neither, or not a JSON object.
+    """
+    text, place = source, "the given text"
+    if not source.lstrip().startswith("{"):
+        place = source
+        try:
+            text = Path(source).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f'config: cannot read file "{source}": {_reason(error)}') from error
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"config: {place} is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise InputError(f"config: {place} must be a JSON object, not {_shown(document)}")
+    return document
+
+
+def read_overrides(arguments: Sequence[str]) -> Document:
+    """Reads `--section.key=value` arguments; values are JSON, or else text.
+
+    Raises:
+        InputError: If an argument has another form.
+    """
+    document: Document = {}
+    for argument in arguments:
+        path, equals, text = argument.removeprefix("--").partition("=")
+        if not argument.startswith("--") or not equals or not path:
+            raise InputError(f'argument "{argument}" must have the form --section.key=value')
+        value = _value(text)
+        for key in reversed(path.split(".")):
+            value = {key: value}
+        document = merge(document, value)
+    return document
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        # People also write .5 and 5., which JSON does not know.
+        return float(text) if _NUMBER.fullmatch(text) else text
+
+
+def environment_document(environ: Mapping[str, str]) -> Document:
+    """The settings that the contract's checkpoint variables state."""
+    section: Document = {}
+    for variable, key in _CHECKPOINT_VARIABLES.items():
+        text = environ.get(variable, "")
+        if text:
+            section[key] = int(text) if text.isdecimal() and key != "directory" else text
+    return {"checkpoint": section} if section else {}
+
+
+def merge(base: Document, over: Document) -> Document:
+    """`base` with the values of `over` in place of its own, section by section."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        both = isinstance(below, dict) and isinstance(value, dict)
+        merged[key] = merge(below, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def resolve(document: Document) -> RunConfig:
+    """Checks a merged document.
+
+    Raises:
+        InputError: With one sentence on the first thing that is wrong, by its full dotted path.
+    """
+    return check(RunConfig, document)
+
+
+def check(model: type[Model], document: Document, prefix: str = "") -> Model:
+    """Checks `document` against `model`, whose keys stand below `prefix` in the whole document.
+
+    Args:
+        model: Any pydantic model; unknown keys are refused unless it allows extra ones itself.
+        document: What the user gave.
+        prefix: Dotted path with its final dot, or nothing.
+
+    Raises:
+        InputError: With one sentence on the first thing that is wrong.
+    """
+    known = list(_known_keys(model, prefix))
+    for path in _unknown_keys(model, document, prefix):
+        raise InputError(f'config: unknown key "{path}"{_suggestion(path, known)}')
+    try:
+        # As JSON, because there a strict model still takes a list for a tuple.
+        return model.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        raise InputError(_sentence(error, prefix)) from error
+
+
+def describe() -> str:
+    """Every setting of a run on a line of its own, with its default and its sentence."""
+    lines = []
+    for path, setting in _settings_of(RunConfig, ""):
+        default = json.dumps(setting.get_default(call_default_factory=True))
+        sentence = " ".join((setting.description or "").split())
+        lines.append(f"  --{path}={default}\n        {sentence}")
+    return "\n".join(lines)
+
+
+def _settings_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in model.model_fields.items():
+        if section := _section(field.annotation):
+            yield from _settings_of(section, f"{prefix}{name}.")
+        else:
+            yield prefix + name, field
+
+
+def _known_keys(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        if section := _section(field.annotation):
+            yield from _known_keys(section, f"{prefix}{name}.")
+
+
+def _unknown_keys(model: type[BaseModel], document: Document, prefix: str) -> Iterator[str]:
+    if model.model_config.get("extra") == "allow":
+        return
+    fields = {name: field.annotation for name, field in model.model_fields.items()}
+    fields |= {f.alias: f.annotation for f in model.model_fields.values() if f.alias}
+    for key, value in document.items():
+        if key not in fields:
+            yield prefix + key
+        elif isinstance(value, dict) and (section := _section(fields[key])):
+            yield from _unknown_keys(section, value, f"{prefix}{key}.")
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    is_model = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return annotation if is_model else None
+
+
+def _suggestion(path: str, known: list[str]) -> str:
+    """The nearest known key, by its whole path or else by its last part."""
+    close = difflib.get_close_matches(path, known, n=1, cutoff=0.7)
+    if not close:
+        by_name = {key.rpartition(".")[2]: key for key in reversed(known)}
+        last = path.rpartition(".")[2]
+        close = [by_name[n] for n in difflib.get_close_matches(last, by_name, n=1, cutoff=0.75)]
+    return f'; did you mean "{close[0]}"?' if close else ""
+
+
+def _sentence(error: ValidationError, prefix: str) -> str:
+    first = error.errors(include_url=False)[0]
+    path = prefix + ".".join(str(part) for part in first["loc"])
+    message = first["msg"]
+    if first["type"] == "missing":
+        return f'config: "{path}" must be stated'
+    if first["type"] == "value_error":
+        place = f"{path}: " if first["loc"] else ""
+        return f"config: {place}{message.removeprefix('Value error, ')}"
+    must = message.replace("Input should be", "must be", 1)
+    return f"config: {path} {must}, not {_shown(first['input'])}"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, default=repr)
+    limit = 60
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

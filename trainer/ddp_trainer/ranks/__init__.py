@@ -1,0 +1,1 @@
+"""How processes meet: environment, process group, collectives, and their failures."""

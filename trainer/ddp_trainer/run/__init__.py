@@ -1,0 +1,1 @@
+"""A run that is open: its parts, its state, and how it is opened."""

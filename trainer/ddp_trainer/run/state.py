@@ -1,0 +1,125 @@
+"""What is saved of a learner, gathered from all ranks; and back, at any strategy or world size."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddp_trainer.checkpoint.snapshot import (
+    Snapshot,
+    Tensors,
+    put_model,
+    put_optimizer,
+    take,
+)
+from ddp_trainer.learner import Learner
+from ddp_trainer.parallel.dtensor import whole
+from ddp_trainer.ranks.collectives import broadcast_json, is_joined
+
+
+def gather(learner: Learner) -> Snapshot | None:
+    """The learner's whole state in host memory of rank 0, and nothing elsewhere.
+
+    Every rank must call it.
+
+    Raises:
+        InputError: If the task keeps state that is neither tensors nor JSON values.
+    """
+    own = take(learner.model, learner.optimizer)
+    own.average = learner.ema.state() if learner.ema else {}
+    own.compression = learner.compression.state(learner.rank) if learner.compression else {}
+    found = replace(
+        own,
+        model=_gathered(own.model, learner),
+        optimizer=_gathered(own.optimizer, learner, united=learner.strategy.splits_optimizer),
+        average=_gathered(own.average, learner),
+        compression=_gathered(own.compression, learner, united=bool(own.compression)),
+    )
+    if learner.strategy.splits_optimizer:
+        for rank in range(1, dist.get_world_size()):
+            plain = broadcast_json(own.optimizer_rest["state"], learner.device, rank)
+            found.optimizer_rest["state"] |= plain
+    return found if learner.rank == 0 else None
+
+
+def learner_state(learner: Learner) -> dict[str, Any]:
+    """The learner's JSON part."""
+    switched_on = learner.compression is None or learner.compression.switched_on
+    return {"scaler": learner.scaler.state_dict(), "compression_on": switched_on}
+
+
+def restore(learner: Learner, saved: Snapshot, *, keep_groups: bool) -> None:
+    """Puts saved state back, in place. Every rank must call it, with the same snapshot.
+
+    Args:
+        learner: Built by the same task.
+        saved: Whole.
+        keep_groups: Whether the optimizer's hyperparameters are the configuration's.
+
+    Raises:
+        InputError: If names or shapes differ.
+    """
+    put_model(learner.model, saved.model)
+    put_optimizer(
+        learner.model,
+        learner.optimizer,
+        saved.optimizer,
+        saved.optimizer_rest,
+        keep_groups=keep_groups,
+    )
+    if learner.ema:
+        learner.ema.load(saved.average)
+    if saved.state["scaler"] and learner.scaler.is_enabled():
+        learner.scaler.load_state_dict(saved.state["scaler"])
+    if learner.compression:
+        world_size = dist.get_world_size() if is_joined() else 1
+        same_world = saved.state["world_size"] == world_size
+        learner.compression.load(saved.compression, learner.rank, same_world=same_world)
+        if saved.state.get("compression_on"):
+            learner.compression.switched_on = True
+
+
+def _gathered(tensors: Tensors, learner: Learner, *, united: bool = False) -> Tensors:
+    """Whole tensors in host memory of rank 0.
+
+    Args:
+        tensors: This rank's, maybe in parts.
+        learner: Whose.
+        united: Whether other ranks have names that this one lacks.
+    """
+    first = learner.rank == 0
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        full = whole(tensor.detach())
+        if first:
+            found[name] = _host_copy(full)
+    if united:
+        for rank in range(1, dist.get_world_size()):
+            _receive_missing(found, tensors, rank, learner.device)
+    return found
+
+
+def _receive_missing(found: Tensors, own: Tensors, src: int, device: torch.device) -> None:
+    """Sends the tensors of rank `src` that rank 0 lacks to rank 0."""
+    described: Any = [
+        [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
+        for name, tensor in own.items()
+    ]
+    described = broadcast_json(described, device, src)
+    wanted = broadcast_json([name for name, _, _ in described if name not in found], device)
+    rank = dist.get_rank()
+    for name, shape, dtype in described:
+        if name not in wanted:
+            continue
+        if rank == src:
+            dist.send(own[name].detach().to(device).contiguous(), dst=0)
+        elif rank == 0:
+            buffer = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+            dist.recv(buffer, src=src)
+            found[name] = _host_copy(buffer)
+
+
+def _host_copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()

@@ -1,0 +1,1 @@
+"""Shared by operator, agent and trainer; needs the standard library and pydantic only."""
