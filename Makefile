@@ -1,12 +1,12 @@
-# The project's front door. `make help` lists what there is.
+# The project's front door. `make help` lists the commands.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-# A folder with a build of torch for machines without a GPU. Without one the registry's is taken,
-# which brings its CUDA libraries along.
+# Folder with a build of torch for machines without a GPU. Without it pip installs torch from the
+# registry, with its CUDA libraries.
 WHEELS ?= ../shared/wheels
 SEED ?= 0
 export DDP_SEED = $(SEED)
@@ -33,14 +33,14 @@ help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 .PHONY: setup
-setup: $(READY) ## Make the virtual environment
+setup: $(READY) ## Create the virtual environment
 
 .PHONY: run
-run: $(READY) ## Train the sample here: 2 nodes x 2 processes on handwritten digits
+run: $(READY) ## Train the sample on this machine: 2 nodes x 2 processes, handwritten digits
 	@$(BIN)/ddpjob run manifests/samples/digits.yaml
 
 .PHONY: test
-test: check ## Everything that CI runs: checks, unit tests, a real API server, a real two-node cluster
+test: check ## Run all that CI runs: checks, unit tests, a real API server, a real two-node cluster
 	@if [ "$$(uname -s)" = Linux ] && [ "$$(id -u)" = 0 ]; then \
 	  exec $(BIN)/pytest -m 'not sweep'; \
 	else \
@@ -49,11 +49,11 @@ test: check ## Everything that CI runs: checks, unit tests, a real API server, a
 	fi
 
 .PHONY: test-fast
-test-fast: $(READY) ## What needs neither root nor a cluster, nor more than a second or two each
+test-fast: $(READY) ## Run the fast tests, which need neither root nor a cluster
 	$(BIN)/pytest -q -m 'not api and not cluster and not sweep and not slow'
 
 .PHONY: check
-check: $(READY) ## Lint, types, layers, drift of generated files
+check: $(READY) ## Check lint, types, import layers and drift of generated files
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -62,14 +62,14 @@ check: $(READY) ## Lint, types, layers, drift of generated files
 	$(BIN)/python -m tests.tools.generate --check
 
 .PHONY: faults
-faults: $(READY) ## Every known fault, the recovery table, 30 random kills (PART=api|cluster|recovery|kills: one alone)
+faults: $(READY) ## Play every known fault, measure recoveries, kill 30 times (PART=api|cluster|recovery|kills)
 	@$(BIN)/python -m tests.fault_player $(if $(PART),--part $(PART)) --wheels "$(WHEELS)" --seed $(SEED)
 
 .PHONY: bench-recovery
-bench-recovery: $(READY) ## Seconds from a fault to the first new update, beside torchrun alone, on a real two-node cluster
+bench-recovery: $(READY) ## Measure seconds from a fault to the next update, beside torchrun alone, on two real nodes
 	@$(BIN)/python -m tests.benchmarks.recovery --wheels "$(WHEELS)" --seed $(SEED)
 
-# The frameworks that are compared have an environment of their own: the product never sees them.
+# The compared frameworks have a separate environment, so that the product never imports them.
 BENCH := .venv-bench
 BENCH_READY := $(BENCH)/.ready-$(TORCH)
 BENCH_PIP := $(BENCH)/bin/pip install -q --disable-pip-version-check --require-hashes --no-deps
@@ -82,15 +82,15 @@ $(BENCH_READY): requirements/bench.lock requirements/torch-$(TORCH).lock
 	@touch $@
 
 .PHONY: bench-trainer
-bench-trainer: $(BENCH_READY) ## Milliseconds per step beside a hand-written loop and other frameworks
+bench-trainer: $(BENCH_READY) ## Measure milliseconds per step beside a hand-written loop and other frameworks
 	@PYTHONPATH=trainer $(BENCH)/bin/python -m tests.benchmarks.trainer --seed $(SEED)
 
 .PHONY: bench-gpu
-bench-gpu: $(READY) ## ResNet-50 and GPT-2 on a GPU beside a hand-written loop
+bench-gpu: $(READY) ## Measure ResNet-50 and GPT-2 on a GPU beside a hand-written loop
 	@$(BIN)/python -m tests.benchmarks.gpu --seed $(SEED)
 
 .PHONY: format
-format: $(READY) ## Format the code and mend what the linter can
+format: $(READY) ## Format the code and apply the automatic fixes of the linter
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
@@ -103,9 +103,9 @@ lock: $(READY) ## Write the lock files
 	$(BIN)/python requirements/lock.py --wheels "$(WHEELS)"
 
 .PHONY: cluster
-cluster: $(READY) ## Bring up a real two-node Kubernetes with the chart installed, and leave it running
+cluster: $(READY) ## Start a real two-node Kubernetes with the chart installed, and leave it running
 	@$(BIN)/python -m tests.tools.demo --wheels "$(WHEELS)"
 
 .PHONY: cluster-down
-cluster-down: $(READY) ## End it
+cluster-down: $(READY) ## Stop that Kubernetes
 	$(HARNESS) down

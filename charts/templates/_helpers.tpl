@@ -22,12 +22,12 @@ app.kubernetes.io/component: operator
 {{- .Values.serviceAccount.name | default (include "ddp-trainer.name" .) -}}
 {{- end -}}
 
-{{/* The Lease that replicas of this release compete for. */}}
+{{/* Name of the Lease that elects the leader among the replicas of this release. */}}
 {{- define "ddp-trainer.lease" -}}
 {{- include "ddp-trainer.name" . -}}-operator
 {{- end -}}
 
-{{/* An image reference: takes (list image context). */}}
+{{/* Reference of an image. The argument is (list image context). */}}
 {{- define "ddp-trainer.image" -}}
 {{- $image := index . 0 -}}
 {{- $context := index . 1 -}}
@@ -38,7 +38,7 @@ app.kubernetes.io/component: operator
 {{- end -}}
 {{- end -}}
 
-{{/* What the operator may do in the namespaces that it serves. */}}
+{{/* RBAC rules of the operator in the namespaces that it manages. */}}
 {{- define "ddp-trainer.rules" -}}
 - apiGroups: [ddp-trainer.dev]
   resources: [ddpjobs]

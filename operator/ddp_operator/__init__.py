@@ -1,1 +1,1 @@
-"""The operator: turns a DDPJob into a multi-node training run that finishes."""
+"""Kubernetes operator that runs DDPJobs: multi-node PyTorch DDP training jobs."""

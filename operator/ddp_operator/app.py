@@ -1,4 +1,4 @@
-"""The operator's process: wires everything, runs until told to stop."""
+"""The operator process: create all parts and run them until a signal stops the process."""
 
 import asyncio
 import logging
@@ -17,66 +17,69 @@ from ddp_operator.cluster.base import Key, NotLeadingError
 from ddp_operator.cluster.kube import KubeCluster
 from ddp_operator.handlers import build_registry, build_settings
 from ddp_operator.runtime import logs
+from ddp_operator.runtime.agent_watcher import AgentWatcher
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.health import serve_health
 from ddp_operator.runtime.leader import Elector, Timing
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.settings import Settings, SettingsError
-from ddp_operator.runtime.vigil import Vigil
-from ddp_operator.runtime.workers import Heart, first_sync, resync_for_ever, work
+from ddp_operator.runtime.workers import Activity, first_sync, resync_periodically, work
 
 _log = logging.getLogger("ddp_operator")
 
 
 class WatchError(Exception):
-    """Watching has ended for good: the resource is gone, or the credentials are refused."""
+    """Final end of all watches: the resource is gone, or the credentials are refused."""
 
 
 async def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, or until a part of the process ends unasked.
+    """Run the operator until SIGTERM or SIGINT.
 
     Raises:
-        NotLeadingError: Another process may lead by now.
-        WatchError: Everything must begin anew.
+        NotLeadingError: Another process may lead.
+        WatchError: The watches ended, and only a new process can start them again.
+        RuntimeError: A task of the operator ended unexpectedly.
     """
     stop = asyncio.Event()
-    _listen(stop)
+    _handle_signals(stop)
     if settings.lease_namespace is not None:
-        await _run_elected(settings, settings.lease_namespace, stop)
+        await _run_with_election(settings, settings.lease_namespace, stop)
     else:
-        await _run_alone(settings, stop)
+        await _run_without_election(settings, stop)
 
 
-def _listen(stop: asyncio.Event) -> None:
+def _handle_signals(stop: asyncio.Event) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
 
-async def _run_alone(settings: Settings, stop: asyncio.Event) -> None:
-    heart = Heart()
-    cluster = await KubeCluster.connect(heard=heart.heard)
-    health = await serve_health(heart, settings.health_port)
+async def _run_without_election(settings: Settings, stop: asyncio.Event) -> None:
+    activity = Activity()
+    cluster = await KubeCluster.connect(on_request=activity.record_request)
+    health = await serve_health(activity, settings.health_port)
     try:
-        await _until(stop, [_operate(settings, cluster, heart, stop)])
+        await _run_until(stop, [_reconcile_jobs(settings, cluster, activity, stop)])
     finally:
         await health.cleanup()
         await cluster.close()
 
 
-async def _run_elected(settings: Settings, namespace: str, stop: asyncio.Event) -> None:
-    heart = Heart()
-    # Connections of its own: a renewal must not wait behind the work.
+async def _run_with_election(settings: Settings, namespace: str, stop: asyncio.Event) -> None:
+    activity = Activity()
+    # Separate connections, so that a renewal never waits for other requests.
     leases = await KubeCluster.connect(in_flight=2)
     identity = f"{settings.identity}_{uuid.uuid4().hex[:8]}"
     timing = Timing(settings.lease_seconds, settings.renew_seconds, settings.retry_seconds)
     elector = Elector(leases, namespace, settings.lease_name, identity, timing)
-    cluster = await KubeCluster.connect(may_write=elector.check, heard=heart.heard)
-    health = await serve_health(heart, settings.health_port, elector.standing_by)
+    cluster = await KubeCluster.connect(may_write=elector.check, on_request=activity.record_request)
+    health = await serve_health(activity, settings.health_port, elector.standby_readiness)
     try:
         if await elector.acquire(stop):
             try:
-                await _until(stop, [elector.hold(), _operate(settings, cluster, heart, stop)])
+                await _run_until(
+                    stop, [elector.hold(), _reconcile_jobs(settings, cluster, activity, stop)]
+                )
             finally:
                 await elector.release()
     finally:
@@ -85,39 +88,39 @@ async def _run_elected(settings: Settings, namespace: str, stop: asyncio.Event) 
         await leases.close()
 
 
-async def _operate(
-    settings: Settings, cluster: KubeCluster, heart: Heart, stop: asyncio.Event
+async def _reconcile_jobs(
+    settings: Settings, cluster: KubeCluster, activity: Activity, stop: asyncio.Event
 ) -> None:
-    """All that one process alone may do, for ever."""
+    """Run everything that only the leader may run, forever."""
     cache = Cache()
     queue: WorkQueue[Key] = WorkQueue()
     defaults = Defaults(settings.trainer_image, settings.image_pull_policy)
-    vigil = Vigil(cluster, queue.add)
-    controller = Controller(cluster, cache, defaults, lambda: datetime.now(UTC), vigil=vigil)
+    watcher = AgentWatcher(cluster, queue.add)
+    controller = Controller(cluster, cache, defaults, lambda: datetime.now(UTC), watcher=watcher)
 
-    def take() -> Coroutine[Any, Any, Any]:
+    def take_snapshot() -> Coroutine[Any, Any, Any]:
         return cluster.snapshot(settings.namespace)
 
-    await first_sync(take, cache, queue, heart)
+    await first_sync(take_snapshot, cache, queue, activity)
     _log.info("ready: %d jobs known, trainer image %s", len(cache.keys()), defaults.image)
-    parts: list[Coroutine[Any, Any, None]] = [
-        work(queue, controller, heart) for _ in range(settings.workers)
+    coroutines: list[Coroutine[Any, Any, None]] = [
+        work(queue, controller, activity) for _ in range(settings.workers)
     ]
-    parts.append(resync_for_ever(take, cache, queue, settings.resync_seconds))
-    parts.append(_watch(settings, cache, queue, stop))
+    coroutines.append(resync_periodically(take_snapshot, cache, queue, settings.resync_seconds))
+    coroutines.append(_watch(settings, cache, queue, stop))
     try:
-        await _until(asyncio.Event(), parts)
+        await _run_until(asyncio.Event(), coroutines)
     finally:
-        await vigil.close()
+        await watcher.close()
 
 
 async def _watch(
     settings: Settings, cache: Cache, queue: WorkQueue[Key], stop: asyncio.Event
 ) -> None:
-    """Feed the queue from watches.
+    """Add keys to the queue from kopf's watches.
 
     Raises:
-        WatchError: Kopf cannot go on.
+        WatchError: Kopf stopped.
     """
     watching = await kopf.spawn_tasks(
         registry=build_registry(cache, queue),
@@ -126,7 +129,7 @@ async def _watch(
         clusterwide=settings.namespace is None,
         namespaces=[settings.namespace] if settings.namespace else [],
     )
-    _listen(stop)  # kopf has put its own handlers in the place of ours, and would end alone.
+    _handle_signals(stop)  # kopf replaced our handlers by its own, which would stop only kopf.
     try:
         done, _ = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -137,55 +140,55 @@ async def _watch(
     raise WatchError(f"jobs and pods cannot be watched: {cause!r}") from cause
 
 
-async def _until(stop: asyncio.Event, parts: list[Coroutine[Any, Any, None]]) -> None:
-    """Run all parts until told to stop; a part that ends by itself ends the others.
+async def _run_until(stop: asyncio.Event, coroutines: list[Coroutine[Any, Any, None]]) -> None:
+    """Run all coroutines until `stop` is set. If one of them ends before, cancel the others.
 
     Raises:
-        NotLeadingError: A part found that this process does not lead.
-        WatchError: Nothing can be watched any more.
-        RuntimeError: A part ended unasked.
+        NotLeadingError: A task found that this process does not lead.
+        WatchError: The watches ended.
+        RuntimeError: A task ended unexpectedly.
     """
-    tasks = [asyncio.ensure_future(part) for part in parts]
-    asked = asyncio.ensure_future(stop.wait())
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    stopped = asyncio.ensure_future(stop.wait())
     try:
-        done, _ = await asyncio.wait([asked, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in [asked, *tasks]:
+        for task in [stopped, *tasks]:
             task.cancel()
-        await asyncio.gather(asked, *tasks, return_exceptions=True)
+        await asyncio.gather(stopped, *tasks, return_exceptions=True)
     causes = [t.exception() for t in done if not t.cancelled()]
     for cause in causes:
         if isinstance(cause, NotLeadingError | WatchError):
             raise cause
-    if asked not in done:
+    if stopped not in done:
         cause = next((c for c in causes if c is not None), None)
-        raise RuntimeError("a part of the operator ended unasked") from cause
+        raise RuntimeError("a task of the operator ended unexpectedly") from cause
 
 
 def main() -> None:
-    """Entry point of `ddp-operator`."""
+    """Run the `ddp-operator` command."""
     try:
         settings = Settings.from_environment()
     except SettingsError as error:
         sys.exit(f"ddp-operator: {error}")
     logs.configure(settings.log_level, settings.log_format)
     try:
-        asyncio.run(_run_anew(settings))
+        asyncio.run(_run_and_reexec(settings))
     except NotLeadingError as error:
         _log.critical("this process ends: %s", error)
         sys.exit(1)
 
 
-async def _run_anew(settings: Settings) -> None:
-    """Run; begin anew in the place of this process when nothing can be watched any more.
+async def _run_and_reexec(settings: Settings) -> None:
+    """Run the operator. Re-execute the program when the watches have ended.
 
-    A watcher of kopf's that fails leaves others behind, which do not end when they are cancelled:
-    only a new program is free of them. It waits, not ready, until everything can be listed again.
+    After a failure kopf leaves watcher tasks behind that ignore cancellation, and only a new
+    program is free of them. The new program is not ready until it can list jobs and pods again.
     """
     try:
         await run(settings)
     except WatchError as error:
-        _log.warning("beginning anew: %s", error)
+        _log.warning("re-executing the operator: %s", error)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
 
 

@@ -1,6 +1,6 @@
-"""kopf's part: an event becomes a key in the queue, and nothing more.
+"""Kopf handlers that update the cache and add keys to the queue.
 
-Event handlers only: no finalizers, daemons, timers or annotations on users' objects
+They are event handlers only, without finalizers, daemons, timers or annotations on users' objects
 (docs/decisions/0002-kopf-event-only.md).
 """
 
@@ -20,23 +20,23 @@ from ddp_wire import contract
 
 
 def build_registry(cache: Cache, queue: WorkQueue[Key]) -> kopf.OperatorRegistry:
-    """Handlers that keep the cache and feed the queue."""
+    """Return the handlers, which update the cache and add keys to the queue."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
     def log_in(**kwargs: Any) -> kopf.ConnectionInfo | None:
-        return _as_in_a_pod(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+        return _log_in_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
     @kopf.on.event(API_GROUP, API_VERSION_NAME, PLURAL, registry=registry)
     async def on_job(event: Any, **_: Any) -> None:
         job = event["object"]
-        gone = event["type"] == "DELETED"
-        queue.add(cache.drop_job(job) if gone else cache.put_job(job))
+        deleted = event["type"] == "DELETED"
+        queue.add(cache.drop_job(job) if deleted else cache.put_job(job))
 
     def on_child(kind: str, event: Any) -> None:
         child: Manifest = event["object"]
-        gone = event["type"] == "DELETED"
-        key = cache.drop_child(kind, child) if gone else cache.put_child(kind, child)
+        deleted = event["type"] == "DELETED"
+        key = cache.drop_child(kind, child) if deleted else cache.put_child(kind, child)
         if key is not None:
             queue.add(key)
 
@@ -52,25 +52,25 @@ def build_registry(cache: Cache, queue: WorkQueue[Key]) -> kopf.OperatorRegistry
 
 
 def build_settings() -> kopf.OperatorSettings:
-    """Kopf's settings: watch only what is ours, write nothing."""
+    """Return kopf's settings: watch only the operator's own children, and write nothing."""
     settings = kopf.OperatorSettings()
-    mine = f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"
-    settings.watching.label_selectors["pods"] = mine
-    settings.watching.label_selectors["services"] = mine
+    selector = f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"
+    settings.watching.label_selectors["pods"] = selector
+    settings.watching.label_selectors["services"] = selector
     settings.posting.enabled = False
-    # Else kopf would ask for the right to watch namespaces and CRDs of the whole cluster.
+    # Otherwise kopf needs permission to watch all namespaces and CRDs of the cluster.
     settings.scanning.disabled = True
     settings.peering.standalone = True
     settings.networking.error_backoffs = _Backoffs()
-    # Never used by event handlers; set so that nothing of kopf's could ever land on an object.
+    # Event handlers add no finalizer. This keeps even kopf's default one off all objects.
     settings.persistence.finalizer = f"{API_GROUP}/unused"
     return settings
 
 
-def _as_in_a_pod(**kwargs: Any) -> kopf.ConnectionInfo | None:
-    """The pod's service account, at the address that all other requests go to.
+def _log_in_with_service_account(**kwargs: Any) -> kopf.ConnectionInfo | None:
+    """Return the pod's service account with the address that all other requests use.
 
-    Kopf itself takes the name kubernetes.default.svc, which not every pod can resolve.
+    Kopf itself uses the name kubernetes.default.svc, which not every pod can resolve.
     """
     account = kopf.login_with_service_account(**kwargs)
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}") for part in ("HOST", "PORT"))
@@ -81,10 +81,10 @@ def _as_in_a_pod(**kwargs: Any) -> kopf.ConnectionInfo | None:
 
 
 class _Backoffs:
-    """Seconds between two tries to list or to watch, without end and never long.
+    """Endless backoffs between attempts to list or watch, 1 to 5 seconds.
 
-    By default kopf gives up within a minute of server errors or missing rights, and ends; and it
-    sleeps through much of the minute after they are over.
+    By default kopf stops within a minute of server errors or missing permissions. Its longer
+    backoffs also delay the first success after an outage.
     """
 
     def __iter__(self) -> Iterator[float]:

@@ -1,4 +1,4 @@
-"""Runs a whole agent, with a small script in torchrun's place and a director who gives orders."""
+"""Runs a whole agent with a small script in place of torchrun, and sends it orders."""
 
 import sys
 import time
@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ddp_agent.agent import Agent, Clock
+from ddp_agent.agent import Agent
+from ddp_agent.attempt_process import AttemptStarter
+from ddp_agent.clock import Clock, Ticker
 from ddp_agent.launcher import Launch
+from ddp_agent.orders import AttemptOrders
+from ddp_agent.reporter import AttemptReporter
 from ddp_wire.contract import ATTEMPT_FILE, AgentPhase, AgentStatus, Env
 from tests.agent.support import DEADLINE_SECONDS, config
 
@@ -17,14 +21,14 @@ PREAMBLE = """
 import json, os, signal, subprocess, sys, time
 attempt = int(os.environ["DDP_ATTEMPT"])
 
-def beat(phase, **more):
-    said = {"attempt": attempt, "rank": 0, "localRank": 0, "phase": phase, "at": time.time()}
+def heartbeat(phase, **more):
+    fields = {"attempt": attempt, "rank": 0, "localRank": 0, "phase": phase, "at": time.time()}
     path = os.path.join(os.environ["DDP_BEATS_DIR"], "0.json")
     with open(path + ".tmp", "w") as file:
-        json.dump(said | more, file)
+        json.dump(fields | more, file)
     os.replace(path + ".tmp", path)
 
-def fall(**failure):
+def fail(**failure):
     with open(os.environ["DDP_FAILURE_FILE"], "w") as file:
         json.dump({"attempt": attempt, "at": time.time()} | failure, file)
     sys.exit(1)
@@ -32,18 +36,19 @@ def fall(**failure):
 def on_sigterm(work):
     signal.signal(signal.SIGTERM, lambda *_: work())
 
-def until(path):
+def wait_for_file(path):
     while not os.path.exists(path):
         time.sleep(0.005)
 
-def for_ever():
+def run_forever():
     while True:
         time.sleep(0.01)
 """
+"""Helpers that the scripts in place of torchrun may call."""
 
 
 def stub_torchrun(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Let attempts run a script in torchrun's place, with torchrun's arguments."""
+    """Make attempts run a script in place of torchrun, with torchrun's arguments."""
 
     def command(launch: Launch) -> list[str]:
         return [sys.executable, "-S", "-c", PREAMBLE + script, *launch.arguments]
@@ -55,72 +60,95 @@ Condition = Callable[[AgentStatus], bool]
 
 
 def phase(name: str, attempt: int = 1) -> Condition:
-    """When the agent is in a phase of an attempt."""
+    """Return the condition that the agent is in this phase of this attempt."""
     return lambda status: (status.phase, status.attempt) == (AgentPhase(name), attempt)
 
 
 @dataclass
-class Bench:
-    """One node: its agent, its pod's file, its clock, and what the agent has said over time."""
+class AgentHarness:
+    """One node: its agent, its annotation file, its clock, and all statuses of the agent."""
 
     home: Path
     env: dict[str, str | None] = field(default_factory=dict)
-    pace: float = 0.0
-    """Seconds that a tick takes by the agent's clock; 0 is real time."""
-    said: list[AgentStatus] = field(default_factory=list)
-    told: list[bool] = field(default_factory=list)
-    """What the agent answered to orders that were posted to it."""
+    tick_seconds: float = 0.0
+    """Duration of a tick by the agent's clock, in seconds. 0 for real time."""
+    statuses: list[AgentStatus] = field(default_factory=list)
+    """Newest status of each phase, in order."""
+    accepted: list[bool] = field(default_factory=list)
+    """Answers of the agent to direct orders."""
 
     def __post_init__(self) -> None:
         one: dict[str, str | None] = {Env.NODES: "1", Env.PROCS_PER_NODE: "1"}
-        self._monotonic = 0.0
+        self.monotonic = 0.0
         self._began = time.monotonic()
         self._steps: list[tuple[Condition, Callable[[], None]]] = []
-        clock = Clock(time.time, self._time, self._tick)
-        self.agent = Agent(config(self.home, **(one | self.env)), self.home / "scratch", clock)
+        made = config(self.home, **(one | self.env))
+        ticker = Ticker(Clock(time.time, self._time, self._tick))
+        self.orders = AttemptOrders(made.job_uid, made.pod_info_dir)
+        self.reporter = AttemptReporter(made, ticker.clock)
+        self.agent = Agent(
+            made,
+            self.home / "scratch",
+            ticker=ticker,
+            orders=self.orders,
+            reporter=self.reporter,
+            starter=AttemptStarter(made, ticker),
+        )
 
-    def order(self, value: str) -> None:
-        """Change the file that follows the pod's annotation, as the kubelet does."""
+    @property
+    def status(self) -> AgentStatus:
+        """Current agent status."""
+        return self.reporter.status
+
+    def write_order(self, value: str) -> None:
+        """Change the annotation file as the kubelet does."""
         draft = self.home / "draft"
         draft.write_text(value)
         draft.replace(self.home / ATTEMPT_FILE)
 
+    def stop(self, how: str) -> None:
+        """Stop the run, either by the annotation file ("stop") or by SIGTERM ("terminate")."""
+        if how == "terminate":
+            self.orders.stop()
+        else:
+            self.write_order("stop")
+
     def when(self, condition: Condition, action: Callable[[], None]) -> None:
-        """Do something once, when the agent's status fits; in the order of these calls."""
+        """Run an action once the agent's status fits. Actions run in the order of these calls."""
         self._steps.append((condition, action))
 
     def touch(self, name: str) -> None:
-        """Make a file that a script waits for."""
+        """Create a file for which a script waits."""
         (self.home / name).touch()
 
     def run(self) -> int:
-        """Run the agent to its end."""
+        """Run the agent to its end. Return its exit code."""
         code = self.agent.run()
-        self._note()
-        assert not self._steps, f"never came about; last: {self.said[-1]}"
+        self._record()
+        assert not self._steps, f"a condition was never met; last status: {self.statuses[-1]}"
         return code
 
-    def story(self) -> list[str]:
-        """The phases that the agent went through, as `attempt:phase`."""
-        return [f"{s.attempt}:{s.phase.value}" for s in self.said]
+    def phases(self) -> list[str]:
+        """Return all phases of the agent, each as `attempt:phase`."""
+        return [f"{s.attempt}:{s.phase.value}" for s in self.statuses]
 
     def _time(self) -> float:
-        return self._monotonic if self.pace else time.monotonic()
+        return self.monotonic if self.tick_seconds else time.monotonic()
 
     def _tick(self, _: float) -> None:
-        assert time.monotonic() < self._began + DEADLINE_SECONDS, f"hangs: {self.story()}"
-        self._monotonic += self.pace
-        self._note()
-        if self._steps and self._steps[0][0](self.agent.status()):
+        assert time.monotonic() < self._began + DEADLINE_SECONDS, f"hangs: {self.phases()}"
+        self.monotonic += self.tick_seconds
+        self._record()
+        if self._steps and self._steps[0][0](self.status):
             self._steps.pop(0)[1]()
         time.sleep(0.003)
 
-    def _note(self) -> None:
-        now = self.agent.status()
-        if not self.said or (self.said[-1].attempt, self.said[-1].phase) != (
+    def _record(self) -> None:
+        now = self.status
+        if not self.statuses or (self.statuses[-1].attempt, self.statuses[-1].phase) != (
             now.attempt,
             now.phase,
         ):
-            self.said.append(now)
+            self.statuses.append(now)
         else:
-            self.said[-1] = now
+            self.statuses[-1] = now

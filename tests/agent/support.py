@@ -1,4 +1,4 @@
-"""Builders for the agent's tests."""
+"""Builders and fakes for the tests of the agent."""
 
 import contextlib
 import ctypes
@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from ddp_agent.config import AgentConfig
-from ddp_agent.word import Word
-from ddp_wire.contract import AgentStatus, AttemptOrder, Beat, Env, RankPhase
+from ddp_agent.orders import AttemptOrders
+from ddp_agent.server import AgentServer
+from ddp_agent.status_cell import AgentStatusCell
+from ddp_wire.contract import AgentStatus, AttemptOrder, Env, Heartbeat, RankPhase
 from ddp_wire.processes import adopt_orphans, descendants
-from tests.operator.support import UID, word
+from tests.operator.support import UID, agent_status
 
 DEADLINE_SECONDS = 20.0
-"""After which a condition that has not come about fails a test."""
+"""Default time limit for a condition, in seconds."""
 
 
 def environment(home: Path, **changes: str | None) -> dict[str, str]:
-    """A worker container's environment; `None` takes a variable away."""
+    """Return the environment of a worker container. `None` removes a variable."""
     given: dict[str, str | None] = {
         Env.JOB_UID: "uid-1",
         Env.NODE_INDEX: "0",
@@ -40,16 +42,16 @@ def config(home: Path, **changes: str | None) -> AgentConfig:
     return AgentConfig.from_environment(environment(home, **changes))
 
 
-def beat(**fields: Any) -> Beat:
+def heartbeat(**fields: Any) -> Heartbeat:
     given = {"attempt": 1, "rank": 0, "local_rank": 0, "phase": RankPhase.TRAINING, "at": 1.0}
-    return Beat(**(given | fields))
+    return Heartbeat(**(given | fields))
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> None:
-    """Return once a condition holds; fail when it does not in time."""
+    """Return once a condition holds. Fail if it does not hold in time."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"in {seconds:.0f} s not: {what}"
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
         time.sleep(0.005)
 
 
@@ -57,35 +59,50 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 @contextlib.contextmanager
-def orphanage() -> Iterator[None]:
-    """This process adopts orphans as PID 1 does, is an ordinary one afterwards, and keeps none."""
-    before = set(descendants(os.getpid()))  # Other tests' servers, as multiprocessing's.
+def adopting_orphans() -> Iterator[None]:
+    """Let this process adopt orphans as PID 1 does. Fail if a new descendant is left at the end."""
+    before = set(descendants(os.getpid()))  # Other tests' servers, for example multiprocessing's.
     adopt_orphans()
     yield
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
     assert set(descendants(os.getpid())) <= before, "a process is left behind"
 
 
-class Told:
-    """An agent that says what it is told to."""
+class FakeStatusCell(AgentStatusCell):
+    """Status cell that a test can set, and that counts those who waited."""
+
+    waits = 0
+    """Number of calls of `wait_for_change`."""
+
+    def set(self, status: AgentStatus) -> None:
+        """Replace the status, its revision included."""
+        self._status = status
+
+    def wait_for_change(self, revision: int, seconds: float) -> AgentStatus:
+        self.waits += 1
+        return super().wait_for_change(revision, seconds)
+
+
+class FakeOrders(AttemptOrders):
+    """Attempt orders of an agent, with a record of all direct requests."""
 
     def __init__(self) -> None:
-        self.word = Word(word())
-        self.lives = True
-        self.orders: list[AttemptOrder] = []
-        self.listeners = 0
-        """How often it has been asked for news."""
+        super().__init__(UID, Path("/nowhere"))
+        self.received: list[AttemptOrder] = []
 
-    def status(self) -> AgentStatus:
-        return self.word.now()
+    def accept(self, order: AttemptOrder) -> bool:
+        self.received.append(order)
+        return super().accept(order)
 
-    def news(self, revision: int, seconds: float) -> AgentStatus:
-        self.listeners += 1
-        return self.word.news(revision, seconds)
 
-    def alive(self) -> bool:
-        return self.lives
+class FakeAgent:
+    """Agent whose status and liveness a test sets."""
 
-    def order(self, order: AttemptOrder) -> bool:
-        self.orders.append(order)
-        return order.job_uid == UID
+    def __init__(self, status: AgentStatus | None = None) -> None:
+        self.cell = FakeStatusCell(status or agent_status())
+        self.orders = FakeOrders()
+        self.alive = True
+
+    def server(self, port: int = 0) -> AgentServer:
+        """Return a server of this agent on the loopback address, not started yet."""
+        return AgentServer("127.0.0.1", port, self.cell, self.orders, lambda: self.alive)

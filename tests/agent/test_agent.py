@@ -1,4 +1,4 @@
-"""The agent's loop over real processes: one attempt after the other, until one succeeds."""
+"""The agent's loop with real processes: one attempt after another, until one succeeds."""
 
 import contextlib
 import itertools
@@ -11,109 +11,109 @@ from pathlib import Path
 
 import pytest
 
-from ddp_agent.agent import NEXT_ORDER_SECONDS, REMINDER_SECONDS, STOP_GRACE_SECONDS
+from ddp_agent.agent import NEXT_ORDER_SECONDS
+from ddp_agent.attempt_process import REMINDER_SECONDS, STOP_GRACE_SECONDS
 from ddp_wire.contract import AgentPhase, AgentStatus, AttemptOrder, Env, ExitCode
-from tests.agent.harness import Bench, phase, stub_torchrun
-from tests.agent.support import orphanage
+from tests.agent.harness import AgentHarness, phase, stub_torchrun
+from tests.agent.support import adopting_orphans
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does")
 
 
 @pytest.fixture(autouse=True)
 def _reaper() -> Iterator[None]:
-    with orphanage():
+    with adopting_orphans():
         yield
 
 
-def test_a_run_that_succeeds_ends_the_container_well(
+def test_agent_exits_with_zero_after_a_successful_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub_torchrun(
         monkeypatch,
         f"""
-beat("Starting")
-until({str(tmp_path / "join")!r})
-beat("Training", resumedFrom=4, progress={{"step": 5}})
-until({str(tmp_path / "end")!r})
-beat("Done", progress={{"step": 9}}, checkpoint={{"step": 8, "path": "/c", "at": 1.0}})
-os._exit(0)  # At once: there is no time between the last beat and the end.
+heartbeat("Starting")
+wait_for_file({str(tmp_path / "join")!r})
+heartbeat("Training", resumedFrom=4, progress={{"step": 5}})
+wait_for_file({str(tmp_path / "end")!r})
+heartbeat("Done", progress={{"step": 9}}, checkpoint={{"step": 8, "path": "/c", "at": 1.0}})
+os._exit(0)  # At once: no time passes between the last heartbeat and the end.
 """,
     )
-    bench = Bench(tmp_path)
-    bench.order("1")
-    bench.when(lambda status: bool(status.ranks), lambda: bench.touch("join"))
-    bench.when(phase("Training"), lambda: bench.touch("end"))
-    assert bench.run() == ExitCode.OK
-    assert bench.story() == ["1:Starting", "1:Training", "1:Succeeded"]
-    last = bench.agent.status()
+    node = AgentHarness(tmp_path)
+    node.write_order("1")
+    node.when(lambda status: bool(status.ranks), lambda: node.touch("join"))
+    node.when(phase("Training"), lambda: node.touch("end"))
+    assert node.run() == ExitCode.OK
+    assert node.phases() == ["1:Starting", "1:Training", "1:Succeeded"]
+    last = node.status
     assert last.progress is not None
-    assert last.progress.step == 9, "the last beat is not lost"
+    assert last.progress.step == 9, "the agent reads the last heartbeat after the end"
     assert last.checkpoint is not None
     assert last.command[0] == "torchrun"
 
 
-def test_a_failed_attempt_waits_for_the_next_and_that_one_may_succeed(
+def test_agent_waits_after_a_failed_attempt_and_runs_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stub_torchrun(
         monkeypatch,
         """
 if attempt == 1:
-    fall(rank=0, exitCode=7, message="ValueError: no", traceback="T")
+    fail(rank=0, exitCode=7, message="ValueError: no", traceback="T")
 """,
     )
-    bench = Bench(tmp_path)
-    bench.order("1")
-    bench.when(phase("Failed"), lambda: bench.order("2"))
-    assert bench.run() == ExitCode.OK
-    assert bench.story()[-1] == "2:Succeeded"
-    failed = next(s for s in bench.said if s.phase is AgentPhase.FAILED)
+    node = AgentHarness(tmp_path)
+    node.write_order("1")
+    node.when(phase("Failed"), lambda: node.write_order("2"))
+    assert node.run() == ExitCode.OK
+    assert node.phases()[-1] == "2:Succeeded"
+    failed = next(s for s in node.statuses if s.phase is AgentPhase.FAILED)
     assert failed.failure is not None
     assert (failed.failure.exit_code, failed.failure.message) == (7, "ValueError: no")
-    assert bench.agent.status().failure is None, "a new attempt has a clean slate"
+    assert node.status.failure is None, "a new attempt starts without the old failure"
     assert "attempt 1: rank 0 failed: ValueError: no" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("how", ["stop", "terminate"])
-def test_a_failed_attempt_that_is_not_followed_ends_the_container_as_its_rank_did(
+def test_agent_stopped_after_a_failed_attempt_exits_with_the_code_of_its_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    stub_torchrun(monkeypatch, "fall(rank=0, exitCode=7)")
-    bench = Bench(tmp_path)
-    bench.order("1")
-    end = bench.agent.terminate if how == "terminate" else lambda: bench.order("stop")
-    bench.when(phase("Failed"), end)
-    assert bench.run() == 7
-    assert bench.agent.status().phase is AgentPhase.FAILED
+    stub_torchrun(monkeypatch, "fail(rank=0, exitCode=7)")
+    node = AgentHarness(tmp_path)
+    node.write_order("1")
+    node.when(phase("Failed"), lambda: node.stop(how))
+    assert node.run() == 7
+    assert node.status.phase is AgentPhase.FAILED
 
 
-def test_a_failed_attempt_that_nobody_follows_up_ends_the_container_after_a_while(
+def test_agent_exits_if_no_order_follows_a_failed_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stub_torchrun(monkeypatch, "fall(signal='SIGKILL')")
-    bench = Bench(tmp_path, pace=NEXT_ORDER_SECONDS / 4)
-    bench.order("1")
-    assert bench.run() == 128 + signal.SIGKILL
+    stub_torchrun(monkeypatch, "fail(signal='SIGKILL')")
+    node = AgentHarness(tmp_path, tick_seconds=NEXT_ORDER_SECONDS / 4)
+    node.write_order("1")
+    assert node.run() == 128 + signal.SIGKILL
 
 
 @pytest.mark.parametrize(
     "code", ["sys.exit(3)", "open(os.environ['DDP_FAILURE_FILE'], 'w').write('{'); sys.exit(3)"]
 )
-def test_a_torchrun_that_leaves_no_word_is_told_of_by_its_exit_code(
+def test_agent_reports_the_exit_code_of_a_torchrun_without_failure_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
     stub_torchrun(monkeypatch, code)
-    bench = Bench(tmp_path)
-    bench.order("1")
-    bench.when(phase("Failed"), bench.agent.terminate)
-    assert bench.run() == ExitCode.FAILED
-    failure = bench.agent.status().failure
+    node = AgentHarness(tmp_path)
+    node.write_order("1")
+    node.when(phase("Failed"), node.orders.stop)
+    assert node.run() == ExitCode.FAILED
+    failure = node.status.failure
     assert failure is not None
-    assert failure.message == "torchrun ended with exit code 3 and left no word"
+    assert failure.message == "torchrun ended with exit code 3 and wrote no readable failure file"
 
 
 @pytest.mark.parametrize("how", ["stop", "terminate"])
-def test_an_order_to_stop_lets_the_ranks_save_and_counts_as_preemption(
+def test_agent_lets_ranks_save_on_a_stop_order_and_reports_preemption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     saved = tmp_path / "saved"
@@ -125,99 +125,98 @@ def save():
     open({str(saved)!r}, "w").close()
     sys.exit(0)
 on_sigterm(save)
-beat("Training")
-for_ever()
+heartbeat("Training")
+run_forever()
 """,
     )
-    bench = Bench(tmp_path)
-    bench.order("1")
-    end = bench.agent.terminate if how == "terminate" else lambda: bench.order("stop")
-    bench.when(phase("Training"), end)
-    assert bench.run() == ExitCode.PREEMPTED
-    assert bench.story()[-1] == "1:Preempted"
+    node = AgentHarness(tmp_path)
+    node.write_order("1")
+    node.when(phase("Training"), lambda: node.stop(how))
+    assert node.run() == ExitCode.PREEMPTED
+    assert node.phases()[-1] == "1:Preempted"
     assert saved.exists()
 
 
-def test_a_rank_that_torchrun_has_not_told_to_stop_is_told_directly(
+def test_agent_signals_ranks_directly_if_torchrun_does_not_forward_the_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torchrun loses a signal that comes while it starts its ranks."""
+    """torchrun loses a signal that arrives while it starts its ranks."""
     rank = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(85)); time.sleep(60)"
     stub_torchrun(
         monkeypatch,
         f"""
 on_sigterm(lambda: None)
 rank = subprocess.Popen([sys.executable, "-S", "-c", {rank!r}])
-beat("Training")
+heartbeat("Training")
 code = rank.wait()
 open({str(tmp_path / "code")!r}, "w").write(str(code))
 """,
     )
-    bench = Bench(tmp_path, pace=REMINDER_SECONDS / 40)
-    bench.order("1")
-    bench.when(phase("Training"), lambda: bench.order("stop"))
-    assert bench.run() == ExitCode.PREEMPTED
+    node = AgentHarness(tmp_path, tick_seconds=REMINDER_SECONDS / 40)
+    node.write_order("1")
+    node.when(phase("Training"), lambda: node.write_order("stop"))
+    assert node.run() == ExitCode.PREEMPTED
     assert (tmp_path / "code").read_text() in {"85", "-15"}
 
 
-def test_an_attempt_that_the_operator_orders_itself_is_run(
+def test_agent_runs_an_attempt_that_the_operator_orders_directly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stub_torchrun(monkeypatch, "beat('Training')\nif attempt == 1: fall(rank=0)")
-    bench = Bench(tmp_path)
-    bench.order("1")
+    stub_torchrun(monkeypatch, "heartbeat('Training')\nif attempt == 1: fail(rank=0)")
+    node = AgentHarness(tmp_path)
+    node.write_order("1")
     order = AttemptOrder(job_uid="uid-1", attempt=2)
-    bench.when(phase("Failed"), lambda: bench.told.append(bench.agent.order(order)))
-    assert bench.run() == ExitCode.OK
-    assert bench.told == [True]
-    assert not bench.agent.order(AttemptOrder(job_uid="another", attempt=3))
-    timeline = bench.agent.status().timeline
+    node.when(phase("Failed"), lambda: node.accepted.append(node.orders.accept(order)))
+    assert node.run() == ExitCode.OK
+    assert node.accepted == [True]
+    assert not node.orders.accept(AttemptOrder(job_uid="another", attempt=3))
+    timeline = node.status.timeline
     assert timeline is not None
     assert timeline.noticed is not None
     assert timeline.cleared is not None
     assert timeline.noticed <= timeline.cleared <= timeline.ordered
 
 
-def test_ranks_that_save_for_too_long_are_killed_in_the_end(
+def test_agent_kills_ranks_that_save_for_longer_than_the_grace_period(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stub_torchrun(monkeypatch, "on_sigterm(lambda: None)\nbeat('Training')\nfor_ever()")
-    bench = Bench(tmp_path, pace=STOP_GRACE_SECONDS / 10)
-    bench.order("1")
-    bench.when(phase("Training"), lambda: bench.order("stop"))
-    assert bench.run() == ExitCode.PREEMPTED
+    stub_torchrun(monkeypatch, "on_sigterm(lambda: None)\nheartbeat('Training')\nrun_forever()")
+    node = AgentHarness(tmp_path, tick_seconds=STOP_GRACE_SECONDS / 10)
+    node.write_order("1")
+    node.when(phase("Training"), lambda: node.write_order("stop"))
+    assert node.run() == ExitCode.PREEMPTED
 
 
 @pytest.mark.parametrize("how", ["stop", "terminate"])
-def test_an_order_to_stop_before_the_first_attempt_starts_nothing(
+def test_agent_starts_nothing_if_it_is_stopped_before_the_first_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     started = tmp_path / "started"
     stub_torchrun(monkeypatch, f"open({str(started)!r}, 'w').close()")
-    bench = Bench(tmp_path)
+    node = AgentHarness(tmp_path)
     if how == "stop":
-        bench.order("stop")
+        node.write_order("stop")
     else:
-        bench.agent.terminate()
-        bench.order("1")
-    assert bench.run() == ExitCode.PREEMPTED
+        node.orders.stop()
+        node.write_order("1")
+    assert node.run() == ExitCode.PREEMPTED
     assert not started.exists()
 
 
-def test_ranks_that_stop_by_themselves_on_request_are_preempted(
+def test_agent_reports_ranks_that_exit_with_the_preemption_code_as_preempted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stub_torchrun(monkeypatch, f"fall(rank=0, exitCode={int(ExitCode.PREEMPTED)})")
-    bench = Bench(tmp_path)
-    bench.order("1")
-    assert bench.run() == ExitCode.PREEMPTED
-    assert bench.agent.status().phase is AgentPhase.PREEMPTED
+    stub_torchrun(monkeypatch, f"fail(rank=0, exitCode={int(ExitCode.PREEMPTED)})")
+    node = AgentHarness(tmp_path)
+    node.write_order("1")
+    assert node.run() == ExitCode.PREEMPTED
+    assert node.status.phase is AgentPhase.PREEMPTED
 
 
-def test_a_newer_attempt_supersedes_one_that_runs_and_no_rank_of_it_is_left(
+def test_newer_attempt_starts_after_all_processes_of_the_running_one_have_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Attempt 1 has a rank in a session of its own; attempt 2 looks whether it is gone."""
+    """Attempt 1 has a rank in a new session. Attempt 2 checks that this rank has ended."""
     pids = tmp_path / "pids"
     stub_torchrun(
         monkeypatch,
@@ -226,8 +225,8 @@ if attempt == 1:
     rank = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"],
                             start_new_session=True)
     open({str(pids)!r}, "w").write(f"{{os.getpid()}} {{rank.pid}}")
-    beat("Training")
-    for_ever()
+    heartbeat("Training")
+    run_forever()
 for pid in open({str(pids)!r}).read().split():
     try:
         os.kill(int(pid), 0)
@@ -236,15 +235,15 @@ for pid in open({str(pids)!r}).read().split():
     sys.exit(9)
 """,
     )
-    bench = Bench(tmp_path)
-    bench.order("1")
-    bench.when(phase("Training"), lambda: bench.order("2"))
-    assert bench.run() == ExitCode.OK
-    assert bench.story()[-1] == "2:Succeeded"
-    assert "1:Failed" not in bench.story()
+    node = AgentHarness(tmp_path)
+    node.write_order("1")
+    node.when(phase("Training"), lambda: node.write_order("2"))
+    assert node.run() == ExitCode.OK
+    assert node.phases()[-1] == "2:Succeeded"
+    assert "1:Failed" not in node.phases()
 
 
-def test_an_attempt_that_is_superseded_has_a_short_grace_only(
+def test_superseded_attempt_has_only_a_short_grace_period(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub_torchrun(
@@ -252,28 +251,28 @@ def test_an_attempt_that_is_superseded_has_a_short_grace_only(
         """
 if attempt == 1:
     on_sigterm(lambda: None)
-    beat("Training")
-    for_ever()
+    heartbeat("Training")
+    run_forever()
 """,
     )
-    bench = Bench(tmp_path, pace=0.1)
-    bench.order("1")
-    bench.when(phase("Training"), lambda: bench.order("2"))
-    assert bench.run() == ExitCode.OK
+    node = AgentHarness(tmp_path, tick_seconds=0.1)
+    node.write_order("1")
+    node.when(phase("Training"), lambda: node.write_order("2"))
+    assert node.run() == ExitCode.OK
 
 
-def test_the_highest_order_is_run_and_those_in_between_are_not(
+def test_agent_runs_the_highest_order_and_skips_those_in_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stub_torchrun(monkeypatch, "if attempt == 1:\n    fall(rank=0, exitCode=1)")
-    bench = Bench(tmp_path)
-    bench.order("1")
-    bench.when(phase("Failed"), lambda: bench.order("5"))
-    assert bench.run() == ExitCode.OK
-    assert {status.attempt for status in bench.said} == {1, 5}
+    stub_torchrun(monkeypatch, "if attempt == 1:\n    fail(rank=0, exitCode=1)")
+    node = AgentHarness(tmp_path)
+    node.write_order("1")
+    node.when(phase("Failed"), lambda: node.write_order("5"))
+    assert node.run() == ExitCode.OK
+    assert {status.attempt for status in node.statuses} == {1, 5}
 
 
-def test_ranks_that_report_nothing_count_as_training_once_they_are_spawned(
+def test_ranks_of_a_command_without_heartbeats_count_as_training_once_spawned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub_torchrun(
@@ -282,17 +281,17 @@ def test_ranks_that_report_nothing_count_as_training_once_they_are_spawned(
 log_dir = next(a for a in sys.argv if a.startswith("--log-dir=")).partition("=")[2]
 os.makedirs(f"{log_dir}/run/attempt_0/0")
 open(f"{log_dir}/run/attempt_0/0/stderr.log", "w").close()
-for_ever()
+run_forever()
 """,
     )
     command = {Env.COMMAND.value: json.dumps(["./train"])}
-    bench = Bench(tmp_path, env={**command, Env.TASK.value: None})
-    bench.order("1")
-    bench.when(phase("Training"), bench.agent.terminate)
-    assert bench.run() == ExitCode.PREEMPTED
+    node = AgentHarness(tmp_path, env={**command, Env.TASK.value: None})
+    node.write_order("1")
+    node.when(phase("Training"), node.orders.stop)
+    assert node.run() == ExitCode.PREEMPTED
 
 
-def test_ranks_of_a_task_count_as_training_only_by_their_own_word(
+def test_ranks_of_a_task_count_as_training_only_by_their_heartbeats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub_torchrun(
@@ -301,27 +300,27 @@ def test_ranks_of_a_task_count_as_training_only_by_their_own_word(
 log_dir = next(a for a in sys.argv if a.startswith("--log-dir=")).partition("=")[2]
 os.makedirs(f"{{log_dir}}/run/attempt_0/0")
 open(f"{{log_dir}}/run/attempt_0/0/stderr.log", "w").close()
-until({str(tmp_path / "end")!r})
+wait_for_file({str(tmp_path / "end")!r})
 """,
     )
-    bench = Bench(tmp_path)
-    bench.order("1")
-    looks = itertools.count()
+    node = AgentHarness(tmp_path)
+    node.write_order("1")
+    ticks = itertools.count()
 
-    def after_some_looks(_: AgentStatus) -> bool:
-        return any(tmp_path.rglob("stderr.log")) and next(looks) > 5
+    def after_some_ticks(_: AgentStatus) -> bool:
+        return any(tmp_path.rglob("stderr.log")) and next(ticks) > 5
 
-    bench.when(after_some_looks, lambda: bench.touch("end"))
-    assert bench.run() == ExitCode.OK
-    assert bench.story() == ["1:Starting", "1:Succeeded"]
+    node.when(after_some_ticks, lambda: node.touch("end"))
+    assert node.run() == ExitCode.OK
+    assert node.phases() == ["1:Starting", "1:Succeeded"]
 
 
-# --- A node that is not the first waits for the store ------------------------------------------
+# --- Nodes other than node 0 wait for its store ---------------------------------------------------
 
 
 @pytest.fixture
 def stores() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Two ports in a row that nobody listens on yet: those of attempts 1 and 2."""
+    """Two consecutive ports without a listener, for attempts 1 and 2."""
     with contextlib.ExitStack() as held:
         while True:
             first, second = (held.enter_context(socket.socket()) for _ in range(2))
@@ -334,14 +333,14 @@ def stores() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 @pytest.fixture
 def store(stores: tuple[socket.socket, socket.socket]) -> socket.socket:
-    """A port that nobody listens on yet."""
+    """A port without a listener."""
     return stores[0]
 
 
-def second_node(home: Path, store: socket.socket) -> Bench:
-    """A bench whose attempt 1 rendezvouses at the store's port."""
+def second_node(home: Path, store: socket.socket) -> AgentHarness:
+    """Return node 1, whose attempt 1 uses the store's port."""
     port = store.getsockname()[1]
-    return Bench(
+    return AgentHarness(
         home,
         env={
             Env.NODE_INDEX.value: "1",
@@ -352,36 +351,36 @@ def second_node(home: Path, store: socket.socket) -> Bench:
     )
 
 
-def test_a_node_starts_when_the_store_of_node_0_accepts_connections(
+def test_node_starts_when_the_store_of_node_0_accepts_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: socket.socket
 ) -> None:
     stub_torchrun(monkeypatch, "")
-    bench = second_node(tmp_path, store)
-    bench.order("1")
-    bench.when(phase("Waiting"), store.listen)
-    assert bench.run() == ExitCode.OK
-    assert bench.story() == ["1:Waiting", "1:Starting", "1:Succeeded"]
+    node = second_node(tmp_path, store)
+    node.write_order("1")
+    node.when(phase("Waiting"), store.listen)
+    assert node.run() == ExitCode.OK
+    assert node.phases() == ["1:Waiting", "1:Starting", "1:Succeeded"]
 
 
-def test_a_node_that_waits_for_the_store_goes_on_to_a_newer_attempt(
+def test_node_that_waits_for_the_store_switches_to_a_newer_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stores: tuple[socket.socket, socket.socket]
 ) -> None:
     stub_torchrun(monkeypatch, "")
     first, second = stores
-    bench = second_node(tmp_path, first)
-    bench.order("1")
+    node = second_node(tmp_path, first)
+    node.write_order("1")
     second.listen()
-    bench.when(phase("Waiting"), lambda: bench.order("2"))
-    assert bench.run() == ExitCode.OK
-    assert {s.attempt for s in bench.said if s.phase is AgentPhase.SUCCEEDED} == {2}
+    node.when(phase("Waiting"), lambda: node.write_order("2"))
+    assert node.run() == ExitCode.OK
+    assert {s.attempt for s in node.statuses if s.phase is AgentPhase.SUCCEEDED} == {2}
 
 
-def test_a_node_that_waits_for_the_store_can_be_stopped(
+def test_node_that_waits_for_the_store_can_be_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: socket.socket
 ) -> None:
     stub_torchrun(monkeypatch, "")
-    bench = second_node(tmp_path, store)
-    bench.order("1")
-    bench.when(phase("Waiting"), lambda: bench.order("stop"))
-    assert bench.run() == ExitCode.PREEMPTED
-    assert bench.story() == ["1:Waiting", "1:Preempted"]
+    node = second_node(tmp_path, store)
+    node.write_order("1")
+    node.when(phase("Waiting"), lambda: node.write_order("stop"))
+    assert node.run() == ExitCode.PREEMPTED
+    assert node.phases() == ["1:Waiting", "1:Preempted"]

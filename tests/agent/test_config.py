@@ -1,4 +1,4 @@
-"""The agent's configuration: what is wrong with the environment is one sentence."""
+"""The agent's configuration: a wrong environment gives an error of one sentence."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from ddp_wire.contract import AGENT_PORT, RENDEZVOUS_PORT_BASE, Env
 from tests.agent.support import config, environment
 
 
-def test_what_is_not_stated_has_the_contracts_value(tmp_path: Path) -> None:
+def test_unset_variables_have_the_defaults_of_the_contract(tmp_path: Path) -> None:
     stated = environment(tmp_path)
     for name in (Env.POD_INFO_DIR, Env.TERMINATION_LOG, Env.RENDEZVOUS_PORT_BASE):
         del stated[name]
@@ -35,17 +35,17 @@ def test_what_is_not_stated_has_the_contracts_value(tmp_path: Path) -> None:
         (Env.COMMAND, '["a"]', "exactly one of DDP_COMMAND and DDP_TASK must be set"),
     ],
 )
-def test_a_wrong_environment_gives_one_sentence_that_names_the_variable(
+def test_wrong_environment_gives_one_sentence_that_names_the_variable(
     tmp_path: Path, name: str, value: str | None, sentence: str
 ) -> None:
     with pytest.raises(BadEnvironmentError) as caught:
         config(tmp_path, **{name: value})
-    said = str(caught.value)
-    assert said.startswith(sentence)
-    assert said.splitlines() == [said]
+    message = str(caught.value)
+    assert message.startswith(sentence)
+    assert message.splitlines() == [message]
 
 
-def test_the_process_ends_with_the_sentence_and_without_a_traceback() -> None:
+def test_agent_process_prints_the_sentence_without_a_traceback() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "ddp_agent"],
         env={"PATH": "/usr/bin"},

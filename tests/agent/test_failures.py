@@ -1,4 +1,4 @@
-"""From a rank's end to a failure that a person understands."""
+"""Failures from exit codes, tracebacks and logs of ranks."""
 
 import signal
 from pathlib import Path
@@ -25,7 +25,7 @@ def described(text: str = "", returncode: int = 1) -> Failure:
     return describe(attempt=2, rank=3, returncode=returncode, text=text, at=5.0)
 
 
-def test_an_exception_is_told_by_its_last_line_and_its_traceback() -> None:
+def test_exception_is_reported_by_its_last_line_and_its_traceback() -> None:
     found = described(TRACEBACK)
     assert found == Failure(
         attempt=2,
@@ -37,19 +37,19 @@ def test_an_exception_is_told_by_its_last_line_and_its_traceback() -> None:
     )
 
 
-def test_torchs_prefix_of_each_line_is_taken_away() -> None:
+def test_rank_prefix_of_each_line_is_removed() -> None:
     text = "\n".join(f"[rank3]: {line}" for line in TRACEBACK.splitlines())
     assert described(text).traceback == TRACEBACK
 
 
-def test_of_a_long_traceback_the_end_is_kept() -> None:
+def test_long_traceback_keeps_its_end() -> None:
     found = described("\n".join(f"line {i}" for i in range(100)))
     assert found.traceback.splitlines() == [f"line {i}" for i in range(80, 100)]
     huge = described("x" * 50_000)
     assert (len(huge.message), len(huge.traceback)) == (1024, 4096)
 
 
-def test_a_signal_is_named_and_the_logs_last_line_is_not_blamed() -> None:
+def test_signal_is_named_without_the_last_line_of_the_log() -> None:
     found = described("epoch 3, loss 0.1", returncode=-signal.SIGKILL)
     assert (found.signal, found.exit_code, found.message, found.traceback) == (
         "SIGKILL",
@@ -61,7 +61,7 @@ def test_a_signal_is_named_and_the_logs_last_line_is_not_blamed() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_rank_that_was_told_to_go_is_not_what_failed_first(number: signal.Signals) -> None:
+def test_rank_stopped_on_request_is_a_secondary_failure(number: signal.Signals) -> None:
     assert described(returncode=-number).secondary
 
 
@@ -82,23 +82,23 @@ def test_a_rank_that_was_told_to_go_is_not_what_failed_first(number: signal.Sign
     ],
     ids=lambda text: text.partition(":")[0],
 )
-def test_a_rank_whose_peer_had_gone_is_not_the_cause(text: str) -> None:
+def test_rank_that_lost_a_peer_is_a_secondary_failure(text: str) -> None:
     assert described(f"Traceback\n{text}").secondary
 
 
 @pytest.mark.parametrize("text", [TRACEBACK, "MemoryError", "", "AssertionError: loss is nan"])
-def test_a_rank_that_fell_by_itself_is_the_cause(text: str) -> None:
+def test_rank_that_failed_by_itself_is_no_secondary_failure(text: str) -> None:
     assert not described(text).secondary
 
 
-def test_of_ranks_that_refuse_one_input_the_one_that_says_why_is_the_cause() -> None:
+def test_rank_that_rejects_its_input_without_a_message_is_a_secondary_failure() -> None:
     silent = described("", returncode=ExitCode.BAD_INPUT)
-    speaking = described("config.epochs: must be positive", returncode=ExitCode.BAD_INPUT)
+    explained = described("config.epochs: must be positive", returncode=ExitCode.BAD_INPUT)
     assert silent.secondary
-    assert not speaking.secondary
+    assert not explained.secondary
 
 
-def test_torchruns_own_end_has_no_rank_to_blame() -> None:
+def test_failure_of_torchrun_itself_names_no_rank() -> None:
     found = from_exception(ValueError("no nodes\nsecond line"), 2, 5.0)
     assert (found.message, found.rank, found.secondary) == (
         "torchrun: ValueError: no nodes",
@@ -107,7 +107,7 @@ def test_torchruns_own_end_has_no_rank_to_blame() -> None:
     )
 
 
-def test_torchruns_end_for_want_of_a_peer_is_not_the_cause() -> None:
+def test_torchrun_that_lost_a_peer_is_a_secondary_failure() -> None:
     assert from_exception(ConnectionError("Connection refused"), 2, 5.0).secondary
 
 
@@ -117,36 +117,36 @@ def log(home: Path, text: str | bytes, *, local_rank: int = 0, run: str = "run1"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
 
 
-def test_the_last_traceback_of_a_log_is_found(tmp_path: Path) -> None:
+def test_last_traceback_of_a_log_is_found(tmp_path: Path) -> None:
     first = TRACEBACK.replace("flower", "tree")
     log(tmp_path, f"start\n{first}\nDuring handling\n{TRACEBACK}\n")
     assert traceback_in_logs(tmp_path, 0) == TRACEBACK
 
 
-def test_without_a_traceback_the_last_line_is_what_is_known(tmp_path: Path) -> None:
+def test_log_without_a_traceback_gives_its_last_line(tmp_path: Path) -> None:
     log(tmp_path, "start\nSegmentation fault\n\n")
     assert traceback_in_logs(tmp_path, 0) == "Segmentation fault"
 
 
 @pytest.mark.parametrize("content", [None, "", "\n\n"], ids=["no log", "empty", "blank"])
-def test_a_rank_that_left_nothing(tmp_path: Path, content: str | None) -> None:
+def test_rank_without_log_lines_gives_an_empty_text(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         log(tmp_path, content)
     assert traceback_in_logs(tmp_path, 0) == ""
 
 
-def test_each_ranks_log_is_its_own(tmp_path: Path) -> None:
+def test_each_rank_has_its_own_log(tmp_path: Path) -> None:
     log(tmp_path, "one", local_rank=1)
     assert traceback_in_logs(tmp_path, 0) == ""
     assert traceback_in_logs(tmp_path, 1) == "one"
 
 
-def test_of_a_huge_log_with_broken_text_the_end_is_read(tmp_path: Path) -> None:
+def test_only_the_end_of_a_huge_log_is_read(tmp_path: Path) -> None:
     log(tmp_path, b"\xff" * 1_000_000 + b"\n" + TRACEBACK.encode())
     assert traceback_in_logs(tmp_path, 0) == TRACEBACK
 
 
-def test_signals_have_names() -> None:
+def test_signal_name_is_that_of_the_operating_system() -> None:
     assert signal_name(9) == "SIGKILL"
     assert signal_name(250) == "signal 250"
 
@@ -162,8 +162,8 @@ def test_signals_have_names() -> None:
         ({}, 1),
         ({"exit_code": 0}, 1),
     ],
-    ids=["no word", "exit code", "bad input", "signal", "odd signal", "no cause", "zero"],
+    ids=["no failure", "exit code", "bad input", "signal", "odd signal", "no cause", "zero"],
 )
-def test_the_agent_exits_as_its_rank_did(failure: dict[str, Any] | None, code: int) -> None:
+def test_agent_exits_with_the_code_of_its_rank(failure: dict[str, Any] | None, code: int) -> None:
     found = None if failure is None else Failure(attempt=1, at=0, **failure)
     assert exit_code(found) == code

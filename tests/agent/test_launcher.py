@@ -1,4 +1,4 @@
-"""The torchrun line of an attempt and the environment of its ranks."""
+"""The torchrun command line of an attempt and the environment of its ranks."""
 
 import itertools
 import json
@@ -23,7 +23,7 @@ def launch(
     env: Mapping[str, str] | None = None,
     given: Mapping[str, str] | None = None,
 ) -> Launch:
-    """A launch by the operator's environment, changed by `env`, in the container's, `given`."""
+    """Return a launch for changes `env` of the operator's variables in an environment `given`."""
     changes: dict[str, str | None] = dict(env or {})
     if Env.COMMAND in changes:
         changes[Env.TASK] = None
@@ -31,12 +31,12 @@ def launch(
 
 
 def line(home: Path, command: list[str]) -> list[str]:
-    """The arguments after torchrun's own."""
+    """Return the arguments after those of torchrun itself."""
     arguments = launch(home, env={Env.COMMAND: json.dumps(command)}).arguments
     return arguments[arguments.index("--role=rank") + 1 :]
 
 
-def test_the_line_is_the_golden_one(tmp_path: Path) -> None:
+def test_command_line_equals_the_golden_file(tmp_path: Path) -> None:
     found = launch(tmp_path, 3).line
     shown = "\n".join(found).replace(str(tmp_path), "HOME") + "\n"
     assert shown == (GOLDEN / "golden.txt").read_text(encoding="utf-8")
@@ -49,14 +49,14 @@ def test_only_node_0_hosts_the_store(tmp_path: Path) -> None:
     assert "--rdzv-conf=is_host=false,join_timeout=600,last_call_timeout=1" in second
 
 
-def test_no_two_attempts_share_a_rendezvous(tmp_path: Path) -> None:
+def test_attempts_do_not_share_a_rendezvous(tmp_path: Path) -> None:
     first, second = (set(launch(tmp_path, attempt).line) for attempt in (1, 2))
     assert "--rdzv-id=uid-1-1" in first - second
     assert "--rdzv-id=uid-1-2" in second - first
     assert "--rdzv-endpoint=digits-0.digits:29401" in first - second
 
 
-def test_neighbouring_attempts_have_different_ports_for_ever() -> None:
+def test_consecutive_attempts_always_have_different_ports() -> None:
     ports = [rendezvous_port(29400, attempt) for attempt in range(1, 500)]
     assert all(a != b for a, b in itertools.pairwise(ports))
     assert set(ports) == set(range(29400, 29400 + RENDEZVOUS_PORT_COUNT))
@@ -76,58 +76,58 @@ def test_neighbouring_attempts_have_different_ports_for_ever() -> None:
     ],
     ids=lambda v: " ".join(v) if v and v[0] in {"python", "python3"} else None,
 )
-def test_what_each_rank_runs(tmp_path: Path, command: list[str], arguments: list[str]) -> None:
+def test_entrypoint_of_each_rank(tmp_path: Path, command: list[str], arguments: list[str]) -> None:
     assert line(tmp_path, command) == arguments
 
 
-def test_a_task_is_run_by_the_bundled_loop(tmp_path: Path) -> None:
+def test_task_runs_in_the_bundled_trainer(tmp_path: Path) -> None:
     assert launch(tmp_path).line[-3:] == ["-m", "ddp_trainer", "train"]
 
 
-def test_what_is_run_is_what_is_shown_but_for_the_wrapper(tmp_path: Path) -> None:
+def test_command_equals_the_printed_line_except_for_the_wrapper(tmp_path: Path) -> None:
     found = launch(tmp_path)
     assert found.command[1:4] == ["-u", "-m", "ddp_agent.torchrun"]
     assert found.command[4:] == found.line[1:] == found.arguments
 
 
-def test_each_attempt_has_directories_of_its_own(tmp_path: Path) -> None:
+def test_each_attempt_has_its_own_directories(tmp_path: Path) -> None:
     first, second = launch(tmp_path, 1), launch(tmp_path, 2)
-    assert first.beats_dir.is_dir()
+    assert first.heartbeats_dir.is_dir()
     assert second.log_dir.is_dir()
-    assert first.beats_dir != second.beats_dir
+    assert first.heartbeats_dir != second.heartbeats_dir
     assert first.log_dir != second.log_dir
     assert first.failure_file != second.failure_file
 
 
-def test_logs_are_kept_on_the_shared_volume_where_there_is_one(tmp_path: Path) -> None:
+def test_logs_are_copied_to_the_shared_volume_if_there_is_one(tmp_path: Path) -> None:
     shared = tmp_path / "checkpoints"
     env = {Env.CHECKPOINT_DIR.value: str(shared), Env.NODE_INDEX.value: "1"}
-    kept = launch(tmp_path, 3, env)
-    assert kept.kept_log_dir == shared / "logs" / "attempt-3" / "node-1"
-    assert kept.log_dir.is_relative_to(tmp_path / "scratch"), "a full volume ends no rank"
-    assert launch(tmp_path, 3).kept_log_dir is None
+    found = launch(tmp_path, 3, env)
+    assert found.log_copy_dir == shared / "logs" / "attempt-3" / "node-1"
+    assert found.log_dir.is_relative_to(tmp_path / "scratch"), "a full volume must not stop a rank"
+    assert launch(tmp_path, 3).log_copy_dir is None
 
 
-def test_ranks_are_told_their_attempt_and_where_to_leave_beats_and_failures(tmp_path: Path) -> None:
+def test_ranks_get_their_attempt_and_the_paths_for_heartbeats_and_failures(tmp_path: Path) -> None:
     found = launch(tmp_path, 4)
     env = found.environment
     assert env[Env.ATTEMPT] == "4"
-    assert env[Env.BEATS_DIR] == str(found.beats_dir)
+    assert env[Env.BEATS_DIR] == str(found.heartbeats_dir)
     assert env[FAILURE_FILE_ENV] == str(found.failure_file)
     assert env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
 
 
-def test_the_containers_environment_reaches_the_ranks(tmp_path: Path) -> None:
+def test_container_environment_reaches_the_ranks(tmp_path: Path) -> None:
     assert launch(tmp_path, given={"LR": "0.1"}).environment["LR"] == "0.1"
 
 
 @pytest.mark.parametrize(
     ("given", "threads"),
     [({}, "3"), ({"OMP_NUM_THREADS": "7"}, "7")],
-    ids=["by the quota", "stated"],
+    ids=["by the quota", "set"],
 )
-def test_threads_fit_the_quota_unless_they_are_stated(
+def test_threads_fit_the_quota_unless_they_are_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], threads: str
 ) -> None:
     monkeypatch.setattr(launcher, "cpu_count", lambda: 6)
@@ -135,7 +135,7 @@ def test_threads_fit_the_quota_unless_they_are_stated(
     assert env["OMP_NUM_THREADS"] == threads
 
 
-def test_what_the_job_says_about_nccls_errors_wins(tmp_path: Path) -> None:
+def test_nccl_error_handling_of_the_job_takes_precedence(tmp_path: Path) -> None:
     given = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
     env = launch(tmp_path, given=given).environment
     assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"

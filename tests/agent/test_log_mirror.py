@@ -1,4 +1,4 @@
-"""Logs that are kept on the shared volume too, and never at the run's expense."""
+"""Copies of the logs on the shared volume, which never disturb the run."""
 
 from pathlib import Path
 
@@ -10,27 +10,29 @@ from tests.agent.support import wait_until
 
 
 @pytest.fixture(autouse=True)
-def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_mirror, "EVERY_SECONDS", 0.01)
 
 
-def test_what_is_written_is_kept_while_it_is_written_and_at_the_end(tmp_path: Path) -> None:
+def test_log_lines_are_copied_during_the_run_and_at_its_end(tmp_path: Path) -> None:
     source, target = tmp_path / "scratch", tmp_path / "volume"
     log = source / "run" / "attempt_0" / "1" / "stderr.log"
     log.parent.mkdir(parents=True)
-    kept = target / log.relative_to(source)
+    copy = target / log.relative_to(source)
     mirror = LogMirror(source, target)
     with log.open("w") as file:
         file.write("one\n")
         file.flush()
-        wait_until(lambda: kept.exists() and kept.read_text() == "one\n", "the first line is kept")
+        wait_until(
+            lambda: copy.exists() and copy.read_text() == "one\n", "the first line is copied"
+        )
         file.write("two\n")
     mirror.end()
     mirror.wait()
-    assert kept.read_text() == "one\ntwo\n"
+    assert copy.read_text() == "one\ntwo\n"
 
 
-def test_what_an_earlier_container_left_there_is_written_over(tmp_path: Path) -> None:
+def test_logs_of_an_earlier_container_are_overwritten(tmp_path: Path) -> None:
     source, target = tmp_path / "scratch", tmp_path / "volume"
     for folder, text in ((source, "new\n"), (target, "much older\n")):
         folder.mkdir()
@@ -41,7 +43,7 @@ def test_what_an_earlier_container_left_there_is_written_over(tmp_path: Path) ->
     assert (target / "a.log").read_text() == "new\n"
 
 
-def test_a_volume_that_refuses_is_tried_again_and_told_of_once(
+def test_failed_copies_are_retried_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, target = tmp_path / "scratch", tmp_path / "volume"
@@ -49,11 +51,11 @@ def test_a_volume_that_refuses_is_tried_again_and_told_of_once(
     (source / "a.log").write_text("one\n")
     target.write_text("no directory")
     mirror = LogMirror(source, target)
-    wait_until(lambda: bool(caplog.records), "the refusal is told")
+    wait_until(lambda: bool(caplog.records), "the failure is logged")
     target.unlink()
-    wait_until((target / "a.log").exists, "the log is kept")
+    wait_until((target / "a.log").exists, "the log is copied")
     mirror.end()
     mirror.wait()
     assert (target / "a.log").read_text() == "one\n"
     assert len(caplog.records) == 1
-    assert "logs are not kept in" in caplog.text
+    assert "logs could not be copied to" in caplog.text

@@ -1,4 +1,4 @@
-"""The agent as a process: its liveness, its exit code and its last word."""
+"""The agent as a process: its liveness, its exit code and its termination message."""
 
 import signal
 import sys
@@ -7,34 +7,33 @@ from pathlib import Path
 
 import pytest
 
-from ddp_agent.agent import STOP_GRACE_SECONDS, Agent
+from ddp_agent.attempt_process import STOP_GRACE_SECONDS
 from ddp_agent.main import main
 from ddp_wire.contract import AgentPhase, AgentStatus, Env, ExitCode
-from tests.agent.harness import Bench, stub_torchrun
-from tests.agent.support import environment, orphanage
+from tests.agent.harness import AgentHarness, stub_torchrun
+from tests.agent.support import adopting_orphans, environment
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does")
 
 
 @pytest.fixture(autouse=True)
 def _reaper() -> Iterator[None]:
-    with orphanage():
+    with adopting_orphans():
         yield
 
 
-def test_an_agent_whose_loop_stands_still_is_not_alive(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, pace=1.0)
-    agent: Agent = bench.agent
-    assert agent.alive()
-    bench._monotonic += STOP_GRACE_SECONDS
-    assert agent.alive(), "saving may take its time"
-    bench._monotonic += 15.0
-    assert not agent.alive()
+def test_agent_whose_loop_hangs_is_not_alive(tmp_path: Path) -> None:
+    node = AgentHarness(tmp_path, tick_seconds=1.0)
+    assert node.agent.is_alive()
+    node.monotonic += STOP_GRACE_SECONDS
+    assert node.agent.is_alive(), "ranks may use the whole grace period to save"
+    node.monotonic += 15.0
+    assert not node.agent.is_alive()
 
 
 @pytest.fixture
 def _container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The environment and signal handlers of a worker container."""
+    """Environment and signal handlers of a worker container."""
     changes = {Env.NODES: "1", Env.PROCS_PER_NODE: "1", Env.AGENT_PORT: "0"}
     for name, value in environment(tmp_path, **changes, **{Env.AGENT_BIND: "127.0.0.1"}).items():
         monkeypatch.setenv(name, value)
@@ -49,21 +48,21 @@ def _container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 @pytest.mark.parametrize(
     ("script", "code", "last"),
     [
-        ("beat('Training', progress={'step': 3})", ExitCode.OK, "Succeeded"),
+        ("heartbeat('Training', progress={'step': 3})", ExitCode.OK, "Succeeded"),
         (
-            "on_sigterm(lambda: sys.exit(0)); os.kill(os.getppid(), signal.SIGTERM); for_ever()",
+            "on_sigterm(lambda: sys.exit(0)); os.kill(os.getppid(), signal.SIGTERM); run_forever()",
             ExitCode.PREEMPTED,
             "Preempted",
         ),
     ],
     ids=["success", "SIGTERM"],
 )
-def test_the_process_exits_as_its_run_did_and_leaves_its_last_word(
+def test_agent_process_exits_with_the_code_of_its_run_and_writes_a_termination_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, code: int, last: str
 ) -> None:
     stub_torchrun(monkeypatch, script)
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == code
-    word = AgentStatus.model_validate_json((tmp_path / "termination.json").read_bytes())
-    assert (word.attempt, word.phase) == (1, AgentPhase(last))
+    message = AgentStatus.model_validate_json((tmp_path / "termination.json").read_bytes())
+    assert (message.attempt, message.phase) == (1, AgentPhase(last))

@@ -1,4 +1,4 @@
-"""The agent's endpoints over real HTTP."""
+"""The agent's HTTP endpoints, over real connections."""
 
 import http.client
 import json
@@ -11,21 +11,19 @@ from typing import Any
 
 import pytest
 
-from ddp_agent.server import AgentServer
-from ddp_agent.word import Word
 from ddp_wire.contract import AgentPhase, AgentStatus, AttemptOrder
-from tests.agent.support import Told, beat, wait_until
-from tests.operator.support import UID, word
+from tests.agent.support import FakeAgent, heartbeat, wait_until
+from tests.operator.support import UID, agent_status
 
 
 @dataclass
 class Served:
-    """A server, and the agent that it tells of."""
+    """Running server of a fake agent."""
 
-    agent: Told
+    agent: FakeAgent
     port: int = 0
 
-    def ask(self, path: str, method: str = "GET", body: str = "") -> tuple[int, str, str]:
+    def request(self, path: str, method: str = "GET", body: str = "") -> tuple[int, str, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         connection.request(method, path, body=body or None)
         answer = connection.getresponse()
@@ -36,9 +34,9 @@ class Served:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    """One for all tests: a server takes its time to close."""
-    found = Served(Told())
-    running = AgentServer("127.0.0.1", 0, found.agent)
+    """One server for all tests, because closing it takes time."""
+    found = Served(FakeAgent())
+    running = found.agent.server()
     found.port = running.port
     running.start()
     yield found
@@ -47,91 +45,91 @@ def server() -> Iterator[Served]:
 
 @pytest.fixture
 def served(server: Served) -> Served:
-    server.agent.word = Word(word(1, attempt=3, phase="Starting", ranks=[beat()]))
-    server.agent.lives = True
-    server.agent.orders.clear()
+    server.agent.cell.set(agent_status(1, attempt=3, phase="Starting", ranks=[heartbeat()]))
+    server.agent.alive = True
+    server.agent.orders.received.clear()
     return server
 
 
 @pytest.mark.parametrize("phase", list(AgentPhase))
-def test_a_node_is_ready_only_while_it_trains(served: Served, phase: AgentPhase) -> None:
-    served.agent.word = Word(word(1, attempt=3, phase=phase))
+def test_readyz_succeeds_only_while_the_node_trains(served: Served, phase: AgentPhase) -> None:
+    served.agent.cell.set(agent_status(1, attempt=3, phase=phase))
     ready = phase is AgentPhase.TRAINING
-    code, _, text = served.ask("/readyz")
+    code, _, text = served.request("/readyz")
     assert code == (200 if ready else 503)
     assert text == ("ok\n" if ready else f"attempt 3 is {phase}\n")
 
 
-def test_a_loop_that_hangs_is_not_healthy(served: Served) -> None:
-    assert served.ask("/healthz")[0] == 200
-    served.agent.lives = False
-    assert served.ask("/healthz")[::2] == (503, "the agent's loop hangs\n")
+def test_healthz_fails_while_the_loop_hangs(served: Served) -> None:
+    assert served.request("/healthz")[0] == 200
+    served.agent.alive = False
+    assert served.request("/healthz")[::2] == (503, "the agent's loop hangs\n")
 
 
-def test_the_status_is_the_contracts_document(served: Served) -> None:
-    code, kind, text = served.ask("/status")
+def test_status_is_the_document_of_the_contract(served: Served) -> None:
+    code, kind, text = served.request("/status")
     assert (code, kind) == (200, "application/json")
-    assert AgentStatus.model_validate_json(text) == served.agent.status()
+    assert AgentStatus.model_validate_json(text) == served.agent.cell.current()
     assert json.loads(text)["nodeIndex"] == 1
 
 
-def test_other_paths_and_methods_are_refused(served: Served) -> None:
-    assert served.ask("/")[0] == 404
-    assert served.ask("/status", "POST")[0] == 404
-    assert served.ask("/status", "PUT")[0] == 501
+def test_other_paths_and_methods_are_rejected(served: Served) -> None:
+    assert served.request("/")[0] == 404
+    assert served.request("/status", "POST")[0] == 404
+    assert served.request("/status", "PUT")[0] == 501
 
 
-def test_a_request_for_news_is_answered_when_there_are_some(served: Served) -> None:
+def test_long_poll_returns_once_the_status_changes(served: Served) -> None:
     answers: list[AgentStatus] = []
 
-    def listen() -> None:
-        answers.append(AgentStatus.model_validate_json(served.ask("/status?revision=0&wait=9")[2]))
+    def poll() -> None:
+        answers.append(
+            AgentStatus.model_validate_json(served.request("/status?revision=0&wait=9")[2])
+        )
 
-    listener = threading.Thread(target=listen)
-    before = served.agent.listeners
-    listener.start()
-    wait_until(lambda: served.agent.listeners > before, "the question is being answered")
+    poller = threading.Thread(target=poll)
+    before = served.agent.cell.waits
+    poller.start()
+    wait_until(lambda: served.agent.cell.waits > before, "the server handles the request")
     assert not answers
-    served.agent.word.enter(AgentPhase.FAILED, 5.0)
-    listener.join(timeout=10)
+    served.agent.cell.enter(AgentPhase.FAILED, 5.0)
+    poller.join(timeout=10)
     assert [(a.revision, a.phase) for a in answers] == [(1, AgentPhase.FAILED)]
 
 
 @pytest.mark.parametrize(
     "query", ["revision=7&wait=20", "revision=0&wait=0", "wait=-3", "wait=nan"]
 )
-def test_what_is_news_already_or_cannot_be_waited_for_is_told_at_once(
-    served: Served, query: str
-) -> None:
-    assert served.ask(f"/status?{query}")[0] == 200
+def test_status_without_anything_to_wait_for_returns_at_once(served: Served, query: str) -> None:
+    assert served.request(f"/status?{query}")[0] == 200
 
 
 @pytest.mark.parametrize("query", ["revision=new", "wait=long"])
-def test_a_question_that_makes_no_sense_is_refused(served: Served, query: str) -> None:
-    code, _, text = served.ask(f"/status?{query}")
+def test_status_with_an_invalid_query_is_rejected(served: Served, query: str) -> None:
+    code, _, text = served.request(f"/status?{query}")
     assert (code, text) == (400, "revision and wait must be numbers\n")
 
 
-def test_an_order_reaches_the_agent(served: Served) -> None:
+def test_attempt_order_reaches_the_agent(served: Served) -> None:
     order = AttemptOrder(job_uid=UID, attempt=4)
-    assert served.ask("/attempt", "POST", order.to_json())[0] == 200
-    assert served.agent.orders == [order]
+    assert served.request("/attempt", "POST", order.to_json())[0] == 200
+    assert served.agent.orders.received == [order]
 
 
-def test_an_order_for_another_job_is_refused(served: Served) -> None:
-    """The address that the operator knows may have come to another job's pod."""
-    order = AttemptOrder(job_uid="somebody-else", attempt=4)
-    code, _, text = served.ask("/attempt", "POST", order.to_json())
-    assert (code, text) == (409, "this agent works for another job\n")
+def test_attempt_order_for_another_job_is_rejected(served: Served) -> None:
+    """The address that the operator knows may now belong to another job's pod."""
+    order = AttemptOrder(job_uid="another-job", attempt=4)
+    code, _, text = served.request("/attempt", "POST", order.to_json())
+    assert (code, text) == (409, "this agent belongs to another job\n")
 
 
 @pytest.mark.parametrize("body", ["", "{}", "[]", '{"jobUid": "x", "attempt": 0}', "x" * 2000])
-def test_what_is_no_order_is_refused(served: Served, body: str) -> None:
-    assert served.ask("/attempt", "POST", body)[0] == 400
-    assert not served.agent.orders
+def test_invalid_attempt_order_is_rejected(served: Served, body: str) -> None:
+    assert served.request("/attempt", "POST", body)[0] == 400
+    assert not served.agent.orders.received
 
 
-def test_one_connection_serves_many_questions(served: Served) -> None:
+def test_one_connection_serves_several_requests(served: Served) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
     for _ in range(3):
         connection.request("GET", "/healthz")
@@ -139,21 +137,21 @@ def test_one_connection_serves_many_questions(served: Served) -> None:
     connection.close()
 
 
-def test_a_client_that_says_nothing_delays_no_other(served: Served) -> None:
+def test_silent_client_does_not_delay_others(served: Served) -> None:
     with socket.create_connection(("127.0.0.1", served.port)):
-        assert served.ask("/healthz")[0] == 200
+        assert served.request("/healthz")[0] == 200
 
 
-def test_a_probe_that_breaks_off_leaves_no_trace_in_the_log_of_the_training(
+def test_probe_that_disconnects_early_is_not_logged(
     served: Served, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = threading.active_count()
     for _ in range(5):
         client = socket.create_connection(("127.0.0.1", served.port))
-        # On closing, send a reset in place of an orderly end.
+        # Close with a reset instead of an orderly shutdown.
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
-    assert served.ask("/healthz")[0] == 200
-    wait_until(lambda: threading.active_count() <= before, "all handlers are through")
-    said: Any = capfd.readouterr()
-    assert said.err == ""
+    assert served.request("/healthz")[0] == 200
+    wait_until(lambda: threading.active_count() <= before, "all handlers have ended")
+    printed: Any = capfd.readouterr()
+    assert printed.err == ""

@@ -1,4 +1,4 @@
-"""An agent as a container starts it, with real torch, whose standby is ended beneath it."""
+"""An agent with real torch, started as in a container, whose standby is killed."""
 
 import json
 import os
@@ -23,11 +23,11 @@ pytestmark = [
 
 
 IMPORTS_SECONDS = 60.0
-"""torch is imported anew, on a machine that may be busy."""
+"""Time limit for the imports of torch on a busy machine, in seconds."""
 
 
 class Container:
-    """A worker container of one node and one rank."""
+    """Worker container of a job with one node and one rank."""
 
     def __init__(self, home: Path) -> None:
         self.home, self.port = home, free_port()
@@ -44,7 +44,7 @@ class Container:
             Env.COMMAND: json.dumps(["python", str(home / "train.py")]),
             Env.STANDBY: "true",
         }
-        self.order(1)
+        self.write_order(1)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ddp_agent"],
             env={**os.environ, **environment(home, **given)},
@@ -52,26 +52,26 @@ class Container:
             stderr=subprocess.STDOUT,
         )
 
-    def order(self, attempt: int) -> None:
+    def write_order(self, attempt: int) -> None:
         (self.home / "attempt").write_text(str(attempt))
 
-    def until(self, attempt: int, phase: AgentPhase) -> None:
+    def wait_for(self, attempt: int, phase: AgentPhase) -> None:
         def reached() -> bool:
             try:
                 with urlopen(f"http://127.0.0.1:{self.port}/status") as answer:
-                    said = AgentStatus.model_validate_json(answer.read())
+                    status = AgentStatus.model_validate_json(answer.read())
             except OSError:
                 return False
-            return (said.attempt, said.phase) == (attempt, phase)
+            return (status.attempt, status.phase) == (attempt, phase)
 
         wait_until(reached, f"attempt {attempt} is {phase}", IMPORTS_SECONDS)
 
     def standby(self) -> int:
-        """Process id of the only standby."""
+        """Return the process id of the only standby."""
         (found,) = [p for p in children(self.process.pid) if "ddp_agent.standby" in _line(p)]
         return found
 
-    def end(self) -> int:
+    def kill(self) -> int:
         for pid in [*descendants(self.process.pid), self.process.pid]:
             os.kill(pid, signal.SIGKILL)
         return self.process.wait(10)
@@ -81,20 +81,20 @@ class Container:
 def container(tmp_path: Path) -> Iterator[Container]:
     made = Container(tmp_path)
     yield made
-    made.end()
+    made.kill()
 
 
-def test_a_standby_that_is_ended_with_its_ranks_is_replaced(container: Container) -> None:
-    container.until(1, AgentPhase.TRAINING)
+def test_standby_killed_with_its_ranks_is_replaced(container: Container) -> None:
+    container.wait_for(1, AgentPhase.TRAINING)
     first = container.standby()
-    assert descendants(first), "the ranks are its forks"
+    assert descendants(first), "the ranks must be its forks"
     os.kill(first, signal.SIGKILL)
-    container.until(1, AgentPhase.FAILED)
-    container.order(2)
-    container.until(2, AgentPhase.TRAINING)
+    container.wait_for(1, AgentPhase.FAILED)
+    container.write_order(2)
+    container.wait_for(2, AgentPhase.TRAINING)
     second = container.standby()
     assert second != first
-    assert descendants(second), "the next attempt is not a cold one"
+    assert descendants(second), "the next attempt must start warm"
 
 
 def _line(pid: int) -> str:

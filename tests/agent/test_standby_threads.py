@@ -1,4 +1,4 @@
-"""A standby that has threads forks nothing: they would be missing in the fork."""
+"""A standby with several threads forks nothing, because a fork has only one of them."""
 
 import json
 import os
@@ -13,47 +13,52 @@ STANDBY = """
 import threading, time
 from ddp_agent import standby
 
-def begin_thread():
+def start_thread():
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 
-say = standby._say
+send = standby._send
 
-def say_and_go_on(words, **word):
-    say(words, **word)
-    if "ready" in word and {late}:
-        begin_thread()
+def send_and_start_thread(messages, **message):
+    send(messages, **message)
+    if "ready" in message and {late}:
+        start_thread()
 
-standby.import_all = lambda: {late} or begin_thread()
-standby._say = say_and_go_on
+standby.import_all = lambda: {late} or start_thread()
+standby._send = send_and_start_thread
 standby.main()
 """
 
 
 @dataclass(frozen=True)
 class Ended:
-    words: list[dict[str, Any]]
+    messages: list[dict[str, Any]]
     code: int
-    said: str
+    error: str
 
 
-def asked_to_fork(*, late: bool) -> Ended:
-    """A standby that gets a thread, either late or while it imports, with an order waiting."""
-    (theirs, orders), (words, say) = os.pipe(), os.pipe()
+def run_with_thread(*, late: bool) -> Ended:
+    """Run a standby that gets a second thread, either during or after its imports.
+
+    An order to fork waits for it.
+    """
+    (orders_in, orders), (messages, messages_out) = os.pipe(), os.pipe()
     os.write(orders, json.dumps({"environment": {}, "arguments": []}).encode() + b"\n")
     os.close(orders)
-    command = [sys.executable, "-c", STANDBY.format(late=late), str(theirs), str(say)]
-    with subprocess.Popen(command, pass_fds=(theirs, say), stderr=subprocess.PIPE) as standby:
-        for end in (theirs, say):
+    command = [sys.executable, "-c", STANDBY.format(late=late), str(orders_in), str(messages_out)]
+    with subprocess.Popen(
+        command, pass_fds=(orders_in, messages_out), stderr=subprocess.PIPE
+    ) as standby:
+        for end in (orders_in, messages_out):
             os.close(end)
-        with os.fdopen(words) as lines:
-            heard = [json.loads(line) for line in lines]
-        _, said = standby.communicate(timeout=20)
-    return Ended(heard, standby.returncode, said.decode())
+        with os.fdopen(messages) as lines:
+            received = [json.loads(line) for line in lines]
+        _, error = standby.communicate(timeout=20)
+    return Ended(received, standby.returncode, error.decode())
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_standby_with_threads_ends_with_the_reason_and_forks_nothing(late: bool) -> None:
-    ended = asked_to_fork(late=late)
-    assert [list(word) for word in ended.words] == [["ready"]] * late
+def test_standby_with_several_threads_exits_with_the_reason_and_forks_nothing(late: bool) -> None:
+    ended = run_with_thread(late=late)
+    assert [list(message) for message in ended.messages] == [["ready"]] * late
     assert ended.code == 1
-    assert ended.said == "ddp-agent: the standby has threads, attempts start cold\n"
+    assert ended.error == "ddp-agent: the standby has several threads, so attempts start cold\n"

@@ -1,4 +1,4 @@
-"""Process trees, with real processes: what is started is ended, whole, and reaped."""
+"""Process trees with real processes: all of them end, and all are reaped."""
 
 import os
 import shutil
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_agent.supervise import ProcessTree
+from ddp_agent.supervise import ColdTree
 from ddp_wire.processes import descendants
-from tests.agent.support import orphanage, wait_until
+from tests.agent.support import adopting_orphans, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does")
 
@@ -20,21 +20,21 @@ SLEEP = "import time; time.sleep(600)"
 
 @pytest.fixture(autouse=True)
 def _reaper() -> Iterator[None]:
-    with orphanage():
+    with adopting_orphans():
         yield
 
 
-def python(code: str, **environment: str) -> ProcessTree:
-    return ProcessTree([sys.executable, "-S", "-c", code], {"PATH": os.defpath, **environment})
+def python(code: str, **environment: str) -> ColdTree:
+    return ColdTree([sys.executable, "-S", "-c", code], {"PATH": os.defpath, **environment})
 
 
-def ended(tree: ProcessTree) -> int:
+def exit_code(tree: ColdTree) -> int:
     wait_until(lambda: tree.poll() is not None, "the process ends")
     assert tree.returncode is not None
     return tree.returncode
 
 
-def lives(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     return pid in descendants(os.getpid())
 
 
@@ -46,40 +46,40 @@ def read_pid(path: Path) -> int:
 @pytest.mark.parametrize(
     ("code", "returncode"),
     [("", 0), ("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", -9)],
-    ids=["well", "exit code", "signal"],
+    ids=["success", "exit code", "signal"],
 )
-def test_how_the_root_ended(code: str, returncode: int) -> None:
+def test_poll_returns_how_the_root_ended(code: str, returncode: int) -> None:
     tree = python(code)
-    assert ended(tree) == returncode
+    assert exit_code(tree) == returncode
     assert tree.poll() == returncode
 
 
-def test_a_root_that_runs_has_no_exit_code_yet() -> None:
+def test_running_root_has_no_exit_code() -> None:
     tree = python(SLEEP)
     assert tree.poll() is None
-    assert lives(tree.pid)
+    assert is_running(tree.pid)
     tree.kill()
 
 
-def test_the_environment_is_the_one_that_is_given() -> None:
+def test_root_has_exactly_the_given_environment() -> None:
     code = "import os; raise SystemExit(os.environ['A'] != 'b' or 'HOME' in os.environ)"
-    assert ended(python(code, A="b")) == 0
+    assert exit_code(python(code, A="b")) == 0
 
 
-def test_a_signal_reaches_the_root() -> None:
+def test_signal_reaches_the_root() -> None:
     tree = python(SLEEP)
     tree.signal(signal.SIGTERM)
-    assert ended(tree) == -signal.SIGTERM
+    assert exit_code(tree) == -signal.SIGTERM
 
 
-def test_a_signal_after_the_end_does_nothing() -> None:
+def test_signal_after_the_end_does_nothing() -> None:
     tree = python("")
-    ended(tree)
+    exit_code(tree)
     tree.signal(signal.SIGTERM)
     assert tree.returncode == 0
 
 
-def test_a_grandchild_in_a_session_of_its_own_outlives_the_root_and_is_killed(
+def test_grandchild_in_a_new_session_survives_the_root_and_is_killed(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "pid"
@@ -90,14 +90,14 @@ child = subprocess.Popen([sys.executable, "-S", "-c", {SLEEP!r}], start_new_sess
 open({str(file)!r}, "w").write(f"{{child.pid}}\\n")
 """
     )
-    assert ended(tree) == 0
+    assert exit_code(tree) == 0
     grandchild = read_pid(file)
-    assert lives(grandchild), "the root's death is not enough"
+    assert is_running(grandchild), "the end of the root must not end it"
     assert tree.kill()
-    assert not lives(grandchild)
+    assert not is_running(grandchild)
 
 
-def test_a_tree_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+def test_tree_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     tree = python(
         f"""
@@ -114,7 +114,7 @@ time.sleep(600)
     assert tree.returncode == -signal.SIGKILL
 
 
-def test_a_tree_that_forks_while_it_is_killed_is_killed_whole() -> None:
+def test_tree_that_forks_during_the_kill_is_killed_completely() -> None:
     tree = python(
         f"""
 import subprocess, sys
@@ -127,31 +127,33 @@ while True:
     assert descendants(os.getpid()) == []
 
 
-def test_after_a_kill_nothing_is_left_to_reap() -> None:
+def test_kill_reaps_all_processes() -> None:
     tree = python(SLEEP)
     tree.kill()
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
 
 
-def test_a_kill_that_does_not_succeed_in_time_says_so() -> None:
+def test_kill_returns_false_if_processes_outlast_it() -> None:
     tree = python(SLEEP)
     os.kill(tree.pid, signal.SIGSTOP)
     assert not tree.kill(seconds=-1)
     assert tree.kill()
 
 
-def test_a_process_is_found_whatever_its_name_is(tmp_path: Path) -> None:
+def test_process_with_parentheses_in_its_name_is_found(tmp_path: Path) -> None:
     odd = tmp_path / "a) Z 1 (b"
     shutil.copy("/bin/sleep", odd)
-    tree = ProcessTree([str(odd), "600"], {})
+    tree = ColdTree([str(odd), "600"], {})
     assert descendants(os.getpid()) == [tree.pid]
     assert tree.kill()
 
 
-def test_a_zombie_does_not_live() -> None:
+def test_zombie_does_not_count_as_running() -> None:
     tree = python("")
     stat = Path(f"/proc/{tree.pid}/stat")
-    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", "it has ended")
+    wait_until(
+        lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", "the process has ended"
+    )
     assert descendants(os.getpid()) == []
-    assert ended(tree) == 0
+    assert exit_code(tree) == 0

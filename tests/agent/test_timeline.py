@@ -1,63 +1,68 @@
-"""The timeline of an attempt: what a recovery is made of."""
+"""The timeline of an attempt: the parts of a recovery."""
 
 from pathlib import Path
 
 import pytest
 
-from ddp_agent.beats import timeline
+from ddp_agent.heartbeats import extend_timeline
 from ddp_wire.contract import AgentStatus, Timeline
-from tests.agent.harness import Bench, phase, stub_torchrun
-from tests.agent.support import beat
+from tests.agent.harness import AgentHarness, phase, stub_torchrun
+from tests.agent.support import heartbeat
 
 GANG = """
 log_dir = next(a for a in sys.argv if a.startswith("--log-dir=")).partition("=")[2]
 os.makedirs(f"{log_dir}/run/attempt_0/0")
 open(f"{log_dir}/run/attempt_0/0/stderr.log", "w").close()
-beat("Training", joinedAt=time.time())
+heartbeat("Training", joinedAt=time.time())
 if attempt == 1:
-    for_ever()
+    run_forever()
 time.sleep(0.01)
-beat("Training", joinedAt=time.time(), firstStepAt=time.time())
-for_ever()
+heartbeat("Training", joinedAt=time.time(), firstStepAt=time.time())
+run_forever()
 """
 
 
-def test_the_last_rank_to_get_somewhere_counts() -> None:
-    beats = [beat(joined_at=2.0, first_step_at=5.0), beat(joined_at=3.0, first_step_at=4.0)]
-    found = timeline(Timeline(ordered=1.0), beats, 2)
+def test_milestone_has_the_time_of_the_last_rank() -> None:
+    heartbeats = [
+        heartbeat(joined_at=2.0, first_step_at=5.0),
+        heartbeat(joined_at=3.0, first_step_at=4.0),
+    ]
+    found = extend_timeline(Timeline(ordered=1.0), heartbeats, 2)
     assert (found.joined, found.stepped) == (3.0, 5.0)
 
 
-@pytest.mark.parametrize("missing", ["beat", "word"])
-def test_while_a_rank_is_missing_the_gang_has_not_got_there(missing: str) -> None:
-    beats = [beat(joined_at=2.0, first_step_at=3.0), beat(joined_at=2.0)]
-    found = timeline(Timeline(ordered=1.0), beats[:1] if missing == "beat" else beats, 2)
+@pytest.mark.parametrize("missing", ["heartbeat", "time"])
+def test_milestone_is_absent_while_a_rank_is_missing(missing: str) -> None:
+    heartbeats = [heartbeat(joined_at=2.0, first_step_at=3.0), heartbeat(joined_at=2.0)]
+    found = extend_timeline(
+        Timeline(ordered=1.0), heartbeats[:1] if missing == "heartbeat" else heartbeats, 2
+    )
     assert found.stepped is None
-    assert found.joined == (None if missing == "beat" else 2.0)
+    assert found.joined == (None if missing == "heartbeat" else 2.0)
 
 
-def test_a_restart_in_place_is_timed_from_the_order_to_the_first_step(
+def test_timeline_of_a_restart_in_place_goes_from_the_order_to_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub_torchrun(monkeypatch, GANG)
-    bench = Bench(tmp_path)
-    bench.order("1")
-    bench.when(phase("Training"), lambda: bench.order("2"))
+    node = AgentHarness(tmp_path)
+    node.write_order("1")
+    node.when(phase("Training"), lambda: node.write_order("2"))
 
     def stepped(status: AgentStatus) -> bool:
         times = status.timeline
         return status.attempt == 2 and times is not None and times.stepped is not None
 
-    bench.when(stepped, bench.agent.terminate)
-    bench.run()
-    first = next(s for s in bench.said if s.attempt == 1 and s.phase == "Training").timeline
+    node.when(stepped, node.orders.stop)
+    node.run()
+    first = next(s for s in node.statuses if s.attempt == 1 and s.phase == "Training").timeline
     assert first is not None
     assert first.stepped is None
-    last = bench.said[-1].timeline
+    last = node.statuses[-1].timeline
     assert last is not None
     times = [last.ordered, last.launched, last.spawned, last.joined, last.stepped]
     known = [t for t in times if t is not None]
     assert len(known) == 5
-    # What a rank says of itself may be a tick older than what the agent sees of it.
+    # `spawned` is the agent's own observation, up to a tick later than the ranks' times.
     in_order = [last.ordered, last.launched, last.joined, last.stepped]
     assert in_order == sorted(t for t in in_order if t is not None)

@@ -1,4 +1,4 @@
-"""torchrun's wrapper: of the ranks that fell on a node, which one speaks for the failure."""
+"""torchrun's wrapper: which of the failed ranks of a node becomes the failure of the attempt."""
 
 import json
 import signal
@@ -17,13 +17,15 @@ from ddp_wire.contract import Env, ExitCode, Failure
 
 
 class Node:
-    """Fallen ranks of a node, and what they left."""
+    """Failed ranks of a node, with their logs and error files."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.fallen: dict[int, ProcessFailure] = {}
+        self.failed: dict[int, ProcessFailure] = {}
 
-    def fell(self, rank: int, code: int, *, at: int, log: str = "", recorded: str = "") -> None:
+    def rank_failed(
+        self, rank: int, code: int, *, at: int, log: str = "", recorded: str = ""
+    ) -> None:
         path = self.home / "run" / "attempt_0" / str(rank) / "stderr.log"
         path.parent.mkdir(parents=True)
         path.write_text(log)
@@ -33,10 +35,10 @@ class Node:
             error_file.write_text(json.dumps({"message": {"message": "E", "extraInfo": extra}}))
         failure = ProcessFailure(rank, 1, code, str(error_file))
         failure.timestamp = at
-        self.fallen[rank + 4] = failure
+        self.failed[rank + 4] = failure
 
     def failure(self) -> Failure:
-        return first_failure(ChildFailedError("train", self.fallen), 2, self.home)
+        return first_failure(ChildFailedError("train", self.failed), 2, self.home)
 
 
 @pytest.fixture
@@ -44,57 +46,57 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_the_first_by_time_speaks_with_its_global_rank(node: Node) -> None:
-    node.fell(0, 1, at=20, log="Traceback (most recent call last):\nE: late")
-    node.fell(1, 1, at=10, log="Traceback (most recent call last):\nE: early")
+def test_earliest_failure_is_reported_with_its_global_rank(node: Node) -> None:
+    node.rank_failed(0, 1, at=20, log="Traceback (most recent call last):\nE: late")
+    node.rank_failed(1, 1, at=10, log="Traceback (most recent call last):\nE: early")
     found = node.failure()
     assert (found.rank, found.message, found.attempt) == (5, "E: early", 2)
 
 
-def test_a_rank_that_fell_because_its_peer_had_gone_speaks_for_nobody(node: Node) -> None:
-    node.fell(0, 1, at=10, log="RuntimeError: Connection closed by peer")
-    node.fell(1, 1, at=20, log="E: the cause")
+def test_rank_that_lost_a_peer_is_not_reported(node: Node) -> None:
+    node.rank_failed(0, 1, at=10, log="RuntimeError: Connection closed by peer")
+    node.rank_failed(1, 1, at=20, log="E: the cause")
     assert node.failure().message == "E: the cause"
 
 
-def test_ranks_that_torchrun_told_to_go_speak_for_nobody(node: Node) -> None:
-    node.fell(0, -signal.SIGTERM, at=10)
-    node.fell(1, -signal.SIGKILL, at=20)
+def test_ranks_that_torchrun_stopped_are_not_reported(node: Node) -> None:
+    node.rank_failed(0, -signal.SIGTERM, at=10)
+    node.rank_failed(1, -signal.SIGKILL, at=20)
     assert node.failure().signal == "SIGKILL"
 
 
-def test_when_all_fell_because_a_peer_had_gone_the_failure_says_so(node: Node) -> None:
-    node.fell(0, 1, at=10, log="RuntimeError: Connection closed by peer")
+def test_failure_is_secondary_if_all_ranks_lost_a_peer(node: Node) -> None:
+    node.rank_failed(0, 1, at=10, log="RuntimeError: Connection closed by peer")
     assert node.failure().secondary
 
 
-def test_the_recorded_traceback_is_preferred_to_the_log(node: Node) -> None:
-    node.fell(0, 1, at=10, log="noise", recorded="Traceback\nValueError: no")
+def test_recorded_traceback_takes_precedence_over_the_log(node: Node) -> None:
+    node.rank_failed(0, 1, at=10, log="noise", recorded="Traceback\nValueError: no")
     found = node.failure()
     assert (found.message, found.traceback) == ("ValueError: no", "Traceback\nValueError: no")
 
 
-def test_of_refused_input_the_sentence_is_told_and_not_the_traceback_of_saying_it(
+def test_rejected_input_is_reported_by_its_sentence_without_the_traceback(
     node: Node,
 ) -> None:
-    node.fell(
+    node.rank_failed(
         0,
         ExitCode.BAD_INPUT,
         at=10,
         log="config.epochs: unknown",
         recorded="Traceback\nSystemExit: 2",
     )
-    node.fell(1, ExitCode.BAD_INPUT, at=9)
+    node.rank_failed(1, ExitCode.BAD_INPUT, at=9)
     found = node.failure()
     assert (found.message, found.exit_code) == ("config.epochs: unknown", ExitCode.BAD_INPUT)
 
 
-def test_a_rank_that_says_why_in_one_line_is_quoted_without_the_name_of_the_error(
+def test_reason_in_one_line_is_reported_without_the_name_of_the_error(
     node: Node,
 ) -> None:
-    sentence = "rank 4, update 9: waited 600.0 s in all_reduce, but rank 5 did not come"
+    sentence = "rank 4, update 9: waited 600.0 s in all_reduce, but rank 5 did not join"
     recorded = f"Traceback (most recent call last):\nflight.StalledError: {sentence}\n"
-    node.fell(0, 1, at=10, log=f"noise\n{sentence}\n", recorded=recorded)
+    node.rank_failed(0, 1, at=10, log=f"noise\n{sentence}\n", recorded=recorded)
     assert (node.failure().message, node.failure().secondary) == (sentence, False)
 
 
@@ -105,9 +107,9 @@ def test_a_rank_that_says_why_in_one_line_is_quoted_without_the_name_of_the_erro
         (ValueError("no nodes"), 1, "torchrun: ValueError: no nodes"),
         (ConnectionError("Connection refused"), 1, "torchrun: ConnectionError: Connection refused"),
     ],
-    ids=["success", "a failure of its own", "no peer"],
+    ids=["success", "own failure", "peer lost"],
 )
-def test_what_torchrun_dies_of_is_written_down_for_the_agent(
+def test_failure_of_torchrun_itself_is_written_to_the_failure_file(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     outcome: Exception | None,

@@ -1,16 +1,13 @@
-"""The warm standby, with real torch: forks instead of starts, and the same said about failures."""
+"""The warm standby with real torch: ranks are forks, and failures are reported as without it."""
 
 import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,10 +15,11 @@ from ddp_agent import __main__ as entry_point
 from ddp_agent import launcher, warm
 from ddp_agent import main as agent_main
 from ddp_agent.launcher import Launch
-from ddp_agent.warm import Standby, StandbyLostError, WarmTree
+from ddp_agent.supervise import WarmTree
+from ddp_agent.warm import Standby, StandbyLostError
 from ddp_wire.contract import Env, Failure
 from ddp_wire.processes import descendants
-from tests.agent.support import config, environment, orphanage, wait_until
+from tests.agent.support import adopting_orphans, config, environment, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does")
 
@@ -39,7 +37,7 @@ def standby(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standby]:
 @pytest.fixture(autouse=True)
 def _reaper(standby: Standby) -> Iterator[None]:
     assert standby.imports_seconds is not None
-    with orphanage():
+    with adopting_orphans():
         yield
 
 
@@ -51,7 +49,7 @@ def free_port() -> int:
 
 
 def prepared(home: Path, script: str, attempt: int = 1) -> Launch:
-    """An attempt of one node with two ranks that run a script."""
+    """Return an attempt of one node with two ranks that run a script."""
     file = home / "train.py"
     file.write_text(textwrap.dedent(script), encoding="utf-8")
     command = json.dumps(["python", str(file), "--flag"])
@@ -68,7 +66,11 @@ def prepared(home: Path, script: str, attempt: int = 1) -> Launch:
     return launcher.prepare(made, attempt, home, {**os.environ, **given})
 
 
-def ended(tree: WarmTree) -> int:
+def start(standby: Standby, launch: Launch) -> WarmTree:
+    return WarmTree(standby, launch.arguments, launch.environment)
+
+
+def exit_code(tree: WarmTree) -> int:
     wait_until(lambda: tree.poll() is not None, "the attempt ends")
     assert tree.returncode is not None
     return tree.returncode
@@ -91,54 +93,54 @@ dist.destroy_process_group()
 def test_ranks_are_forked_with_the_environment_of_their_attempt(
     standby: Standby, tmp_path: Path, attempt: int
 ) -> None:
-    assert ended(WarmTree(standby, prepared(tmp_path, GANG, attempt))) == 0
+    assert exit_code(start(standby, prepared(tmp_path, GANG, attempt))) == 0
     for rank in range(2):
-        said = (tmp_path / f"rank-{rank}").read_text()
-        assert said == f"__main__ ['--flag'] 2 {attempt}"
+        written = (tmp_path / f"rank-{rank}").read_text()
+        assert written == f"__main__ ['--flag'] 2 {attempt}"
 
 
-def test_what_the_ranks_write_is_logged_by_rank(standby: Standby, tmp_path: Path) -> None:
+def test_output_of_the_ranks_is_logged_by_rank(standby: Standby, tmp_path: Path) -> None:
     launch = prepared(tmp_path, "import os; print('hello of', os.environ['RANK'])")
-    assert ended(WarmTree(standby, launch)) == 0
+    assert exit_code(start(standby, launch)) == 0
     for rank in range(2):
         (log,) = launch.log_dir.glob(f"*/attempt_0/{rank}/stdout.log")
         assert f"hello of {rank}" in log.read_text()
 
 
-def test_a_fork_collects_garbage_but_not_among_what_was_imported(
+def test_fork_collects_garbage_but_ignores_the_imported_objects(
     standby: Standby, tmp_path: Path
 ) -> None:
     script = "import gc; print('collects', gc.isenabled(), gc.get_freeze_count() > 100_000)"
     launch = prepared(tmp_path, script)
-    assert ended(WarmTree(standby, launch)) == 0
+    assert exit_code(start(standby, launch)) == 0
     (log,) = launch.log_dir.glob("*/attempt_0/0/stdout.log")
     assert "collects True True" in log.read_text()
 
 
-def test_a_rank_falls_before_the_standby_when_memory_runs_out(
+def test_kernel_prefers_ranks_over_the_standby_for_an_oom_kill(
     standby: Standby, tmp_path: Path
 ) -> None:
     own = int(Path(f"/proc/{standby.pid}/oom_score_adj").read_text())
     script = "print('score', open('/proc/self/oom_score_adj').read())"
     launch = prepared(tmp_path, script)
-    assert ended(WarmTree(standby, launch)) == 0
+    assert exit_code(start(standby, launch)) == 0
     (log,) = launch.log_dir.glob("*/attempt_0/0/stdout.log")
     assert f"score {min(1000, own + 300)}\n" in log.read_text()
 
 
-def test_the_standby_is_begun_before_the_agent_where_it_is_asked_for(
+def test_standby_starts_before_the_agent_if_the_environment_asks_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begun = object()
-    monkeypatch.setattr(warm, "Standby", lambda environment: begun if environment else None)
-    assert warm.head_start({Env.STANDBY: "true"}) is begun
-    assert warm.head_start({Env.STANDBY: "false"}) is None
-    assert warm.head_start({}) is None
+    early = object()
+    monkeypatch.setattr(warm, "Standby", lambda environment: early if environment else None)
+    assert warm.start_standby_early({Env.STANDBY: "true"}) is early
+    assert warm.start_standby_early({Env.STANDBY: "false"}) is None
+    assert warm.start_standby_early({}) is None
     taken: list[object] = []
     monkeypatch.setenv(Env.STANDBY, "true")
     monkeypatch.setattr(agent_main, "main", taken.append)
     entry_point.main()
-    assert taken == [begun]
+    assert taken == [early]
 
 
 FAILURES = {
@@ -151,7 +153,7 @@ FAILURES = {
 @pytest.mark.parametrize(
     ("how", "end"), [(how, end) for how, *end in FAILURES.values()], ids=FAILURES.keys()
 )
-def test_the_rank_that_fell_first_is_named_though_its_peer_fell_with_it(
+def test_rank_that_failed_first_is_reported_although_its_peer_failed_with_it(
     standby: Standby,
     tmp_path: Path,
     how: str,
@@ -166,7 +168,7 @@ def test_the_rank_that_fell_first_is_named_though_its_peer_fell_with_it(
     dist.barrier()
     """
     launch = prepared(tmp_path, script)
-    assert ended(WarmTree(standby, launch)) == 1
+    assert exit_code(start(standby, launch)) == 1
     found = Failure.model_validate_json(launch.failure_file.read_bytes())
     assert found.rank == 1
     assert [found.exit_code, found.signal, found.message] == end
@@ -174,82 +176,54 @@ def test_the_rank_that_fell_first_is_named_though_its_peer_fell_with_it(
     assert "runpy" not in found.traceback
 
 
-def test_the_end_of_an_attempt_ends_its_ranks_and_spares_the_standby(
+def test_kill_of_an_attempt_ends_its_ranks_but_not_the_standby(
     standby: Standby, tmp_path: Path
 ) -> None:
-    tree = WarmTree(standby, prepared(tmp_path, "import time; time.sleep(600)"))
-    # The launcher and two ranks, beside the standby.
+    tree = start(standby, prepared(tmp_path, "import time; time.sleep(600)"))
+    # The launcher has two ranks.
     wait_until(lambda: len(descendants(tree.pid)) >= 2, "the ranks start")
     ranks = descendants(tree.pid)
     assert tree.kill()
     assert not set(ranks) & set(descendants(os.getpid()))
     assert standby.pid in descendants(os.getpid())
-    assert ended(WarmTree(standby, prepared(tmp_path, "print('again')", 2))) == 0
+    assert exit_code(start(standby, prepared(tmp_path, "print('again')", 2))) == 0
 
 
-def test_a_request_to_stop_reaches_the_ranks(standby: Standby, tmp_path: Path) -> None:
+def test_stop_signal_reaches_the_ranks(standby: Standby, tmp_path: Path) -> None:
     script = """
     import os, pathlib, signal, sys, time
     here = pathlib.Path(__file__).parent
-    def saved(*_):
+    def save(*_):
         (here / ("saved-" + os.environ["RANK"])).touch()
         sys.exit(85)
-    signal.signal(signal.SIGTERM, saved)
+    signal.signal(signal.SIGTERM, save)
     (here / ("started-" + os.environ["RANK"])).touch()
     time.sleep(600)
     """
-    tree = WarmTree(standby, prepared(tmp_path, script))
+    tree = start(standby, prepared(tmp_path, script))
     wait_until(lambda: len(list(tmp_path.glob("started-*"))) == 2, "the ranks start")
     tree.signal(signal.SIGTERM)
-    assert ended(tree) != 0
+    assert exit_code(tree) != 0
     assert len(list(tmp_path.glob("saved-*"))) == 2
 
 
-def test_without_a_standby_there_is_no_fork(tmp_path: Path) -> None:
+def test_lost_standby_cannot_fork(tmp_path: Path) -> None:
     lost = Standby({"PATH": os.defpath, "PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"})
     with pytest.raises(StandbyLostError):
         lost.wait_ready(10)
-    assert not lost.lives()
+    assert not lost.is_alive()
     with pytest.raises(StandbyLostError):
-        warm.WarmTree(lost, prepared(tmp_path, ""))
+        start(lost, prepared(tmp_path, ""))
     lost.close()
     os.waitpid(lost.pid, 0)
 
 
-IMPATIENT = """
-from ddp_agent import standby
-standby.IDLE_SECONDS = 0.05
-standby.main()
-"""
-
-
-@pytest.mark.slow
-def test_a_standby_with_nothing_to_do_imports_the_compiler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = subprocess.Popen
-
-    def impatient(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        return start([*command[:2], "-c", IMPATIENT, *command[4:]], **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(subprocess, "Popen", impatient)
-        idle = Standby(warm.standby_environment({**os.environ, **environment(tmp_path)}))
-    attempts = count(1)
-
-    def has_compiler() -> bool:
-        script = "import sys; print('compiler', 'torch._dynamo.utils' in sys.modules)"
-        launch = prepared(tmp_path, script, next(attempts))
-        assert ended(WarmTree(idle, launch)) == 0
-        (log,) = launch.log_dir.glob("*/attempt_0/0/stdout.log")
-        return "compiler True" in log.read_text()
-
-    try:
-        assert idle.wait_ready(60)
-        wait_until(has_compiler, "the compiler is imported")
-    finally:
-        idle.close()
-        os.waitpid(idle.pid, 0)
+def test_forked_rank_has_the_compiler_imported(tmp_path: Path, standby: Standby) -> None:
+    script = "import sys; print('compiler', 'torch._dynamo.utils' in sys.modules)"
+    launch = prepared(tmp_path, script, 1)
+    assert exit_code(start(standby, launch)) == 0
+    (log,) = launch.log_dir.glob("*/attempt_0/0/stdout.log")
+    assert "compiler True" in log.read_text()
 
 
 def test_only_python_scripts_and_modules_can_be_forked(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The administrator's asynchronous client: what tests read and change besides the operator."""
+"""The administrator's asynchronous API client, with which tests read and change objects."""
 
 import asyncio
 import ssl
@@ -32,11 +32,11 @@ _ROOTS = {
 _RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
-_TRIES, _PATIENCE_SECONDS = 20, 0.2
+_TRIES, _RETRY_SECONDS = 20, 0.2
 
 
 class RefusedError(AssertionError):
-    """The API server refused a request of the test. The text is its sentence."""
+    """The API server rejected a request of the test. The text is the server's message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -44,14 +44,14 @@ class RefusedError(AssertionError):
 
 
 def path_of(resource: str, namespace: str, name: str | None = None, part: str | None = None) -> str:
-    """Path of a namespaced resource, of one object, or of a part of it, as its status."""
+    """Return the path of a namespaced resource, of one object, or of a subresource of it."""
     return "/".join(
         p for p in (_ROOTS[resource], "namespaces", namespace, resource, name, part) if p
     )
 
 
 class Api:
-    """Requests to the API server; make it with `connect`."""
+    """A client of the API server. Create it with `connect`."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -59,7 +59,7 @@ class Api:
     @classmethod
     @asynccontextmanager
     async def connect(cls, cluster: Cluster) -> AsyncIterator["Api"]:
-        """A client with the administrator's certificate."""
+        """Yield a client with the administrator's certificate."""
         authority = Authority(paths.STATE / "pki")
         pair = authority.files("admin")
         context = ssl.create_default_context(cafile=str(authority.pair.certificate))
@@ -75,10 +75,10 @@ class Api:
         body: JSON | None = None,
         query: Mapping[str, str] | None = None,
     ) -> JSON:
-        """One request; the answer. A server that asks to wait is asked again.
+        """Send one request and return the answer. Retry while the server answers 429.
 
         Raises:
-            RefusedError: The API server refused it.
+            RefusedError: The API server rejected the request.
         """
         for _ in range(_TRIES):
             try:
@@ -86,8 +86,8 @@ class Api:
             except RefusedError as refused:
                 if refused.status != HTTPStatus.TOO_MANY_REQUESTS:
                     raise
-            # As while the storage of a kind whose CRD has changed begins anew.
-            await asyncio.sleep(_PATIENCE_SECONDS)
+            # The server answers 429 while it reopens the storage of a kind whose CRD has changed.
+            await asyncio.sleep(_RETRY_SECONDS)
         return await self._call_once(method, path, body, query)
 
     async def _call_once(
@@ -103,7 +103,7 @@ class Api:
             return document
 
     async def find(self, path: str) -> JSON | None:
-        """The object at a path, or None when there is none."""
+        """Return the object at a path, or None if there is none."""
         try:
             return await self.call("GET", path)
         except RefusedError as refused:
@@ -112,7 +112,7 @@ class Api:
             raise
 
     async def list(self, resource: str, namespace: str, labels: str = "") -> list[JSON]:
-        """All objects of a resource in a namespace, or those that a label selector chooses."""
+        """Return all objects of a resource in a namespace, or those that match a label selector."""
         query = {"labelSelector": labels} if labels else None
         items: list[JSON] = (await self.call("GET", path_of(resource, namespace), query=query))[
             "items"
@@ -120,7 +120,7 @@ class Api:
         return items
 
     async def stream(self, path: str, query: Mapping[str, str]) -> AsyncIterator[bytes]:
-        """Lines of an answer that does not end."""
+        """Yield the lines of an answer that does not end."""
         endless = aiohttp.ClientTimeout(total=None)
         async with self._session.get(
             path, params=query, timeout=endless, read_bufsize=1 << 21
@@ -129,8 +129,8 @@ class Api:
             async for line in answer.content:
                 yield line
 
-    async def make_namespace(self, name: str) -> str:
-        """A namespace under Restricted Pod Security that pods can be created in; its name."""
+    async def create_namespace(self, name: str) -> str:
+        """Create a namespace with Restricted Pod Security that accepts pods. Return its name."""
         metadata = {"name": name, "labels": _RESTRICTED}
         await self.call("POST", "/api/v1/namespaces", {"metadata": metadata})
         account = path_of("serviceaccounts", name, "default")
@@ -142,7 +142,7 @@ class Api:
         return name
 
     async def apply_job(self, namespace: str, manifest: JSON) -> JSON:
-        """Create a job in a namespace, as kubectl does: unknown fields are refused."""
+        """Create a job in a namespace. Unknown fields are rejected, as with kubectl."""
         metadata = {**manifest["metadata"], "namespace": namespace}
         body = {**manifest, "metadata": metadata}
         strict = {"fieldValidation": "Strict"}
@@ -154,29 +154,32 @@ class Api:
 
 
 async def eventually(
-    holds: Callable[[], Awaitable[bool]], what: str, seconds: float = 30.0, every: float = 0.05
+    holds: Callable[[], Awaitable[bool]],
+    condition: str,
+    seconds: float = 30.0,
+    every: float = 0.05,
 ) -> None:
     """Wait until a condition holds.
 
     Raises:
-        TimeoutError: It does not within the time.
+        TimeoutError: The condition did not hold within the time.
     """
     deadline = time.monotonic() + seconds
     while not await holds():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {seconds:.0f} s: {what}")
+            raise TimeoutError(f"condition not met within {seconds:.0f} s: {condition}")
         await asyncio.sleep(every)
 
 
-async def always(holds: Callable[[], Awaitable[bool]], what: str, seconds: float) -> None:
-    """See that a condition holds at any time of a period.
+async def always(holds: Callable[[], Awaitable[bool]], condition: str, seconds: float) -> None:
+    """Check that a condition holds throughout a period.
 
     Raises:
-        AssertionError: It did not once.
+        AssertionError: The condition did not hold at some check.
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        assert await holds(), f"no longer: {what}"
+        assert await holds(), f"condition no longer met: {condition}"
         await asyncio.sleep(0.1)
 
 
@@ -184,12 +187,14 @@ async def always(holds: Callable[[], Awaitable[bool]], what: str, seconds: float
 async def operator_client(
     kubeconfig: Path,
     may_write: Callable[[], None] = lambda: None,
-    heard: Callable[[bool], None] = lambda _: None,
+    on_request: Callable[[bool], None] = lambda _: None,
 ) -> AsyncIterator[KubeCluster]:
-    """The operator's own client, with the certificate of a kubeconfig."""
+    """Yield the operator's own client, with the certificate of a kubeconfig."""
     # The library reads the variable KUBECONFIG once, when it is imported.
     with patch.object(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig)):
-        cluster = await KubeCluster.connect(in_flight=64, may_write=may_write, heard=heard)
+        cluster = await KubeCluster.connect(
+            in_flight=64, may_write=may_write, on_request=on_request
+        )
     try:
         yield cluster
     finally:

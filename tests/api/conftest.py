@@ -1,4 +1,4 @@
-"""The control plane that these tests share: real, but with neither nodes nor scheduler."""
+"""Fixtures for tests on a real control plane without nodes and without a scheduler."""
 
 import re
 import zlib
@@ -6,16 +6,16 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.api.bench import Bench
 from tests.api.client import Api
-from tests.api.kubelet import Agents
-from tests.api.plane import Plane
+from tests.api.control_plane import ControlPlane
+from tests.api.in_process_operator import OperatorEnvironment
+from tests.api.kubelet import FakeAgents
 
 
 @pytest.fixture(scope="package")
-def plane() -> Iterator[Plane]:
-    """A control plane alone; torn down at the end."""
-    running = Plane.up()
+def control_plane() -> Iterator[ControlPlane]:
+    """Yield a control plane without nodes, and stop it after the last test."""
+    running = ControlPlane.up()
     try:
         yield running
     finally:
@@ -23,30 +23,32 @@ def plane() -> Iterator[Plane]:
 
 
 @pytest.fixture
-async def api(plane: Plane) -> AsyncIterator[Api]:
-    """The administrator's client."""
-    async with Api.connect(plane.cluster) as connected:
+async def api(control_plane: ControlPlane) -> AsyncIterator[Api]:
+    """Yield the administrator's client."""
+    async with Api.connect(control_plane.cluster) as connected:
         yield connected
 
 
 @pytest.fixture
-async def agents() -> AsyncIterator[Agents]:
-    """The addresses of pods, and the agents that answer there."""
-    async with Agents.serving() as serving:
+async def agents() -> AsyncIterator[FakeAgents]:
+    """Yield fake agents that answer at the addresses of pods."""
+    async with FakeAgents.serving() as serving:
         yield serving
 
 
 @pytest.fixture
 async def namespace(request: pytest.FixtureRequest, api: Api) -> str:
-    """A namespace of the test's own."""
+    """Create a namespace for this test alone and return its name."""
     test: str = request.node.name
     words = re.sub(r"[^a-z0-9]+", "-", test.lower().removeprefix("test_"))
-    # Cut to a label, and told apart from others that begin alike.
-    return await api.make_namespace(f"{words[:40].strip('-')}-{zlib.crc32(test.encode()):08x}")
+    # A label has at most 63 characters. The checksum keeps names with the same start distinct.
+    return await api.create_namespace(f"{words[:40].strip('-')}-{zlib.crc32(test.encode()):08x}")
 
 
 @pytest.fixture
-async def bench(plane: Plane, api: Api, agents: Agents) -> AsyncIterator[Bench]:
-    """The operator's client, and records of all that happens."""
-    async with Bench.of(plane, api, agents) as ready:
+async def environment(
+    control_plane: ControlPlane, api: Api, agents: FakeAgents
+) -> AsyncIterator[OperatorEnvironment]:
+    """Yield the operator's client and recorders of all changes."""
+    async with OperatorEnvironment.of(control_plane, api, agents) as ready:
         yield ready

@@ -1,4 +1,4 @@
-"""What may befall a request on its way to the API server."""
+"""Faults that the proxy injects into requests to the API server."""
 
 import fnmatch
 import json
@@ -11,21 +11,21 @@ _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete
 
 @dataclass(frozen=True)
 class Request:
-    """One request, in the words of RBAC and of the audit log."""
+    """One request, in the terms of RBAC and of the audit log."""
 
     at: float
-    """When it came, in monotonic seconds."""
+    """Arrival time in monotonic seconds."""
     verb: str
     resource: str
-    """Plural, with the subresource: ddpjobs/status."""
+    """Plural name with the subresource, for example ddpjobs/status."""
     namespace: str = ""
     name: str = ""
 
     @classmethod
-    def read(
+    def parse(
         cls, at: float, method: str, path: str, *, watch: bool = False, body: bytes = b""
     ) -> "Request":
-        """Take an HTTP request apart. What is no resource has its path as the resource."""
+        """Parse an HTTP request. A path that names no resource becomes the resource itself."""
         parts = [unquote(part) for part in path.strip("/").split("/")]
         rest = parts[2:] if parts[0] == "api" else parts[3:] if parts[0] == "apis" else []
         if not rest:
@@ -42,37 +42,38 @@ class Request:
 
 @dataclass
 class Fault:
-    """What befalls requests that match. Patterns are those of a shell."""
+    """A fault for requests that match. Patterns use shell syntax."""
 
     verb: str = "*"
     resource: str = "*"
     namespace: str = "*"
     name: str = "*"
     times: int | None = None
-    """How many requests it befalls; None for all."""
+    """Number of requests that the fault applies to; None for all."""
     status: int | None = None
-    """The answer in the API server's place."""
+    """HTTP status that the proxy answers instead of the API server."""
     message: str = "injected"
     retry_after: int | None = None
     delay: float = 0.0
-    """Seconds before anything else happens to the request."""
+    """Seconds that the request waits before anything else happens."""
     lose_answer: bool = False
-    """The API server serves the request, and the connection breaks before its answer is back."""
-    befallen: list[Request] = field(default_factory=list)
+    """Whether the connection breaks after the API server served the request, before the answer is
+    back."""
+    matched: list[Request] = field(default_factory=list)
 
-    def concerns(self, request: Request) -> bool:
-        """Whether it befalls this request."""
+    def matches(self, request: Request) -> bool:
+        """Return whether the fault applies to this request."""
         pairs = (
             (request.verb, self.verb),
             (request.resource, self.resource),
             (request.namespace, self.namespace),
             (request.name, self.name),
         )
-        left = self.times is None or len(self.befallen) < self.times
-        return left and all(fnmatch.fnmatchcase(text, pattern) for text, pattern in pairs)
+        left = self.times is None or len(self.matched) < self.times
+        return left and all(fnmatch.fnmatchcase(value, pattern) for value, pattern in pairs)
 
     def answer(self) -> tuple[bytes, dict[str, str]]:
-        """Body and headers of the answer in the API server's place."""
+        """Return body and headers of the answer that replaces the API server's."""
         status: dict[str, Any] = {
             "kind": "Status",
             "apiVersion": "v1",

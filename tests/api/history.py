@@ -1,4 +1,4 @@
-"""What happened in one namespace: every change of its objects, and every write of the operator."""
+"""The history of one namespace: every change of its objects and every write of the operator."""
 
 import json
 from collections import defaultdict
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.api.plane import OPERATOR
+from tests.api.control_plane import OPERATOR
 
 JSON = dict[str, Any]
 _READS = {"get", "list", "watch"}
@@ -20,7 +20,7 @@ class Change:
     type: str
     """ADDED, MODIFIED or DELETED."""
     resource: str
-    """Plural of its kind, as pods."""
+    """Plural name of the kind, for example pods."""
     object: Mapping[str, Any]
 
     @property
@@ -30,7 +30,7 @@ class Change:
 
     @property
     def version(self) -> int:
-        """The revision of the whole cluster's state that it made."""
+        """The resource version, which orders changes of all kinds in the cluster."""
         return int(self.object["metadata"]["resourceVersion"])
 
     @property
@@ -42,11 +42,11 @@ class Change:
 
 @dataclass(frozen=True)
 class Request:
-    """One write of the operator, as the audit log has it."""
+    """One write of the operator, from the audit log."""
 
     verb: str
     resource: str
-    """Plural and part, as ddpjobs/status."""
+    """Plural name with the subresource, for example ddpjobs/status."""
     name: str
     code: int
 
@@ -56,21 +56,21 @@ class Request:
 
 @dataclass(frozen=True)
 class History:
-    """Changes in the order in which they became true, and writes in theirs."""
+    """Changes in the order in which they were stored, and writes in the order of the audit log."""
 
     changes: list[Change] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
 
     def of(self, resource: str) -> Iterator[Change]:
-        """Changes of one resource."""
+        """Return the changes of one resource."""
         return (change for change in self.changes if change.resource == resource)
 
     def statuses(self) -> list[JSON]:
-        """Every job with a status, as it was between two changes."""
+        """Return every version of the job that has a status."""
         return [dict(change.object) for change in self.of("ddpjobs") if change.object.get("status")]
 
-    def left(self, resource: str) -> dict[str, Mapping[str, Any]]:
-        """The objects that are there at the end, by name."""
+    def remaining(self, resource: str) -> dict[str, Mapping[str, Any]]:
+        """Return the objects that exist at the end, by name."""
         found: dict[str, Mapping[str, Any]] = {}
         for change in self.of(resource):
             if change.type == "DELETED":
@@ -81,14 +81,14 @@ class History:
 
 
 class AuditTail:
-    """The operator's writes by namespace; reads on where it stopped."""
+    """The operator's writes by namespace, read from the audit log as it grows."""
 
     def __init__(self, log: Path) -> None:
         self._log, self._offset = log, 0
         self._requests: dict[str, list[Request]] = defaultdict(list)
 
     def take(self, namespace: str) -> list[Request]:
-        """The writes in a namespace, which are then forgotten."""
+        """Return the writes in a namespace and forget them."""
         self._read()
         return self._requests.pop(namespace, [])
 
@@ -98,9 +98,9 @@ class AuditTail:
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):
-                    break  # The server is about to write the rest.
+                    break  # The server is still writing this line.
                 self._offset += len(line)
-                # Most lines are other users': they are not worth parsing.
+                # Parsing is slow, and most lines are about other users.
                 if user in line:
                     self._note(json.loads(line))
 

@@ -1,6 +1,6 @@
-"""What must hold in every history of the operator, whatever befell it.
+"""Invariants that hold in every history of the operator, whatever faults were injected.
 
-Each check gives one sentence for each violation that it finds.
+Each check yields one message for each violation.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +26,7 @@ _NEXT = {
     "Completed": {"Completed"},
     "Failed": {"Failed"},
 }
-"""What the STATUS column may show next."""
+"""Reasons that the STATUS column may show next."""
 _VALUES = {"Completed": "True", "Failed": "False"}
 _BUDGETS = {"restarts": "maxRestarts", "infrastructureRestarts": "maxInfrastructureRestarts"}
 _WRITES = {
@@ -38,8 +38,8 @@ _WRITES = {
 }
 
 
-def one_pod_per_place(history: History) -> Iterator[str]:
-    """I1: never two living pods of one job, attempt and node index."""
+def one_pod_per_node_index(history: History) -> Iterator[str]:
+    """I1: At most one active pod exists per job, attempt and node index."""
     living: dict[str, tuple[str, str, str]] = {}
     for change in history.of("pods"):
         living.pop(change.name, None)
@@ -50,14 +50,14 @@ def one_pod_per_place(history: History) -> Iterator[str]:
         attempt = change.object["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]
         labels = change.labels
         place = (labels[contract.LABEL_JOB_UID], attempt, labels[contract.LABEL_NODE_INDEX])
-        twin = next((name for name, where in living.items() if where == place), None)
-        if twin is not None:
-            yield f"{twin} and {change.name} live at once for attempt {attempt}"
+        other = next((name for name, where in living.items() if where == place), None)
+        if other is not None:
+            yield f"{other} and {change.name} are both active in attempt {attempt}"
         living[change.name] = place
 
 
 def children_are_owned(history: History) -> Iterator[str]:
-    """I2: every child is controlled by its job, and none outlives it."""
+    """I2: Every child is controlled by its job, and none outlives it."""
     for change in history.changes:
         if change.resource == "ddpjobs" or change.type != "ADDED" or not _is_ours(change):
             continue
@@ -67,14 +67,14 @@ def children_are_owned(history: History) -> Iterator[str]:
             yield f"{change.resource} {change.name} is controlled by {controllers}"
     gone = {c.object["metadata"]["uid"] for c in history.of("ddpjobs") if c.type == "DELETED"}
     for resource in ("pods", "services"):
-        for name, left in history.left(resource).items():
+        for name, left in history.remaining(resource).items():
             owner = (left["metadata"].get("labels") or {}).get(contract.LABEL_JOB_UID)
             if owner in gone:
                 yield f"{resource} {name} outlives its job"
 
 
-def conditions_follow_the_machine(history: History) -> Iterator[str]:
-    """I3: the summary moves as it may, its end is final, generations are never ahead."""
+def conditions_follow_the_state_machine(history: History) -> Iterator[str]:
+    """I3: The summary follows the state machine, its end is final, generations never lead."""
     before = ""
     for job in history.statuses():
         status = job["status"]
@@ -86,11 +86,11 @@ def conditions_follow_the_machine(history: History) -> Iterator[str]:
             yield f"the summary went from {before or 'nothing'} to {reason or 'nothing'}"
             return
         if summary.get("status") != _VALUES.get(reason, "Unknown"):
-            yield f"the summary is {summary.get('status')} for {reason}"
+            yield f"the summary has status {summary.get('status')} for reason {reason}"
         if ("completionTime" in status) != (reason in _VALUES):
-            yield f"completionTime does not fit {reason}"
+            yield f"completionTime must be set exactly when the job ended; reason is {reason}"
         if reason == "Failed" and not summary.get("message"):
-            yield "it failed without a word why"
+            yield "the job failed without a message"
         before = reason
     yield from _transitions(history)
 
@@ -101,73 +101,73 @@ def _transitions(history: History) -> Iterator[str]:
             old = _condition(before, new["type"])
             same_time = old.get("lastTransitionTime") == new["lastTransitionTime"]
             if old.get("status") == new["status"] and not same_time:
-                yield f"the transition time of {new['type']} moved without a transition"
+                yield f"lastTransitionTime of {new['type']} changed without a transition"
         ended = before["status"].get("completionTime")
         if ended is not None and after["status"].get("completionTime") != ended:
-            yield "completionTime moved"
+            yield "completionTime changed"
 
 
-def counts_are_honest(history: History) -> Iterator[str]:
-    """I4: attempts and restarts only grow, each new attempt costs one count, none is beyond it."""
+def counters_match_attempts(history: History) -> Iterator[str]:
+    """I4: Attempts and restarts only grow, each new attempt adds one restart, and budgets hold."""
     spent = ("restarts", "infrastructureRestarts", "freeRestarts")
     statuses = history.statuses()
     for job in statuses:
         status, spec = job["status"], job["spec"]
         attempt = status.get("attempt", 0)
-        costs = sum(status.get(name, 0) for name in spent)
-        if costs != max(0, attempt - 1):
-            yield f"attempt {attempt} after {costs} counted ends of attempts"
+        counted_restarts = sum(status.get(name, 0) for name in spent)
+        if counted_restarts != max(0, attempt - 1):
+            yield f"attempt {attempt} has {counted_restarts} restarts, expected {attempt - 1}"
         for count, limit in _BUDGETS.items():
             if "restartWindowSeconds" not in spec and status.get(count, 0) > spec[limit]:
-                yield f"{count} {status[count]} is beyond {limit} {spec[limit]}"
+                yield f"{count} is {status[count]}, but {limit} is {spec[limit]}"
     for before, after in pairwise(statuses):
         for name in spent:
             if after["status"].get(name, 0) < before["status"].get(name, 0):
-                yield f"{name} was taken back"
+                yield f"{name} decreased"
         step = after["status"].get("attempt", 0) - before["status"].get("attempt", 0)
         if step not in {0, 1}:
-            yield f"the attempt moved by {step}"
+            yield f"the attempt changed by {step}, expected 0 or 1"
 
 
 def pods_follow_the_status(history: History) -> Iterator[str]:
-    """The status says an attempt before any pod is told of it."""
+    """The status holds an attempt before any pod's annotation does."""
     attempt = 0
     for change in history.changes:
         if change.resource == "ddpjobs":
             attempt = max(attempt, (change.object.get("status") or {}).get("attempt", 0))
         elif change.resource == "pods" and _is_ours(change):
-            told = change.object["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]
-            if told != contract.ATTEMPT_STOP and int(told) > attempt:
-                yield f"{change.name} was told of attempt {told} in attempt {attempt}"
+            ordered = change.object["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]
+            if ordered != contract.ATTEMPT_STOP and int(ordered) > attempt:
+                yield f"{change.name} carries attempt {ordered}, but the status is at {attempt}"
 
 
-def only_its_own_is_touched(history: History) -> Iterator[str]:
-    """I7: the operator changes its job's status and its children, and nothing else."""
+def writes_touch_only_own_objects(history: History) -> Iterator[str]:
+    """I7: The operator changes its job's status and its children, and nothing else."""
     ours = {(c.resource, c.name) for c in history.changes if _is_ours(c)}
     for request in history.requests:
         resource = request.resource.partition("/")[0]
         if request.verb not in _WRITES.get(request.resource, set()):
-            yield f"it tried to {request}"
+            yield f"the operator sent a request that it must not send: {request}"
         elif request.verb in {"patch", "delete"} and (resource, request.name) not in ours:
-            yield f"it touched what is not its own: {request}"
+            yield f"the operator changed a foreign object: {request}"
     for change in history.changes:
         ends = "deletionTimestamp" in change.object["metadata"]
         if change.type == "MODIFIED" and not _is_ours(change) and not ends:
-            yield f"{change.resource} {change.name} is not its own and was changed"
+            yield f"foreign object {change.resource} {change.name} was changed"
 
 
 CHECKS: tuple[Check, ...] = (
-    one_pod_per_place,
+    one_pod_per_node_index,
     children_are_owned,
-    conditions_follow_the_machine,
-    counts_are_honest,
+    conditions_follow_the_state_machine,
+    counters_match_attempts,
     pods_follow_the_status,
-    only_its_own_is_touched,
+    writes_touch_only_own_objects,
 )
 
 
 def violations(history: History) -> list[str]:
-    """A sentence for each violation, with the name of its check."""
+    """Return a message for each violation, prefixed with the name of its check."""
     return [f"{check.__name__}: {found}" for check in CHECKS for found in check(history)]
 
 
@@ -177,7 +177,7 @@ def _condition(job: JSON, kind: str) -> JSON:
 
 
 def _is_ours(change: Change) -> bool:
-    """Whether an object is a job, or carries the labels of a job that exists in this history."""
+    """Return whether an object is a job, or carries the labels of a job in this history."""
     if change.resource == "ddpjobs":
         return True
     managed = change.labels.get(contract.LABEL_MANAGED_BY) == contract.MANAGED_BY
@@ -185,4 +185,4 @@ def _is_ours(change: Change) -> bool:
 
 
 FOREIGN_UID = "00000000-0000-4000-8000-000000000000"
-"""Job uid on objects that look like the operator's and are another's."""
+"""Job uid on objects that resemble the operator's children and belong to another owner."""

@@ -1,4 +1,4 @@
-"""The operator as a process of its own, as the chart runs it, with all that can happen to one."""
+"""The operator as a separate process, as the chart runs it, with controls to disturb it."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ _END_SECONDS = 20.0
 
 
 class OperatorProcess:
-    """`python -m ddp_operator.app`. Use it as a context manager: it surely ends."""
+    """A process of `python -m ddp_operator.app`. The context manager always kills it at the end."""
 
     def __init__(
         self,
@@ -31,12 +31,19 @@ class OperatorProcess:
         log: Path,
         settings: Mapping[str, object] | None = None,
         *,
-        before: tuple[str, ...] = (),
+        command_prefix: tuple[str, ...] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Leader election is off unless `settings` name a lease_namespace.
+        """Prepare the command line.
 
-        `before` are words in front of the command line, `environment` further variables.
+        Leader election is off unless `settings` name a lease_namespace.
+
+        Args:
+            kubeconfig: The kubeconfig of the operator's user.
+            log: The file for the process's output.
+            settings: Operator settings by name.
+            command_prefix: Words in front of the command line.
+            environment: Further environment variables.
         """
         self.log_file = log
         self.health_port = free_port()
@@ -50,8 +57,8 @@ class OperatorProcess:
             **{f"DDP_OPERATOR_{k.upper()}": str(v) for k, v in given.items()},
             **(environment or {}),
         }
-        # Should this process be killed, the operator goes with it.
-        command = [*before, sys.executable, "-m", "ddp_operator.app"]
+        # The kernel kills the operator when this test process dies.
+        command = [*command_prefix, sys.executable, "-m", "ddp_operator.app"]
         self._command = ["setpriv", "--pdeathsig", "KILL", *command]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -63,9 +70,9 @@ class OperatorProcess:
         self.kill()
 
     def start(self) -> None:
-        """Start it, also again after it has ended."""
+        """Start the process, also again after it has ended."""
         if self.alive:
-            raise RuntimeError("it runs already")
+            raise RuntimeError("the operator is already running")
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, env=self._environment, stdout=log, stderr=log, cwd=ROOT
@@ -73,23 +80,23 @@ class OperatorProcess:
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """The process as last started."""
+        """The process of the last start."""
         if self._process is None:
-            raise RuntimeError("it was never started")
+            raise RuntimeError("the operator was never started")
         return self._process
 
     @property
     def alive(self) -> bool:
-        """Whether it runs, or is stopped."""
+        """Whether the process exists, running or stopped."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def log(self) -> str:
-        """All that it has said."""
+        """The whole log so far."""
         return self.log_file.read_text(encoding="utf-8", errors="replace")
 
-    def ask(self, path: str = "/readyz") -> tuple[int, str]:
-        """Status and sentence of a health endpoint; (0, why) when there is no answer."""
+    def query(self, path: str = "/readyz") -> tuple[int, str]:
+        """Return status and text of a health endpoint; (0, reason) without an answer."""
         url = f"http://127.0.0.1:{self.health_port}{path}"
         try:
             with urllib.request.urlopen(url, timeout=2) as answer:
@@ -99,55 +106,55 @@ class OperatorProcess:
         except OSError as error:
             return 0, str(error)
 
-    async def says(self, status: int, words: str, path: str = "/readyz") -> bool:
-        """Whether a health endpoint answers with this status and these words."""
-        # Asked from a thread: agents answer on the loop of the test.
-        found, sentence = await asyncio.to_thread(self.ask, path)
-        return found == status and words in sentence
+    async def answers(self, status: int, text: str, path: str = "/readyz") -> bool:
+        """Return whether a health endpoint answers with this status and this text."""
+        # The request runs in a thread because the fake agents run on this event loop.
+        found, answer = await asyncio.to_thread(self.query, path)
+        return found == status and text in answer
 
-    async def ready(self, seconds: float = 30.0) -> None:
-        """Wait until /readyz says so.
+    async def wait_until_ready(self, seconds: float = 30.0) -> None:
+        """Wait until /readyz answers 200.
 
         Raises:
-            AssertionError: It ended, or was not ready in time; with the end of its log.
+            AssertionError: The process ended or was not ready in time; the text ends with its log.
         """
         deadline = time.monotonic() + seconds
-        # Asked from a thread: agents answer on the loop of the test.
-        while (answer := await asyncio.to_thread(self.ask))[0] != HTTPStatus.OK:
+        # The request runs in a thread because the fake agents run on this event loop.
+        while (answer := await asyncio.to_thread(self.query))[0] != HTTPStatus.OK:
             if not self.alive or time.monotonic() > deadline:
                 raise AssertionError(f"the operator is not ready: {answer}\n{self.log[-4000:]}")
             await asyncio.sleep(0.05)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send a signal to the process."""
         self.process.send_signal(number)
 
-    def freeze(self) -> None:
-        """SIGSTOP."""
+    def pause(self) -> None:
+        """Stop the process with SIGSTOP."""
         self.signal(signal.SIGSTOP)
 
-    def thaw(self) -> None:
-        """SIGCONT."""
+    def resume(self) -> None:
+        """Continue the process with SIGCONT."""
         self.signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL, unless it has ended."""
+        """Kill the process with SIGKILL if it still exists."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(_END_SECONDS)
 
     async def terminate(self) -> int:
-        """SIGTERM. Returns its exit code."""
+        """Send SIGTERM, wait for the end, and return the exit code."""
         self.signal(signal.SIGTERM)
-        return await self.ended()
+        return await self.wait_for_exit()
 
-    async def ended(self, seconds: float = _END_SECONDS) -> int:
-        """Wait for its end. Returns its exit code; that of a signal is negative."""
+    async def wait_for_exit(self, seconds: float = _END_SECONDS) -> int:
+        """Wait for the end and return the exit code, which is negative for a signal."""
         return await asyncio.to_thread(self.process.wait, seconds)
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a TCP port on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -155,7 +162,7 @@ def free_port() -> int:
 
 
 def write_kubeconfig(file: Path, server: str, ca_file: Path, user: Mapping[str, str]) -> Path:
-    """A kubeconfig for a server and a user's credentials, as the format names them."""
+    """Write a kubeconfig for a server and a user's credentials, and return its path."""
     document = {
         "apiVersion": "v1",
         "kind": "Config",

@@ -1,7 +1,7 @@
-"""A fault proxy between the operator and the API server: TLS on both sides, watches included.
+"""A fault proxy between the operator and the API server, with TLS on both sides.
 
-It passes everything on in the name of the user that it was made for, unless a fault that the test
-has injected befalls a request. It runs on a thread of its own; its methods are for the test's.
+It forwards requests and watches as the user whose certificate it has, and injects the faults of
+the test. It serves on its own thread; the test calls its methods from another one.
 """
 
 import asyncio
@@ -40,13 +40,20 @@ class _Watch:
             self._transport.abort()
 
 
-class Proxy:
-    """Stands before one API server. Use it as a context manager."""
+class FaultProxy:
+    """A fault proxy for one API server. Use it as a context manager."""
 
     def __init__(self, upstream: str, ca_file: Path, client: Pair, server: Pair) -> None:
-        """`client` is who it is to the API server, `server` who it is to the operator.
+        """Prepare the proxy.
 
-        A request that carries a token is passed on with that token, and without the certificate.
+        A request with a bearer token is forwarded with that token and without the client
+        certificate.
+
+        Args:
+            upstream: URL of the API server.
+            ca_file: Certificate authority of the API server.
+            client: Certificate that the proxy presents to the API server.
+            server: Certificate that the proxy presents to the operator.
         """
         self._upstream = upstream
         self._trust = ssl.create_default_context(cafile=str(ca_file))
@@ -55,21 +62,21 @@ class Proxy:
         self._serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._serving.load_cert_chain(server.certificate, server.key)
         self.requests: list[Request] = []
-        """All that came in, in their order."""
-        self.refused_tokens: set[str] = set()
-        """Tokens that have expired: whoever bears one is told 401."""
+        """All requests in the order of arrival."""
+        self.expired_tokens: set[str] = set()
+        """Expired tokens, for which the proxy answers 401."""
         self.port = 0
         self._faults: list[Fault] = []
         self._watches: set[_Watch] = set()
         self._lists: set[str] = set()
-        """Paths and queries of all lists that were asked for."""
-        self._frozen: dict[str, bytes] | None = None
+        """Paths with queries of all list requests so far."""
+        self._stale_lists: dict[str, bytes] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
 
     @property
     def url(self) -> str:
-        """Where it serves."""
+        """URL of the proxy."""
         return f"https://{ADDRESS}:{self.port}"
 
     def __enter__(self) -> Self:
@@ -82,10 +89,10 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_LIMIT_SECONDS)
 
-    # --- What a test can do -----------------------------------------------------------------------
+    # --- Called by the test -----------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def fault(self, **how: Any) -> Iterator[Fault]:
+    def inject(self, **how: Any) -> Iterator[Fault]:
         """Inject a `Fault` until the end of the block."""
         fault = Fault(**how)
         self._faults.append(fault)
@@ -104,47 +111,47 @@ class Proxy:
             self._on_thread(self._serve())
 
     def cut_watches(self) -> int:
-        """Break the connections of all watches. Returns how many."""
+        """Break the connections of all watches, and return their number."""
         watches = list(self._watches)
         for watch in watches:
             self._loop.call_soon_threadsafe(watch.cut)
         return len(watches)
 
     def mute_watches(self) -> int:
-        """Let the watches that are open now stay open and silent. Returns how many."""
+        """Keep the present watches open without any further event, and return their number."""
         watches = list(self._watches)
         for watch in watches:
             watch.muted = True
         return len(watches)
 
     @contextlib.contextmanager
-    def lagging(self) -> Iterator[None]:
-        """Be an API server that lags behind: reads show this moment until the end.
+    def stale_reads(self) -> Iterator[None]:
+        """Answer reads with the state of this moment until the end of the block.
 
-        Watches bring nothing. Changes go through, as those of a stale API server do: their
-        preconditions are judged where the data are.
+        Watches send no events. Writes pass through, because a stale API server checks
+        preconditions against the current data too.
         """
-        self._frozen = self._on_thread(self._read_all_lists())
+        self._stale_lists = self._on_thread(self._read_all_lists())
         self.mute_watches()
         try:
             yield
         finally:
-            self._frozen = None
+            self._stale_lists = None
             self.cut_watches()
 
     def count(self, since: float = 0.0, **pattern: str) -> int:
-        """How many requests that match have come since a monotonic time."""
+        """Return the number of matching requests since a monotonic time."""
         wanted = Fault(**pattern)  # type: ignore[arg-type]  # patterns alone
-        return sum(1 for r in list(self.requests) if r.at >= since and wanted.concerns(r))
+        return sum(1 for r in list(self.requests) if r.at >= since and wanted.matches(r))
 
-    # --- On its own thread ------------------------------------------------------------------------
+    # --- Called on the proxy's thread -------------------------------------------------------------
 
     def _on_thread(self, step: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(step, self._loop).result(_LIMIT_SECONDS)
 
     async def _open(self) -> None:
         unlimited = aiohttp.ClientTimeout(total=None)
-        self._mine, self._theirs = (
+        self._certificate_session, self._token_session = (
             aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(ssl=trust, limit=0),
                 timeout=unlimited,
@@ -169,25 +176,25 @@ class Proxy:
 
     async def _close(self) -> None:
         await self._runner.cleanup()
-        await self._mine.close()
-        await self._theirs.close()
+        await self._certificate_session.close()
+        await self._token_session.close()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         watch = request.query.get("watch") in {"1", "true"}
-        seen = Request.read(time.monotonic(), request.method, request.path, watch=watch, body=body)
+        seen = Request.parse(time.monotonic(), request.method, request.path, watch=watch, body=body)
         self.requests.append(seen)
-        if request.headers.get("Authorization", "").partition(" ")[2] in self.refused_tokens:
+        if request.headers.get("Authorization", "").partition(" ")[2] in self.expired_tokens:
             return _refusal(Fault(status=401, message="Unauthorized"))
         if seen.verb == "list":
             self._lists.add(request.path_qs)
-        fault = next((f for f in self._faults if f.concerns(seen)), None)
+        fault = next((f for f in self._faults if f.matches(seen)), None)
         if fault is not None:
-            fault.befallen.append(seen)
+            fault.matched.append(seen)
             await asyncio.sleep(fault.delay)
             if fault.status is not None:
                 return _refusal(fault)
-        frozen = self._read_frozen(request, seen)
+        frozen = self._stale_answer(request, seen)
         if frozen is not None:
             return frozen
         lost = fault is not None and fault.lose_answer
@@ -196,7 +203,9 @@ class Proxy:
     async def _pass(
         self, request: web.Request, body: bytes, *, watch: bool, lost: bool
     ) -> web.StreamResponse:
-        session = self._theirs if "Authorization" in request.headers else self._mine
+        session = (
+            self._token_session if "Authorization" in request.headers else self._certificate_session
+        )
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}
         url = self._upstream + request.path_qs
         async with session.request(
@@ -215,7 +224,7 @@ class Proxy:
     ) -> web.StreamResponse:
         response = web.StreamResponse(status=answer.status, headers=headers)
         watch = _Watch(request)
-        watch.muted = self._frozen is not None
+        watch.muted = self._stale_lists is not None
         self._watches.add(watch)
         try:
             await response.prepare(request)
@@ -223,7 +232,7 @@ class Proxy:
                 if not watch.muted:
                     await response.write(chunk)
             if watch.muted:
-                await asyncio.Event().wait()  # Until somebody cuts it.
+                await asyncio.Event().wait()  # Hold the watch open until the test cuts it.
         finally:
             self._watches.discard(watch)
         return response
@@ -231,24 +240,24 @@ class Proxy:
     async def _read_all_lists(self) -> dict[str, bytes]:
         found = {}
         for path in self._lists:
-            async with self._mine.get(
+            async with self._certificate_session.get(
                 self._upstream + path,
                 headers={"Accept": "application/json", "Accept-Encoding": "identity"},
             ) as answer:
                 found[path] = await answer.read()
         return found
 
-    def _read_frozen(self, request: web.Request, seen: Request) -> web.Response | None:
-        """What a lagging API server says to a read; None for what goes to the real one."""
-        if self._frozen is None or seen.verb not in {"get", "list"}:
+    def _stale_answer(self, request: web.Request, seen: Request) -> web.Response | None:
+        """Return the stale answer to a read, or None if the real API server must answer."""
+        if self._stale_lists is None or seen.verb not in {"get", "list"}:
             return None
         if seen.verb == "list":
-            text = self._frozen.get(request.path_qs)
+            text = self._stale_lists.get(request.path_qs)
             return (
                 None if text is None else web.Response(body=text, content_type="application/json")
             )
-        for path, text in self._frozen.items():
-            listed = Request.read(0, "GET", path.partition("?")[0])
+        for path, text in self._stale_lists.items():
+            listed = Request.parse(0, "GET", path.partition("?")[0])
             if listed.resource != seen.resource or listed.namespace not in {"", seen.namespace}:
                 continue
             document = json.loads(text)

@@ -1,4 +1,4 @@
-"""Watches everything that jobs are made of, and remembers each change."""
+"""Records every change of jobs, pods and Services from watches."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ class Recorder:
     @classmethod
     @asynccontextmanager
     async def recording(cls, api: Api) -> AsyncIterator["Recorder"]:
-        """A recorder that sees all that happens from now on."""
+        """Yield a recorder of all changes from now on."""
         recorder = cls(api)
         starts = [(await api.call("GET", path))["metadata"] for path in _RESOURCES.values()]
         watches = [
@@ -43,10 +43,10 @@ class Recorder:
             for watch in watches:
                 watch.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
-            assert not ended, "a watch ended: what was recorded is not whole"
+            assert not ended, "a watch ended early, so the record is incomplete"
 
     async def take(self, namespace: str) -> list[Change]:
-        """All changes in a namespace in which nothing happens any more; they are then forgotten."""
+        """Return all changes in a namespace in which no more changes happen, and forget them."""
         for resource in _RESOURCES:
             listed = await self._api.list(resource, namespace)
             meta = [item["metadata"] for item in listed]
@@ -57,7 +57,7 @@ class Recorder:
 
             await eventually(caught_up, f"the watch of {path_of(resource, namespace)} catches up")
             self._present.pop((resource, namespace))
-        # One counter numbers the changes of all kinds.
+        # Resource versions of all kinds come from one counter.
         return sorted(self._changes.pop(namespace, []), key=lambda change: change.version)
 
     async def _watch(self, resource: str, version: str) -> None:

@@ -1,4 +1,4 @@
-"""Specs out of the CRD's own schema: mostly as it allows them, and some of them bent."""
+"""Hypothesis strategies for specs, built from the CRD's schema: most valid, some corrupted."""
 
 import copy
 import re
@@ -21,7 +21,7 @@ _JSON: SearchStrategy[Any] = st.recursive(
     max_leaves=4,
 )
 _SMALL = {"nodes": st.integers(1, 3)}
-"""Fields whose allowed values are too many to be played."""
+"""Strategies for fields whose full range is too large for a test."""
 _POD_PARTS: SearchStrategy[Any] = st.sampled_from(
     [
         {"containers": [{"name": "worker", "image": "example/other:1"}]},
@@ -40,7 +40,7 @@ _POD_PARTS: SearchStrategy[Any] = st.sampled_from(
         {"unknownField": 1},
     ]
 )
-_JUNK: SearchStrategy[Any] = st.sampled_from(
+_WRONG_VALUES: SearchStrategy[Any] = st.sampled_from(
     [
         None,
         -1,
@@ -63,17 +63,17 @@ _JUNK: SearchStrategy[Any] = st.sampled_from(
 
 @st.composite
 def specs(draw: DrawFn) -> JSON:
-    """A spec: two in three as the schema allows, the others bent in one place or two."""
+    """Draw a spec: two in three are valid by the schema, the others have one or two errors."""
     spec: JSON = draw(_from(part("spec")))
-    if draw(st.integers(0, 9)):  # Else both or none of them may be stated.
+    if draw(st.integers(0, 9)):  # In one of ten specs task and command may both be set or unset.
         _choose_what_runs(spec, task=draw(st.booleans()))
     for _ in range(draw(st.sampled_from([0, 0, 0, 0, 1, 2]))):
-        spec = _bent(draw, spec)
+        spec = _corrupted(draw, spec)
     return spec
 
 
 def _choose_what_runs(spec: JSON, *, task: bool) -> None:
-    """State either a task or a command, and what goes with it."""
+    """Set either a task or a command, and the fields that belong to it."""
     for name in ("command", "args") if task else ("task", "config"):
         spec.pop(name, None)
     if task:
@@ -83,7 +83,7 @@ def _choose_what_runs(spec: JSON, *, task: bool) -> None:
 
 
 def _from(schema: JSON, name: str = "") -> SearchStrategy[Any]:
-    """Values that a schema allows; small ones."""
+    """Return a strategy for small values that a schema allows."""
     if name in _SMALL:
         return _SMALL[name]
     if schema.get("x-kubernetes-preserve-unknown-fields"):
@@ -140,13 +140,13 @@ _BY_TYPE: dict[str, Callable[[JSON], SearchStrategy[Any]]] = {
 }
 
 
-def _bent(draw: DrawFn, spec: JSON) -> JSON:
-    """The spec with one value replaced, one field missing, or one too many."""
+def _corrupted(draw: DrawFn, spec: JSON) -> JSON:
+    """Return the spec with one value replaced, one field removed, or one field added."""
     bent = copy.deepcopy(spec)
     container, key = draw(st.sampled_from([*_places(bent), (bent, "nodes")]))
     how = draw(st.sampled_from(["junk", "junk", "gone", "unknown"]))
     if how == "junk":
-        container[key] = draw(_JUNK)
+        container[key] = draw(_WRONG_VALUES)
     elif how == "gone":
         container.pop(key, None) if isinstance(container, dict) else container.pop(key)
     else:
@@ -155,7 +155,7 @@ def _bent(draw: DrawFn, spec: JSON) -> JSON:
 
 
 def _places(value: Any) -> Iterator[Place]:
-    """Every place in a document that holds a value."""
+    """Yield every place in a document that holds a value."""
     entries = value.items() if isinstance(value, dict) else enumerate(value)
     for key, inner in list(entries):
         yield value, key

@@ -1,6 +1,6 @@
-"""The operator is killed before and after its writes, on a real API server: the run ends the same.
+"""Tests that kill the operator before and after its writes: the run must end the same.
 
-`make test` plays a sample, chosen by `DDP_SEED`; `make faults` plays every kill at every write.
+`make test` plays a sample chosen by `DDP_SEED`; `make faults` plays every kill at every write.
 """
 
 import asyncio
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from tests.api.bench import Bench, Kill
 from tests.api.client import Api
-from tests.api.crash import Outcome, Run
-from tests.api.kubelet import Agents
-from tests.api.plane import Plane
+from tests.api.control_plane import ControlPlane
+from tests.api.crash import FlowRun, Outcome
+from tests.api.in_process_operator import Kill, OperatorEnvironment
+from tests.api.kubelet import FakeAgents
 from tests.scenarios.flows import FLOWS
 
 pytestmark = pytest.mark.api
@@ -23,50 +23,60 @@ pytestmark = pytest.mark.api
 AT_ONCE = 24
 SAMPLE = 24
 MORE_WRITES = 8
-"""How many more writes than undisturbed a run with one kill may take."""
+"""Number of additional writes that a run with one kill may need."""
 Case = tuple[str, Kill | None]
 
 
-async def play(bench: Bench, prefix: str, cases: Sequence[Case]) -> list[Outcome]:
-    """Play cases, many at a time, each in a namespace of its own."""
+async def run_cases(
+    environment: OperatorEnvironment, prefix: str, cases: Sequence[Case]
+) -> list[Outcome]:
+    """Run cases concurrently, each in its own namespace."""
     places = asyncio.Semaphore(AT_ONCE)
 
     async def one(flow: str, kill: Kill | None) -> Outcome:
         async with places:
             when = f"{'after' if kill.after else 'before'}-{kill.write}" if kill else "whole"
             namespace = f"{prefix}-{list(FLOWS).index(flow)}-{when}"
-            return await Run(bench, FLOWS[flow], namespace, kill).outcome()
+            return await FlowRun(environment, FLOWS[flow], namespace, kill).outcome()
 
     return list(await asyncio.gather(*(one(*case) for case in cases)))
 
 
-def kills(flow: str, writes: int) -> Iterable[Case]:
-    """Every way to be killed once."""
+def single_kills(flow: str, writes: int) -> Iterable[Case]:
+    """Yield every possible single kill of a flow."""
     for write in range(1, writes + 1):
         for after in (False, True):
             yield flow, Kill(write, after=after)
 
 
 async def enumerate_kills(
-    plane: Plane, api: Api, agents: Agents, sample: int | None
+    control_plane: ControlPlane, api: Api, agents: FakeAgents, sample: int | None
 ) -> tuple[str, list[str]]:
-    """Play all flows undisturbed, then with each kill or a sample of them.
+    """Run all flows undisturbed, then with each kill or a sample of them.
 
     Returns:
-        The figures in a line, and every violation.
+        The figures in one line, and every violation.
     """
     start, prefix = time.monotonic(), "every-kill" if sample is None else "some-kills"
-    async with Bench.of(plane, api, agents) as bench:
+    async with OperatorEnvironment.of(control_plane, api, agents) as environment:
         whole = dict(
-            zip(FLOWS, await play(bench, prefix, [(flow, None) for flow in FLOWS]), strict=True)
+            zip(
+                FLOWS,
+                await run_cases(environment, prefix, [(flow, None) for flow in FLOWS]),
+                strict=True,
+            )
         )
         problems = [f"{flow}: {p}" for flow, run in whole.items() for p in run.problems]
-        cases = [case for flow, run in whole.items() for case in kills(flow, run.sent)]
+        cases = [
+            case for flow, run in whole.items() for case in single_kills(flow, run.sent_writes)
+        ]
         if sample is not None:
             cases = random.Random(os.environ.get("DDP_SEED", "0")).sample(cases, sample)  # noqa: S311
-        for (flow, kill), run in zip(cases, await play(bench, prefix, cases), strict=True):
-            problems += [f"{flow}, {kill}: {p}" for p in compared(whole[flow], run)]
-    writes = sum(run.sent for run in whole.values())
+        for (flow, kill), run in zip(
+            cases, await run_cases(environment, prefix, cases), strict=True
+        ):
+            problems += [f"{flow}, {kill}: {p}" for p in differences(whole[flow], run)]
+    writes = sum(run.sent_writes for run in whole.values())
     figures = (
         f"crash enumeration: {len(FLOWS)} flows, {writes} writes, {len(FLOWS) + len(cases)} runs,"
         f" {len(problems)} violations, {time.monotonic() - start:.0f} s"
@@ -74,22 +84,22 @@ async def enumerate_kills(
     return figures, problems
 
 
-def compared(whole: Outcome, run: Outcome) -> list[str]:
-    """What is wrong with a run that was disturbed once."""
+def differences(whole: Outcome, run: Outcome) -> list[str]:
+    """Return what differs between a run with one kill and the undisturbed run."""
     problems = list(run.problems)
-    if run.deaths != 1:
-        problems.append(f"the operator died {run.deaths} times")
-    if run.rest != whole.rest:
-        problems.append(f"it left {run.rest}, undisturbed {whole.rest}")
+    if run.kills != 1:
+        problems.append(f"the operator was killed {run.kills} times, expected once")
+    if run.final_state != whole.final_state:
+        problems.append(f"final state {run.final_state}, undisturbed {whole.final_state}")
     if run.writes > whole.writes + MORE_WRITES:
         problems.append(f"{run.writes} writes, undisturbed {whole.writes}")
     return problems
 
 
-async def test_case_01_an_operator_killed_at_some_write_changes_nothing_about_the_end(
-    plane: Plane, api: Api, agents: Agents, capsys: pytest.CaptureFixture[str]
+async def test_case_01_operator_killed_at_a_sampled_write_does_not_change_the_outcome(
+    control_plane: ControlPlane, api: Api, agents: FakeAgents, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures, problems = await enumerate_kills(plane, api, agents, SAMPLE)
+    figures, problems = await enumerate_kills(control_plane, api, agents, SAMPLE)
     with capsys.disabled():
         print(f"\n{figures}")
     assert not problems, "\n".join(problems[:20])
@@ -97,10 +107,10 @@ async def test_case_01_an_operator_killed_at_some_write_changes_nothing_about_th
 
 @pytest.mark.sweep
 @pytest.mark.timeout(1800)
-async def test_case_01_an_operator_killed_at_any_write_changes_nothing_about_the_end(
-    plane: Plane, api: Api, agents: Agents, capsys: pytest.CaptureFixture[str]
+async def test_case_01_operator_killed_at_any_write_does_not_change_the_outcome(
+    control_plane: ControlPlane, api: Api, agents: FakeAgents, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures, problems = await enumerate_kills(plane, api, agents, None)
+    figures, problems = await enumerate_kills(control_plane, api, agents, None)
     with capsys.disabled():
         print(f"\n{figures}")
     assert not problems, "\n".join(problems[:20])

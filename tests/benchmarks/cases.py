@@ -1,12 +1,12 @@
-"""The faults whose recovery is measured, and what is asked of it."""
+"""The faults whose recovery is measured, with their goals."""
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.benchmarks.gangs import RANKS, SetUp
-from tests.fault_player import strikes
+from tests.benchmarks.gangs import RANKS, MeasuredGang
+from tests.fault_player import faults
 
 JSON = dict[str, Any]
 
@@ -15,65 +15,66 @@ LOST_NODE = "node-2"
 
 @dataclass(frozen=True)
 class Case:
-    """A fault and what is asked of its recovery."""
+    """A fault with the goal for its recovery."""
 
     name: str
     goal_seconds: float
-    """p95 for ours on two cores: from the fault, or from detection where that is Kubernetes'."""
-    strike: Callable[[SetUp, random.Random], float]
-    """Does it, and returns when, in Unix seconds."""
+    """Goal for ours, p95 in seconds on two cores. It counts from the fault, or from the detection
+    by Kubernetes for a lost node."""
+    inject: Callable[[MeasuredGang, random.Random], float]
+    """Injects the fault and returns its time in Unix seconds."""
     lost_node: str | None = None
-    """The node that the fault takes."""
+    """The Kubernetes node that the fault takes."""
     detection_seconds: float = 0.0
-    """How long Kubernetes may take to notice."""
+    """Maximum seconds until Kubernetes detects the loss."""
 
     @property
-    def fresh(self) -> bool:
-        """Whether each repeat needs a set-up of its own: pods do not move back to a node."""
+    def needs_new_setup(self) -> bool:
+        """Whether each repeat needs a new set-up, because pods do not move back to a node."""
         return self.lost_node is not None
 
-    def doomed(self, gang: SetUp) -> list[JSON]:
-        """The pods on the node that is lost."""
+    def pods_on_lost_node(self, gang: MeasuredGang) -> list[JSON]:
+        """Return the pods on the lost node."""
         if self.lost_node is None:
             return []
         return [pod for pod in gang.pods() if pod["spec"].get("nodeName") == self.lost_node]
 
-    def playable(self, gang: SetUp) -> bool:
-        """Whether the fault takes exactly one of the pods."""
-        return self.lost_node is None or len(self.doomed(gang)) == 1
+    def can_inject(self, gang: MeasuredGang) -> bool:
+        """Return whether the fault takes exactly one of the pods."""
+        return self.lost_node is None or len(self.pods_on_lost_node(gang)) == 1
 
-    def mend(self, gang: SetUp) -> None:
-        """Bring back what the fault took from the cluster."""
+    def restore(self, gang: MeasuredGang) -> None:
+        """Restore what the fault took from the cluster."""
         if self.lost_node is not None:
-            strikes.bring_back(gang.cluster, self.lost_node)
+            faults.restore_node(gang.cluster, self.lost_node)
 
 
-def strike_rank(gang: SetUp, chance: random.Random) -> float:
-    """SIGKILL to a random rank."""
-    return strikes.kill_rank(gang, chance.randrange(RANKS))
+def kill_random_rank(gang: MeasuredGang, rng: random.Random) -> float:
+    """Kill a random rank with SIGKILL."""
+    return faults.kill_rank(gang, rng.randrange(RANKS))
 
 
-def strike_pod(gang: SetUp, chance: random.Random) -> float:
-    """Delete a random pod, rank 0's included, without grace."""
+def delete_random_pod(gang: MeasuredGang, rng: random.Random) -> float:
+    """Delete a random pod without a grace period. The pod of rank 0 may be chosen too."""
     names = sorted(pod["metadata"]["name"] for pod in gang.pods())
-    return strikes.delete_pod(gang, chance.choice(names))
+    return faults.delete_pod(gang, rng.choice(names))
 
 
-def strike_memory(gang: SetUp, chance: random.Random) -> float:
-    """Let a random pod run into its memory limit."""
+def exhaust_random_pod(gang: MeasuredGang, rng: random.Random) -> float:
+    """Let a random pod exceed its memory limit."""
     pods = sorted(gang.pods(), key=lambda pod: str(pod["metadata"]["name"]))
-    return strikes.exhaust_memory(chance.choice(pods))
+    return faults.exhaust_memory(rng.choice(pods))
 
 
-def strike_node(gang: SetUp, chance: random.Random) -> float:
-    """Take a node with one of the pods: silent, unreachable, its kubelet and containers dead."""
-    del chance
-    return strikes.lose_node(gang.cluster, LOST_NODE)
+def lose_one_node(gang: MeasuredGang, rng: random.Random) -> float:
+    """Cut off a node with one of the pods, and kill its kubelet and containers."""
+    del rng
+    return faults.lose_node(gang.cluster, LOST_NODE)
 
 
 CASES = (
-    Case("rank crash", 4.0, strike_rank),
-    Case("pod kill", 8.0, strike_pod),
-    Case("out of memory", 8.0, strike_memory),
-    Case("node lost", 10.0, strike_node, lost_node=LOST_NODE, detection_seconds=30.0),
+    Case("rank crash", 4.0, kill_random_rank),
+    Case("pod kill", 8.0, delete_random_pod),
+    Case("out of memory", 8.0, exhaust_random_pod),
+    Case("node lost", 10.0, lose_one_node, lost_node=LOST_NODE, detection_seconds=30.0),
 )

@@ -1,4 +1,4 @@
-"""What was measured, and its tables."""
+"""Results of the recovery benchmark and their tables."""
 
 import math
 import statistics
@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tests.benchmarks.cases import Case
-from tests.benchmarks.gangs import TRACE
+from tests.benchmarks.gangs import PHASES
 
 OURS = "ours"
 LIMIT_SECONDS = 120.0
-"""What has not recovered by then counts as not recovered."""
+"""Maximum recovery time in seconds. Slower runs count as not recovered."""
 
 
 @dataclass(frozen=True)
@@ -18,27 +18,27 @@ class Recovery:
     """One measured recovery."""
 
     seconds: float | None
-    """From the fault to the first new update of every rank; None when there was none in time."""
+    """Seconds from the fault to the first new update of every rank; None if not in time."""
     after_detection: float | None = None
-    """The same from the moment at which Kubernetes said that the pod is lost."""
-    parts: dict[str, float] = field(default_factory=dict)
-    """Seconds after the fault, by part."""
+    """The same time from the moment at which Kubernetes detected the lost pod."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """Seconds after the fault, by phase."""
 
     def __str__(self) -> str:
-        """One line of progress."""
+        """Return the recovery in one line."""
         if self.seconds is None:
             return "not recovered"
         text = f"{self.seconds:.2f} s"
         if self.after_detection is not None:
             text += f", {self.after_detection:.2f} s after detection"
-        if self.parts:
-            text += f" ({', '.join(f'{k} {v:.2f}' for k, v in self.parts.items())})"
+        if self.phases:
+            text += f" ({', '.join(f'{k} {v:.2f}' for k, v in self.phases.items())})"
         return text
 
 
 @dataclass
 class Result:
-    """All recoveries of a case by one gang."""
+    """All recoveries of a gang from one fault."""
 
     case: Case
     label: str
@@ -46,7 +46,7 @@ class Result:
     never: bool = False
 
     def quantile(self, q: float, value: Callable[[Recovery], float | None]) -> float:
-        """A quantile by the nearest rank above; infinite where it falls on no recovery."""
+        """Return a quantile by the nearest rank above; infinite for a missing recovery."""
         values = sorted(math.inf if (v := value(r)) is None else v for r in self.recoveries)
         return values[min(len(values) - 1, int(q * len(values)))]
 
@@ -59,22 +59,22 @@ def _after_detection(recovery: Recovery) -> float | None:
     return recovery.after_detection
 
 
-def _judged(case: Case) -> Callable[[Recovery], float | None]:
-    """What the goal speaks of."""
+def _goal_value(case: Case) -> Callable[[Recovery], float | None]:
+    """Return the value that the goal applies to."""
     return _seconds if case.lost_node is None else _after_detection
 
 
 def missed(results: Sequence[Result]) -> list[str]:
-    """Names of the cases in which ours missed its goal."""
+    """Return the names of the cases in which ours missed its goal."""
     return [
         r.case.name
         for r in results
-        if r.label == OURS and r.quantile(0.95, _judged(r.case)) > r.case.goal_seconds
+        if r.label == OURS and r.quantile(0.95, _goal_value(r.case)) > r.case.goal_seconds
     ]
 
 
 def table(results: Sequence[Result]) -> str:
-    """The figures, as Markdown: a row per fault, two columns per gang."""
+    """Return the results as Markdown, with a row per fault and two columns per gang."""
     labels = list(dict.fromkeys(r.label for r in results))
     columns = [f"{label} {q}" for label in labels for q in ("p50", "p95")]
     columns.insert(2, "goal p95")
@@ -90,13 +90,13 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def parts_table(results: Sequence[Result]) -> str:
-    """Where the time of our recoveries goes: median seconds after the fault."""
-    lines = _head(["fault, median seconds after it", *TRACE])
+def phases_table(results: Sequence[Result]) -> str:
+    """Return the phases of our recoveries as Markdown, in median seconds after the fault."""
+    lines = _head(["fault, median seconds after it", *PHASES])
     for result in results:
-        told = [r.parts for r in result.recoveries if r.parts]
-        if told:
-            cells = [_median([parts[p] for parts in told if p in parts]) for p in TRACE]
+        traces = [r.phases for r in result.recoveries if r.phases]
+        if traces:
+            cells = [_median([phases[p] for phases in traces if p in phases]) for p in PHASES]
             lines.append("| " + " | ".join([result.case.name, *cells]) + " |")
     return "\n".join(lines)
 
@@ -105,28 +105,28 @@ def _median(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.2f}" if values else "-"
 
 
-def notes(seed: int, import_seconds: float, taken: float) -> str:
-    """What must be known to read the tables.
+def notes(seed: int, import_seconds: float, steal: float) -> str:
+    """Return the notes to the tables.
 
     Args:
-        seed: Of the dice.
-        import_seconds: What importing torch costs on this machine.
-        taken: Share of its cores' time that the host gave to others.
+        seed: Seed of the random choices.
+        import_seconds: Seconds that an import of torch takes on this machine.
+        steal: Fraction of busy CPU time that the hypervisor gave to other machines.
     """
     return f"""\
 - 2 nodes x 2 ranks, gloo, MiniResNet, a checkpoint every 20 updates, seed {seed}; both nodes are
   this machine, on which `import torch` took {import_seconds:.2f} s before the run (median of 3);
-  meanwhile the host gave {taken:.0%} of the time that the cores had work to other machines.
+  the CPU steal time during the run was {steal:.0%} of the busy time.
 - never: not recovered within {LIMIT_SECONDS:.0f} s (for a lost node: 30 s more), twice in a row in
-  fresh set-ups.
+  new set-ups.
 - torchrun runs in a StatefulSet (Parallel, restartPolicy Always, headless Service) with the same
   image, task and claim. default: its own defaults, --max-restarts=0 among them. tuned:
   --max-restarts=1000, is_host stated, keep-alive 1 s x 3, last call 1 s, shutdown timeout 5 s,
   TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
-- Kubernetes' crash back-off is part of what torchrun costs; each set-up is made anew once a
-  container was restarted, so that the back-off is always at its beginning.
-- out of memory: a process that joins the container's control group allocates until the kernel ends
-  one of the pod's.
+- CrashLoopBackOff is part of torchrun's recovery time. Each set-up is replaced once a container
+  has restarted, so the back-off always starts at its first delay.
+- out of memory: a process that joins the container's control group allocates memory until the
+  kernel kills one of the pod's processes.
 - node lost: network cut, kubelet and containers killed. Nodes count as lost after 12 s, and pods
   are evicted 5 s later (Kubernetes' defaults are 50 s and 300 s)."""
 

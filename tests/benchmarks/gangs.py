@@ -1,4 +1,4 @@
-"""What is measured side by side: one training, by a DDPJob and by torchrun in a StatefulSet."""
+"""The measured gangs: the same training by a DDPJob and by torchrun in a StatefulSet."""
 
 import json
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 from pydantic import ValidationError
 
-from ddp_wire.contract import Beat, Env, RankPhase
+from ddp_wire.contract import Env, Heartbeat, RankPhase
 from tests.cluster.support import Job
 from tests.harness.cluster import Cluster
 from tests.tools import install
@@ -22,24 +22,24 @@ CONFIG = {"max_steps": 1_000_000, "global_batch": 256, "eval_every_steps": 1_000
 """A run that outlasts the measurement."""
 SAVE_EVERY_STEPS = 20
 RESOURCES = {"requests": {"cpu": "500m"}, "limits": {"memory": "2Gi"}}
-"""A pod without a request for CPU yields to whatever else runs, here the control plane."""
-TRACE = {
+"""Without a CPU request the kernel would prefer the control plane on the same cores."""
+PHASES = {
     "noticed": "noticed",
     "decided": "decided",
-    "told": "told",
+    "ordered": "ordered",
     "torn down": "tornDown",
     "forked": "forked",
     "rendezvous": "rendezvous",
     "process group": "processGroup",
     "first step": "firstStep",
 }
-"""Parts of a recovery, and how `status.lastRecovery` calls them."""
+"""Phases of a recovery, and their names in `status.lastRecovery`."""
 START_SECONDS = 180.0
-"""How long a set-up may take until it trains."""
+"""Maximum seconds until a set-up trains."""
 
 
-class SetUp(Protocol):
-    """One gang under measurement, and how to begin anew with a fresh one."""
+class MeasuredGang(Protocol):
+    """One gang under measurement, which can be replaced by a new one."""
 
     label: str
 
@@ -48,37 +48,40 @@ class SetUp(Protocol):
     @property
     def namespace(self) -> str: ...
     def pods(self) -> list[JSON]: ...
-    def beats(self) -> list[tuple[JSON, Beat]]: ...
-    def begin(self) -> None:
-        """Make a fresh set-up and wait until it trains."""
+    def heartbeats(self) -> list[tuple[JSON, Heartbeat]]: ...
+    def start(self) -> None:
+        """Create a new set-up and wait until it trains."""
         ...
 
-    def end(self) -> None:
-        """Remove the set-up with all its pods."""
+    def stop(self) -> None:
+        """Delete the set-up with all its pods."""
         ...
 
-    def worn(self) -> bool:
-        """Whether what was done to it would weigh on the next recovery."""
+    def affects_next_recovery(self) -> bool:
+        """Return whether an earlier fault would affect the next recovery."""
         ...
 
-    def parts(self, began: float) -> dict[str, float]:
-        """Seconds after the fault by part of the recovery; empty where nobody tells."""
+    def phases(self, started: float) -> dict[str, float]:
+        """Return the seconds after the fault by phase of the recovery; empty if unknown."""
         ...
 
 
-def trains(gang: SetUp, since: float = 0.0) -> bool:
-    """Whether every rank has done its first update after a time, and still trains."""
-    beats = [beat for _, beat in gang.beats()]
-    fresh = [b for b in beats if (b.first_step_at or 0.0) > since and b.phase is RankPhase.TRAINING]
-    return len({beat.rank for beat in fresh}) == RANKS
+def trains(gang: MeasuredGang, since: float = 0.0) -> bool:
+    """Return whether every rank trains and did its first update after a time."""
+    heartbeats = [heartbeat for _, heartbeat in gang.heartbeats()]
+    fresh = [
+        b for b in heartbeats if (b.first_step_at or 0.0) > since and b.phase is RankPhase.TRAINING
+    ]
+    return len({heartbeat.rank for heartbeat in fresh}) == RANKS
 
 
-def has_saved(gang: SetUp) -> bool:
-    """Whether rank 0 has saved since its first update."""
-    leaders = [beat for _, beat in gang.beats() if beat.rank == 0]
+def has_saved(gang: MeasuredGang) -> bool:
+    """Return whether rank 0 has saved since its first update."""
+    leaders = [heartbeat for _, heartbeat in gang.heartbeats() if heartbeat.rank == 0]
     return any(
-        beat.checkpoint is not None and beat.checkpoint.at > (beat.first_step_at or beat.at)
-        for beat in leaders
+        heartbeat.checkpoint is not None
+        and heartbeat.checkpoint.at > (heartbeat.first_step_at or heartbeat.at)
+        for heartbeat in leaders
     )
 
 
@@ -89,35 +92,35 @@ class Ours:
     cluster: Cluster
     namespace: str
     label: str = "ours"
-    _made: int = 0
+    _count: int = 0
     _job: Job | None = None
 
     @property
     def job(self) -> Job:
-        """The job of the set-up that was begun last."""
+        """The job of the newest set-up."""
         assert self._job is not None
         return self._job
 
     def pods(self) -> list[JSON]:
         return self.job.pods()
 
-    def beats(self) -> list[tuple[JSON, Beat]]:
-        return self.job.beats()
+    def heartbeats(self) -> list[tuple[JSON, Heartbeat]]:
+        return self.job.heartbeats()
 
-    def begin(self) -> None:
-        self._made += 1
+    def start(self) -> None:
+        self._count += 1
         self._job = Job.apply(self.cluster, self.namespace, self._manifest())
         eventually(lambda: trains(self), "the job trains", START_SECONDS)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self.job.kubectl("delete", "ddpjob", self.job.name)
-        eventually(lambda: not self.pods(), "its pods are gone", START_SECONDS)
+        eventually(lambda: not self.pods(), "its pods are deleted", START_SECONDS)
 
-    def worn(self) -> bool:
+    def affects_next_recovery(self) -> bool:
         return False
 
-    def parts(self, began: float) -> dict[str, float]:
-        """By the trace in the job's status, which counts from when the first one saw the fault."""
+    def phases(self, started: float) -> dict[str, float]:
+        """Return the trace in the job's status, shifted so that it counts from the fault."""
         traces: list[JSON] = []
 
         def traced() -> bool:
@@ -127,17 +130,17 @@ class Ours:
                 traces.append(trace)
             return bool(traces)
 
-        eventually(traced, "the trace of the recovery", START_SECONDS)
+        eventually(traced, "the status has the trace of the recovery", START_SECONDS)
         trace = traces[0]
-        seen = datetime.fromisoformat(trace["time"]).timestamp() - began
-        known = {part: trace.get(f"{key}Milliseconds") for part, key in TRACE.items()}
+        seen = datetime.fromisoformat(trace["time"]).timestamp() - started
+        known = {part: trace.get(f"{key}Milliseconds") for part, key in PHASES.items()}
         return {part: seen + ms / 1000 for part, ms in known.items() if ms is not None}
 
     def _manifest(self) -> JSON:
         return {
             "apiVersion": "ddp-trainer.dev/v1alpha1",
             "kind": "DDPJob",
-            "metadata": {"name": f"ours-{self._made}"},
+            "metadata": {"name": f"ours-{self._count}"},
             "spec": {
                 "nodes": NODES,
                 "procsPerNode": RANKS // NODES,
@@ -153,7 +156,7 @@ class Ours:
 
 @dataclass
 class Torchrun:
-    """torchrun by itself in a StatefulSet, as its documentation and most guides have it."""
+    """torchrun in a StatefulSet, as its documentation and most guides configure it."""
 
     cluster: Cluster
     namespace: str
@@ -161,10 +164,10 @@ class Torchrun:
     options: tuple[str, ...] = ()
     """Further options of torchrun."""
     host_options: tuple[str, str] = ("", "")
-    """An option that differs: on pod 0, and on the others."""
+    """An option for pod 0 and its counterpart for the other pods."""
     env: dict[str, str] = field(default_factory=dict)
     name: str = ""
-    _made: int = 0
+    _count: int = 0
 
     PORT: ClassVar[int] = 29400
 
@@ -174,38 +177,38 @@ class Torchrun:
         pods: list[JSON] = json.loads(found)["items"]
         return pods
 
-    def beats(self) -> list[tuple[JSON, Beat]]:
+    def heartbeats(self) -> list[tuple[JSON, Heartbeat]]:
         found = []
         for pod in self.pods():
             folder = self._folder / "beats" / pod["metadata"]["name"]
             for file in folder.glob("*.json"):
                 try:
-                    beat = Beat.model_validate_json(file.read_bytes())
+                    heartbeat = Heartbeat.model_validate_json(file.read_bytes())
                 except (OSError, ValidationError):
-                    continue  # It is being replaced.
-                found.append((pod, beat))
+                    continue  # The rank is replacing the file.
+                found.append((pod, heartbeat))
         return found
 
-    def begin(self) -> None:
-        self._made += 1
-        self.name = f"{self.label.replace(' ', '-')}-{self._made}"
+    def start(self) -> None:
+        self._count += 1
+        self.name = f"{self.label.replace(' ', '-')}-{self._count}"
         for document in (self._service(), self._stateful_set()):
             self._kubectl("apply", "-f", "-", input=json.dumps(document))
         eventually(lambda: trains(self), f"{self.name} trains", START_SECONDS)
 
-    def end(self) -> None:
-        # Its grace period is no part of what is measured.
+    def stop(self) -> None:
+        # Skip the grace period, which is not measured.
         self._kubectl("delete", "statefulset,service", self.name, "--cascade=orphan")
         self._kubectl("delete", "pods", "-l", f"app={self.name}", "--grace-period=0", "--force")
-        eventually(lambda: not self.pods(), "its pods are gone", START_SECONDS)
+        eventually(lambda: not self.pods(), "its pods are deleted", START_SECONDS)
 
-    def worn(self) -> bool:
-        """Kubernetes waits twice as long with every restart of a container."""
+    def affects_next_recovery(self) -> bool:
+        """Return whether a container restarted, which doubles its next CrashLoopBackOff."""
         counts = [s["restartCount"] for p in self.pods() for s in p["status"]["containerStatuses"]]
         return any(counts)
 
-    def parts(self, began: float) -> dict[str, float]:
-        del began
+    def phases(self, started: float) -> dict[str, float]:
+        del started
         return {}
 
     @property
@@ -277,7 +280,7 @@ class Torchrun:
             Env.CHECKPOINT_DIR: run,
             Env.CHECKPOINT_EVERY_STEPS: str(SAVE_EVERY_STEPS),
             Env.BEATS_DIR: f"{run}/beats/$(POD)",
-            "OMP_NUM_THREADS": "1",  # What the agent gives its ranks on two cores.
+            "OMP_NUM_THREADS": "1",  # The agent sets the same for two ranks on two cores.
             **self.env,
         }
         pod = {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
@@ -314,12 +317,12 @@ class Torchrun:
 
 
 def default_torchrun(cluster: Cluster, namespace: str) -> Torchrun:
-    """torchrun as it comes."""
+    """Return torchrun with its default settings."""
     return Torchrun(cluster, namespace, "torchrun default")
 
 
 def tuned_torchrun(cluster: Cluster, namespace: str) -> Torchrun:
-    """torchrun with every setting that is known to help."""
+    """Return torchrun with every setting that is known to help."""
     conf = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1,join_timeout=600"
     return Torchrun(
         cluster,

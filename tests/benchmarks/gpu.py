@@ -1,9 +1,9 @@
-"""ResNet-50 and GPT-2 in bf16 on one GPU, beside a hand-written loop.
+"""Measure ResNet-50 and GPT-2 in bf16 on one GPU, beside a hand-written loop.
 
     python -m tests.benchmarks.gpu [--seed 0] [--out docs/benchmarks] [--tiny]
 
-Ends non-zero when a goal is missed (1), or without a CUDA device (4). `--tiny` runs the same on the
-CPU with small models, to try the benchmark itself: its figures mean nothing.
+The exit code is 1 if a goal is missed and 4 without a CUDA device. `--tiny` runs small models on
+the CPU to test the benchmark itself; its figures mean nothing.
 """
 
 import argparse
@@ -23,63 +23,63 @@ import torch
 from ddp_trainer.ranks import process_group
 from ddp_trainer.ranks.environment import Ranks
 from tests.benchmarks.loops.systems import Train, Weights, minimal, ours
-from tests.benchmarks.loops.workloads import Setting, Watch, Workload, build
+from tests.benchmarks.loops.workloads import Setting, StepTimer, Workload, build
 
 NO_DEVICE = 4
 MAX_RATIO = 1.02
 MAX_DRIFT = 0.02
-"""Largest distance of our weights from minimal's, as a part of the way that these have come."""
+"""Maximum distance of our weights from minimal's, relative to the distance that minimal's moved."""
 WARM_UP, TIMED, ROUNDS = 20, 40, 3
-SILENT_FROM, SILENT_STEPS = 15, 50
-"""Steps in which a host sync is an error: away from those where the ranks meet."""
+SYNC_FREE_FROM, SYNC_FREE_STEPS = 15, 50
+"""First step and number of steps in which a host sync is an error. No agreement falls into them."""
 SYSTEMS: dict[str, Train] = {"minimal": minimal, "ours": ours, "minimal again": minimal}
 ALONE = Ranks(rank=0, world_size=1, local_rank=0, local_world_size=1, launched=True)
 
 
 @dataclass
 class Case:
-    """A workload, its unit, and what was seen of it."""
+    """A workload, its unit and its results."""
 
     work: Workload
     unit: str
     per_sample: int
-    """Units in a sample."""
+    """Units per sample."""
     steps: dict[str, list[float]] = field(default_factory=dict)
     """Median seconds per step of each block, by system."""
     memory: dict[str, float] = field(default_factory=dict)
-    """Peak in GiB, by system."""
+    """Peak memory in GiB, by system."""
     drift: float | None = None
     syncs: str | None = None
-    """`none`, or what the first host sync said; nothing on a CPU, which has none."""
+    """`none` or the message of the first host sync; None on a CPU, which has no host syncs."""
 
     def rate(self, system: str) -> float:
-        """Units per second."""
+        """Return units per second."""
         step = statistics.median(self.steps[system])
         return self.work.local_batch * self.per_sample / step
 
     def ratio(self, system: str) -> float:
-        """Median over rounds of the block's time to that of the minimal loop's two."""
+        """Return the median over rounds of the ratio to the mean of the two minimal loops."""
         both = zip(self.steps["minimal"], self.steps["minimal again"], strict=True)
         mine = zip(self.steps[system], both, strict=True)
         return statistics.median(time / statistics.fmean(pair) for time, pair in mine)
 
     def misses(self, *, tiny: bool) -> list[str]:
-        """Goals that are not met; with `tiny` there is none but the weights'."""
+        """Return the missed goals; with `tiny` only the drift has a goal."""
         name = self.work.name
         found = []
         if self.drift is None or self.drift > MAX_DRIFT:
-            found.append(f"{name}: weights drift by {self.drift}, {MAX_DRIFT} allowed")
+            found.append(f"{name}: weight drift is {self.drift}, goal {MAX_DRIFT}")
         if tiny:
             return found
         if self.syncs != "none":
             found.append(f"{name}: host syncs: {self.syncs}")
         if self.ratio("ours") > MAX_RATIO:
-            found.append(f"{name}: {self.ratio('ours'):.3f} of minimal, {MAX_RATIO} allowed")
+            found.append(f"{name}: ratio to minimal is {self.ratio('ours'):.3f}, goal {MAX_RATIO}")
         return found
 
 
 def cases(*, tiny: bool) -> list[Case]:
-    """What is measured; with `tiny`, small enough for a CPU."""
+    """Return the workloads; with `tiny`, small enough for a CPU."""
     images, tokens = (4, 8) if tiny else (256, 32)
     image_sizes = {"depths": [1, 1], "width": 8, "pixels": 32, "classes": 10} if tiny else {}
     token_sizes: dict[str, Any] = {"context": 16, "layers": 1, "heads": 2, "width": 16}
@@ -98,18 +98,18 @@ def _workload(
     )
 
 
-def measure(case: Case, at: Setting, report: "Page") -> None:
-    """Everything about one case; the page is written anew after every part."""
+def measure(case: Case, at: Setting, report: "ReportPage") -> None:
+    """Measure one case. Write the page again after every part."""
     case.drift = _drift(case.work, replace(at, steps=10))
-    case.syncs = _syncs(case.work, replace(at, steps=SILENT_FROM + SILENT_STEPS + 5))
+    case.syncs = _syncs(case.work, replace(at, steps=SYNC_FREE_FROM + SYNC_FREE_STEPS + 5))
     report.write()
     names = list(SYSTEMS)
     for _ in range(ROUNDS):
         for name in names:
-            watch = Watch(at.device)
+            timer = StepTimer(at.device)
             _free(at.device)
-            SYSTEMS[name](case.work, replace(at, steps=WARM_UP + TIMED + 1), watch)
-            case.steps.setdefault(name, []).append(statistics.median(watch.steps()[WARM_UP:]))
+            SYSTEMS[name](case.work, replace(at, steps=WARM_UP + TIMED + 1), timer)
+            case.steps.setdefault(name, []).append(statistics.median(timer.steps()[WARM_UP:]))
             if at.device.type == "cuda":
                 case.memory[name] = torch.cuda.max_memory_allocated() / 2**30
         names.reverse()
@@ -118,7 +118,7 @@ def measure(case: Case, at: Setting, report: "Page") -> None:
 
 def _drift(work: Workload, at: Setting) -> float:
     start = {name: value.clone() for name, value in build(work, at).model.state_dict().items()}
-    by_hand, product = (train(work, at, Watch(at.device)) for train in (minimal, ours))
+    by_hand, product = (train(work, at, StepTimer(at.device)) for train in (minimal, ours))
     return _distance(product, by_hand) / _distance(by_hand, start)
 
 
@@ -128,19 +128,19 @@ def _distance(weights: Weights, others: Weights) -> float:
 
 
 def _syncs(work: Workload, at: Setting) -> str | None:
-    """Runs our loop with host syncs forbidden in its steady steps: `none`, or what was said."""
+    """Run our loop with host syncs forbidden in its steady steps. Return `none` or the error."""
     if at.device.type != "cuda":
         return None
-    watch = Watch(
+    timer = StepTimer(
         at.device,
         {
-            SILENT_FROM: lambda: torch.cuda.set_sync_debug_mode("error"),
-            SILENT_FROM + SILENT_STEPS: lambda: torch.cuda.set_sync_debug_mode("default"),
+            SYNC_FREE_FROM: lambda: torch.cuda.set_sync_debug_mode("error"),
+            SYNC_FREE_FROM + SYNC_FREE_STEPS: lambda: torch.cuda.set_sync_debug_mode("default"),
         },
     )
     try:
-        # Neither reports nor meetings within the silent steps: those are the syncs that are meant.
-        ours(replace(work, report_every=10_000, shares=2_000), at, watch)
+        # No reports and no agreements in these steps, because both need a host sync by design.
+        ours(replace(work, report_every=10_000, shares=2_000), at, timer)
     except RuntimeError as error:
         return str(error).splitlines()[0]
     finally:
@@ -155,8 +155,8 @@ def _free(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-class Page:
-    """The table, on disk as far as it is known."""
+class ReportPage:
+    """The page with the table, written after each result."""
 
     def __init__(self, path: Path, known: list[Case], place: str) -> None:
         self._path = path
@@ -164,7 +164,7 @@ class Page:
         self._place = place
 
     def text(self) -> str:
-        """As Markdown."""
+        """Return the table as Markdown."""
         head = ("| model | loop | per second | ms/step | ratio | peak GiB | host syncs | drift |",)
         rows = [*head, "|" + " --- |" * 8]
         for case in self._cases:
@@ -181,28 +181,28 @@ class Page:
         return "\n".join(rows)
 
     def write(self) -> None:
-        """Puts it on disk."""
+        """Write the page to disk."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        said = (
+        conditions = (
             f"`make bench-gpu` on {self._place}, torch {torch.__version__}: bf16, a world of one"
             f" rank under DDP, random batches copied from pinned host memory. Medians"
-            f" of {TIMED} steps, {ROUNDS} rounds. Host syncs: in {SILENT_STEPS} steady steps."
-            " Drift: distance of the weights after ten steps from the minimal loop's, as a part of"
-            " the way from the start. Goals: ratio"
+            f" of {TIMED} steps, {ROUNDS} rounds. Host syncs: in {SYNC_FREE_STEPS} steady steps."
+            " Drift: distance between our weights and the minimal loop's after ten steps, divided"
+            " by the distance that the minimal loop's moved. Goals: ratio"
             f" {MAX_RATIO}, no host sync, drift {MAX_DRIFT}."
         )
-        self._path.write_text(f"# Large models on a GPU\n\n{said}\n\n{self.text()}\n")
+        self._path.write_text(f"# Large models on a GPU\n\n{conditions}\n\n{self.text()}\n")
 
 
 def main() -> None:
-    """Measure, write the page, check the goals."""
+    """Measure, write the page and check the goals."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=int(os.environ.get("DDP_SEED", "0")))
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
     parser.add_argument("--tiny", action="store_true", help="small models on the CPU")
     options = parser.parse_args()
     if not options.tiny and not torch.cuda.is_available():
-        print("bench-gpu: there is no CUDA device here", file=sys.stderr)
+        print("bench-gpu: this machine has no CUDA device", file=sys.stderr)
         sys.exit(NO_DEVICE)
     device = torch.device("cpu") if options.tiny else torch.device("cuda", 0)
     os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=_free_port())
@@ -211,7 +211,7 @@ def main() -> None:
     known = cases(tiny=options.tiny)
     place = "CPU, tiny" if options.tiny else torch.cuda.get_device_name()
     day = datetime.now(UTC).date().isoformat()
-    page = Page(options.out / f"{day}-gpu.md", known, place)
+    page = ReportPage(options.out / f"{day}-gpu.md", known, place)
     torch.backends.cudnn.benchmark = True
     for case in known:
         measure(case, at, page)

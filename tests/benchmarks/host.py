@@ -1,23 +1,23 @@
-"""How much of this machine the machine had: a virtual one may lose its cores to its neighbours."""
+"""Measure CPU steal: the time that the hypervisor gives to other virtual machines."""
 
 from pathlib import Path
 
 
 class Host:
-    """Counts what the host takes away, from when it was made."""
+    """CPU steal since this object was created."""
 
     def __init__(self, stat: Path = Path("/proc/stat")) -> None:
-        """`stat` is the kernel's account of CPU time."""
+        """Read the counters. `stat` is the kernel's file of CPU times."""
         self._stat = stat
         self._before = self._read()
 
-    def taken(self) -> float:
-        """Share of the cores' time, idle time left out, that the host took: from 0 to 1."""
+    def steal_fraction(self) -> float:
+        """Return the steal time as a fraction of the busy time, from 0 to 1."""
         wanted, stolen = (now - then for now, then in zip(self._read(), self._before, strict=True))
         return stolen / wanted if wanted else 0.0
 
     def _read(self) -> tuple[int, int]:
-        """Ticks in which there was something to run, and those that were stolen (proc(5))."""
+        """Return busy ticks with steal, and steal ticks (proc(5))."""
         user, nice, system, _, _, *rest = map(int, self._stat.read_text().split()[1:9])
         interrupts, soft, stolen = rest
         return user + nice + system + interrupts + soft + stolen, stolen

@@ -1,12 +1,12 @@
-"""How long a run stands still after a fault, beside torchrun without an operator.
+"""Measure how long a run stands still after a fault, beside torchrun without an operator.
 
     python -m tests.benchmarks.recovery [--repeats 10] [--torchrun-repeats 10] [--seed 0]
                                    [--wheels DIR] [--only CASE] [--without-torchrun]
 
-Runs on the real two-node cluster: the same task, image, sizes and faults for a DDPJob and for
-torchrun in a StatefulSet. Measured from the fault to the first new update of every rank, by one
-machine's clock. Ends non-zero when a goal of ours is missed. What has been measured is printed even
-when it is broken off.
+Runs on the real two-node cluster, with the same task, image, sizes and faults for a DDPJob and
+for torchrun in a StatefulSet. Each recovery counts from the fault to the first new update of
+every rank, by the clock of one machine. The exit code is 1 if ours misses a goal. An interrupted
+run prints its results so far.
 """
 
 import argparse
@@ -26,10 +26,17 @@ from tests.benchmarks.figures import (
     Result,
     missed,
     notes,
-    parts_table,
+    phases_table,
     table,
 )
-from tests.benchmarks.gangs import Ours, SetUp, default_torchrun, has_saved, trains, tuned_torchrun
+from tests.benchmarks.gangs import (
+    MeasuredGang,
+    Ours,
+    default_torchrun,
+    has_saved,
+    trains,
+    tuned_torchrun,
+)
 from tests.benchmarks.host import Host
 from tests.harness import ending
 from tests.harness.cluster import Cluster
@@ -38,17 +45,19 @@ from tests.tools.install import Images, eventually
 
 NAMESPACE = "bench"
 GIVE_UP_AFTER = 2
-"""That many times in a row, each in a fresh set-up, are never."""
+"""Failed recoveries in a row, each in a new set-up, that count as never."""
 OPERATOR_NODE = "node-1"
-"""Where the operator runs, so that a lost node is lost to the run alone."""
+"""Node of the operator, so that a lost node does not take the operator too."""
 
 
-def measure(gang: SetUp, case: Case, chance: random.Random) -> Recovery:
-    """Strike once and wait until every rank has done an update of its next life."""
-    # An attempt that has saved nothing is a stalled one, and costs more the more of them there are.
-    eventually(lambda: trains(gang) and has_saved(gang), "a save by all ranks", LIMIT_SECONDS)
-    began = case.strike(gang, chance)
-    lost = {pod["metadata"]["uid"] for pod in case.doomed(gang)}
+def measure(gang: MeasuredGang, case: Case, rng: random.Random) -> Recovery:
+    """Inject the fault once and wait until every rank has done an update after it."""
+    # An attempt without a checkpoint counts as stalled, and each one in a row costs more time.
+    eventually(
+        lambda: trains(gang) and has_saved(gang), "all ranks train and have saved", LIMIT_SECONDS
+    )
+    started = case.inject(gang, rng)
+    lost = {pod["metadata"]["uid"] for pod in case.pods_on_lost_node(gang)}
     detected: list[float] = []
     limit = LIMIT_SECONDS + (case.detection_seconds if lost else 0.0)
 
@@ -57,56 +66,58 @@ def measure(gang: SetUp, case: Case, chance: random.Random) -> Recovery:
             left = [p["metadata"] for p in gang.pods() if "deletionTimestamp" not in p["metadata"]]
             if not lost & {metadata["uid"] for metadata in left}:
                 detected.append(time.time())
-        return trains(gang, began)
+        return trains(gang, started)
 
     try:
         eventually(recovered, f"recovery from {case.name}", limit)
     except TimeoutError:
         return Recovery(None)
-    stepped = max(beat.first_step_at or began for _, beat in gang.beats()) - began
-    after = began + stepped - detected[0] if detected else None
-    return Recovery(stepped, after_detection=after, parts=gang.parts(began))
+    stepped = (
+        max(heartbeat.first_step_at or started for _, heartbeat in gang.heartbeats()) - started
+    )
+    after = started + stepped - detected[0] if detected else None
+    return Recovery(stepped, after_detection=after, phases=gang.phases(started))
 
 
-def measure_case(gang: SetUp, case: Case, repeats: int, chance: random.Random) -> Result:
-    """All repeats of a case; a set-up is kept as long as it is as good as new."""
+def measure_case(gang: MeasuredGang, case: Case, repeats: int, rng: random.Random) -> Result:
+    """Measure all repeats of a case, with a new set-up where a fault would affect the next one."""
     result = Result(case, gang.label)
-    in_vain = 0
-    begun = False
-    while len(result.recoveries) < repeats and in_vain < GIVE_UP_AFTER:
-        if not begun:
-            begin(gang, case)
-            begun = True
-        recovery = measure(gang, case, chance)
-        case.mend(gang)
+    failures_in_row = 0
+    started = False
+    while len(result.recoveries) < repeats and failures_in_row < GIVE_UP_AFTER:
+        if not started:
+            start_gang(gang, case)
+            started = True
+        recovery = measure(gang, case, rng)
+        case.restore(gang)
         result.recoveries.append(recovery)
         print(f"{case.name}, {gang.label}: {recovery}", flush=True)
-        in_vain = in_vain + 1 if recovery.seconds is None else 0
-        if case.fresh or recovery.seconds is None or gang.worn():
-            gang.end()
-            begun = False
-    if begun:
-        gang.end()
-    result.never = in_vain == GIVE_UP_AFTER
+        failures_in_row = failures_in_row + 1 if recovery.seconds is None else 0
+        if case.needs_new_setup or recovery.seconds is None or gang.affects_next_recovery():
+            gang.stop()
+            started = False
+    if started:
+        gang.stop()
+    result.never = failures_in_row == GIVE_UP_AFTER
     return result
 
 
-def begin(gang: SetUp, case: Case) -> None:
-    """Make a fresh set-up on which the case can be played.
+def start_gang(gang: MeasuredGang, case: Case) -> None:
+    """Create a set-up in which the fault can be injected.
 
     Raises:
-        TimeoutError: The scheduler never spreads the pods as the case needs it.
+        TimeoutError: The scheduler did not spread the pods as the case needs it.
     """
     for _ in range(5):
-        gang.begin()
-        if case.playable(gang):
+        gang.start()
+        if case.can_inject(gang):
             return
-        gang.end()
-    raise TimeoutError(f"{case.name}: no set-up of {gang.label} can be struck")
+        gang.stop()
+    raise TimeoutError(f"{case.name}: {gang.label} has no pod on the node that must be lost")
 
 
 def main() -> None:
-    """Bring a cluster up, measure every case on every gang, print the tables."""
+    """Start a cluster, measure every case on every gang and print the tables."""
     options = read_options()
     imports = statistics.median(import_seconds() for _ in range(3))
     built = install.build_images(options.wheels)
@@ -117,53 +128,55 @@ def main() -> None:
     finally:
         cluster.down()
         if results:
-            read = notes(options.seed, imports, host.taken())
-            print(f"\n{table(results)}\n\n{read}\n\n{parts_table(results)}")
-    late = missed(results)
-    if late:
-        sys.exit(f"goal missed: {', '.join(late)}")
+            text = notes(options.seed, imports, host.steal_fraction())
+            print(f"\n{table(results)}\n\n{text}\n\n{phases_table(results)}")
+    missed_cases = missed(results)
+    if missed_cases:
+        sys.exit(f"goal missed: {', '.join(missed_cases)}")
 
 
 def measure_all(cluster: Cluster, built: Images, options: argparse.Namespace) -> Iterator[Result]:
-    """Install the product on a cluster, then every case that is asked for on every gang."""
+    """Install the product on a cluster and yield the results of the chosen cases on every gang."""
     install.load_images(cluster, built)
     install.install_chart(cluster, {r"nodeSelector.kubernetes\.io/hostname": OPERATOR_NODE})
-    install.make_namespace(cluster, NAMESPACE)
-    gangs: list[SetUp] = [Ours(cluster, NAMESPACE)]
+    install.create_namespace(cluster, NAMESPACE)
+    gangs: list[MeasuredGang] = [Ours(cluster, NAMESPACE)]
     if not options.without_torchrun:
         gangs.append(default_torchrun(cluster, NAMESPACE))
         gangs.append(tuned_torchrun(cluster, NAMESPACE))
     cases = [case for case in CASES if options.only in {None, case.name}]
     counts = {gang.label: options.torchrun_repeats for gang in gangs[1:]}
     repeats = {gangs[0].label: options.repeats} | counts
-    yield from play(gangs, cases, repeats, options.seed)
+    yield from run_cases(gangs, cases, repeats, options.seed)
 
 
 def import_seconds() -> float:
-    """How long a new process takes to import torch: most of what a new pod costs."""
-    began = time.monotonic()
+    """Return the seconds in which a new process imports torch. New pods spend most time on this."""
+    started = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
-    return time.monotonic() - began
+    return time.monotonic() - started
 
 
-def play(
-    gangs: Sequence[SetUp], cases: Sequence[Case], repeats: Mapping[str, int], seed: int
+def run_cases(
+    gangs: Sequence[MeasuredGang], cases: Sequence[Case], repeats: Mapping[str, int], seed: int
 ) -> Iterator[Result]:
-    """Every case on every gang, each gang struck by the same dice."""
+    """Yield the results of every case on every gang. All gangs get the same random choices."""
     for case in cases:
         for gang in gangs:
-            dice = random.Random(f"{seed} {case.name}")  # noqa: S311
-            yield measure_case(gang, case, repeats[gang.label], dice)
+            rng = random.Random(f"{seed} {case.name}")  # noqa: S311
+            yield measure_case(gang, case, repeats[gang.label], rng)
 
 
 def read_options() -> argparse.Namespace:
-    """What the command line asks for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--torchrun-repeats", type=int, default=10)
     parser.add_argument("--seed", type=int, default=int(os.environ.get("DDP_SEED", "0")))
     parser.add_argument("--wheels", type=Path, default=Path("../shared/wheels"))
-    parser.add_argument("--only", choices=[case.name for case in CASES], help="one fault alone")
+    parser.add_argument(
+        "--only", choices=[case.name for case in CASES], help="measure only this fault"
+    )
     parser.add_argument("--without-torchrun", action="store_true")
     return parser.parse_args()
 

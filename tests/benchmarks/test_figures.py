@@ -1,4 +1,4 @@
-"""The table of recoveries says what was measured, and which goal was missed."""
+"""Tests of the recovery table and of its goals."""
 
 import math
 
@@ -12,30 +12,30 @@ def result(label: str, *seconds: float | None) -> Result:
     return Result(CRASH, label, [Recovery(one) for one in seconds])
 
 
-def test_a_quantile_is_the_nearest_rank_above() -> None:
+def test_quantile_is_the_nearest_rank_above() -> None:
     found = result("ours", *(float(n) for n in range(1, 11)))
     assert found.quantile(0.5, lambda r: r.seconds) == 6.0
     assert found.quantile(0.95, lambda r: r.seconds) == 10.0
 
 
-def test_what_did_not_recover_counts_as_infinite() -> None:
+def test_missing_recovery_counts_as_infinite() -> None:
     found = result("ours", 1.0, 2.0, None)
     assert math.isinf(found.quantile(0.95, lambda r: r.seconds))
     assert missed([found]) == ["rank crash"]
 
 
-def test_only_our_goals_are_judged() -> None:
+def test_goals_apply_only_to_ours() -> None:
     late = CRASH.goal_seconds + 1
     assert not missed([result("ours", 1.0), result("torchrun default", late)])
     assert missed([result("ours", late)]) == ["rank crash"]
 
 
-def test_a_lost_node_is_judged_from_its_detection() -> None:
+def test_goal_for_a_lost_node_counts_from_detection() -> None:
     found = Result(LOST, "ours", [Recovery(30.0, after_detection=LOST.goal_seconds - 1)])
     assert not missed([found])
 
 
-def test_the_table_has_a_row_per_fault_and_two_columns_per_gang() -> None:
+def test_table_has_a_row_per_fault_and_two_columns_per_gang() -> None:
     never = result("torchrun default", None, None)
     never.never = True
     text = table([result("ours", 1.0, 3.0), never])

@@ -1,4 +1,4 @@
-"""What the host takes away is read from the kernel's account."""
+"""Tests of reading CPU steal from the kernel's counters."""
 
 from pathlib import Path
 
@@ -12,15 +12,15 @@ def account(file: Path, *, user: int, idle: int, stolen: int) -> Path:
     return file
 
 
-def test_the_share_is_of_the_time_with_work_to_do(tmp_path: Path) -> None:
+def test_steal_fraction_is_relative_to_busy_time(tmp_path: Path) -> None:
     stat = account(tmp_path / "stat", user=100, idle=50, stolen=10)
     host = Host(stat)
     account(stat, user=130, idle=1050, stolen=20)
-    assert host.taken() == pytest.approx(0.25)
+    assert host.steal_fraction() == pytest.approx(0.25)
 
 
-def test_a_machine_without_work_lost_nothing(tmp_path: Path) -> None:
+def test_steal_fraction_of_an_idle_machine_is_zero(tmp_path: Path) -> None:
     stat = account(tmp_path / "stat", user=100, idle=50, stolen=10)
     host = Host(stat)
     account(stat, user=100, idle=99, stolen=10)
-    assert host.taken() == 0.0
+    assert host.steal_fraction() == 0.0

@@ -1,4 +1,4 @@
-"""Loops that take turns."""
+"""Tests of loops that take turns."""
 
 import gc
 
@@ -11,7 +11,7 @@ STEPS = 20
 
 
 def laps(seed: str) -> list[str]:
-    """Who made each step."""
+    """Return the name of the loop that made each step."""
     made: list[str] = []
 
     def loop(name: str, turn: Turn) -> None:
@@ -23,7 +23,7 @@ def laps(seed: str) -> list[str]:
     return made
 
 
-def test_each_makes_one_step_per_lap_in_an_order_that_the_seed_decides() -> None:
+def test_each_loop_makes_one_step_per_lap_in_a_seeded_order() -> None:
     made = laps("1")
     rounds = [made[i : i + len(NAMES)] for i in range(0, len(made), len(NAMES))]
     assert len(rounds) == STEPS
@@ -32,7 +32,7 @@ def test_each_makes_one_step_per_lap_in_an_order_that_the_seed_decides() -> None
     assert laps("1") == made != laps("2")
 
 
-def test_one_that_switches_garbage_collection_off_does_so_for_itself() -> None:
+def test_garbage_collection_setting_belongs_to_one_loop() -> None:
     seen: dict[str, list[bool]] = {name: [] for name in NAMES}
 
     def loop(name: str, turn: Turn) -> None:
@@ -47,7 +47,7 @@ def test_one_that_switches_garbage_collection_off_does_so_for_itself() -> None:
     assert gc.isenabled()
 
 
-def test_what_one_raises_reaches_the_caller() -> None:
+def test_error_of_a_loop_reaches_the_caller() -> None:
     def loop(name: str, turn: Turn) -> None:
         turn.pause()
         if name == "b":

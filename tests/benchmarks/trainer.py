@@ -1,9 +1,9 @@
-"""What the product's loop costs: time per step beside a hand-written loop and the frameworks.
+"""Measure the time per step of the product's loop beside a hand-written loop and other frameworks.
 
     python -m tests.benchmarks.trainer [--seconds 600] [--seed 0] [--out docs/benchmarks]
 
-Two ranks on this machine's CPU (gloo), or one per GPU (NCCL). Ends non-zero when a goal is missed
-(1), or when the machine was too busy for a verdict (3).
+Two ranks on this machine's CPU (gloo), or one per GPU (NCCL). The exit code is 1 if a goal is
+missed, and 3 if the machine was too noisy for a verdict.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from tests.benchmarks.loops.findings import (
     CONTROL,
     CONTROL_AGAIN,
     MAX_RATIO,
+    MAX_WIDTH,
     OURS,
     QUANTILES,
     Block,
@@ -37,43 +38,45 @@ from tests.benchmarks.loops.findings import (
 from tests.benchmarks.loops.workloads import TURN
 from tests.harness import ending
 
-MAX_APART = 1e-6
+MAX_WEIGHT_DIFFERENCE = 1e-6
+LIMITED_COUNTS = ("collectives", "host syncs")
+"""Counts per step with a goal. The goals for times cover the cost of aten ops."""
 MISSED, NO_VERDICT = 1, 3
-NEVER = "Composer"
-"""Of the frameworks the one that is not installed, with its release."""
-NEVER_RELEASE = "mosaicml==0.32.1"
+EXCLUDED = "Composer"
+"""A framework that is never installed, and its release."""
+EXCLUDED_RELEASE = "mosaicml==0.32.1"
 RANKS = 2
 
 
 def main() -> None:
-    """Measure, write the table, print it, check the goals."""
+    """Measure, write and print the table, and check the goals."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--seconds", type=float, default=600, help="of timing at most, per workload"
+        "--seconds", type=float, default=600, help="maximum seconds of timing per workload"
     )
     parser.add_argument("--seed", type=int, default=int(os.environ.get("DDP_SEED", "0")))
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
     options = parser.parse_args()
-    began, load, host = time.monotonic(), os.getloadavg()[0], Host()
+    started, load, host = time.monotonic(), os.getloadavg()[0], Host()
     found = measure(options.seconds, options.seed)
-    opening = introduction(options.seed, load, host.taken())
-    text = "\n\n".join((opening, *map(table, found), absent()))
+    opening = introduction(options.seed, load, host.steal_fraction())
+    text = "\n\n".join((opening, *map(table, found), exclusion_note()))
     day = datetime.now(UTC).date().isoformat()
     options.out.mkdir(parents=True, exist_ok=True)
     page = options.out / f"{day}-trainer.md"
     page.write_text(f"# Training loops, {day}\n\n{text}\n\n{verdicts(found)}\n")
-    print(f"{text}\n\nwrote {page} after {time.monotonic() - began:.0f} s\n{verdicts(found)}")
+    print(f"{text}\n\nwrote {page} after {time.monotonic() - started:.0f} s\n{verdicts(found)}")
     missed = [sentence for one in found for sentence in misses(one)]
     if missed:
         print("goal missed: " + "; ".join(missed), file=sys.stderr)
         sys.exit(MISSED)
     if undecided := [one.workload for one in found if not decided(one)]:
-        print(f"no verdict: too noisy a machine for {', '.join(undecided)}", file=sys.stderr)
+        print(f"no verdict: the machine was too noisy: {', '.join(undecided)}", file=sys.stderr)
         sys.exit(NO_VERDICT)
 
 
 def measure(seconds: float, seed: int) -> list[Findings]:
-    """Run the ranks."""
+    """Run the ranks and return their findings."""
     ranks = min(RANKS, torch.cuda.device_count()) or RANKS
     with tempfile.TemporaryDirectory() as folder:
         out, log = Path(folder) / "findings.json", Path(folder) / "log"
@@ -95,20 +98,20 @@ def _findings(document: dict[str, list[dict[str, float]]]) -> Findings:
 
 
 def misses(found: Findings) -> list[str]:
-    """Goals that are not met, in a sentence each.
+    """Return a message for each missed goal.
 
-    What is counted has no noise. A time is over its goal only if its whole interval is.
+    Counts have no noise. A time misses its goal only if its whole interval is above the limit.
     """
     name, mine = found.workload, found.counts[OURS]
     sentences = [
-        f"{name}: {system}'s weights are {apart:.1e} apart from the minimal loop's"
-        for system, apart in found.apart.items()
-        if apart > MAX_APART
+        f"{name}: the weights of {system} differ by {weight_difference:.1e} from the minimal loop's"
+        for system, weight_difference in found.weight_difference.items()
+        if weight_difference > MAX_WEIGHT_DIFFERENCE
     ]
     sentences += [
         f"{name}: {mine[what]:g} {what} per step, {number:g} in the minimal loop"
         for what, number in found.counts[CONTROL].items()
-        if mine[what] > number
+        if what in LIMITED_COUNTS and mine[what] > number
     ]
     if found.fair():
         sentences += [f"{name}: {goal}" for goal in found.goals() if goal.state is State.MISSED]
@@ -116,90 +119,95 @@ def misses(found: Findings) -> list[str]:
 
 
 def verdicts(found: list[Findings]) -> str:
-    """The figures of ours per workload, and each goal that is not met."""
+    """Return the ratios of ours per workload, and each goal that is not met."""
     lines = []
     for one in found:
-        ratios = " and ".join(f"{told(one, OURS, what)} by {what}" for what in QUANTILES)
+        ratios = " and ".join(f"{ratio_text(one, OURS, what)} by {what}" for what in QUANTILES)
         lines.append(f"{one.workload}: ours is {ratios} of minimal, {one.rounds} rounds")
-        said = misses(one)
+        open_goals = misses(one)
         if not one.fair():
-            said += [f"{one.workload}: no verdict on times: the two minimal loops differ"]
+            open_goals += [f"{one.workload}: no verdict on times: the two minimal loops differ"]
         else:
-            said += [f"{one.workload}: {g}" for g in one.goals() if g.state is State.OPEN]
-        lines += said or [f"{one.workload}: goals met"]
+            open_goals += [f"{one.workload}: {g}" for g in one.goals() if g.state is State.OPEN]
+        lines += open_goals or [f"{one.workload}: goals met"]
     return "\n".join(f"- {line}" for line in lines)
 
 
-def told(found: Findings, system: str, statistic: str) -> str:
-    """A system's ratio to the minimal loops; of these, the second one's to the first."""
+def ratio_text(found: Findings, system: str, statistic: str) -> str:
+    """Return a system's ratio to the minimal loops; for the second minimal loop, to the first."""
     if system == CONTROL:
         return "1"
     others = (CONTROL,) if system == CONTROL_AGAIN else (CONTROL, CONTROL_AGAIN)
     return str(found.ratio(system, statistic, others))
 
 
-def introduction(seed: int, load: float, taken: float) -> str:
-    """What was done, and where."""
+def introduction(seed: int, load: float, steal: float) -> str:
+    """Return the conditions of the measurement."""
     cuda = torch.cuda.is_available()
     place = torch.cuda.get_device_name() if cuda else f"CPU, {os.cpu_count()} cores, no GPU"
     order = "One system runs after the other"
     if not cuda:
         order = (
-            f"The systems take turns of {TURN} steps, whose first (caches are cold) is not counted"
+            f"The systems take turns of {TURN} steps; the first one (cold caches) is not counted"
         )
     peers = ", ".join(f"{p.title()} {version(p)}" for p in ("lightning", "accelerate"))
     return f"""\
-`make bench-trainer`: milliseconds per step of the product's loop, with its events, beats and
+`make bench-trainer`: milliseconds per step of the product's loop, with its events, heartbeats and
 agreements, beside a hand-written DDP loop and other frameworks: same model, weights, data, loss,
 optimizer and batch. Ranks of one machine ({place}; {"NCCL" if cuda else "gloo"}), one thread each;
 torch {torch.__version__}, {peers}, Python {platform.python_version()}; load average before the run
-{load:.2f}, {taken:.0%} of the cores' busy time taken by the host during it, seed {seed}.
+{load:.2f}, CPU steal {steal:.0%} of the busy time, seed {seed}.
 
-{order}, in rounds with fresh set-ups.
-Each round gives a ratio to the minimal loop, which is there twice: that of the p10 of the steps;
-by median, the median of the ratios of the steps of the same place in the same turn. A ratio below
-is the geometric mean of the rounds', with its {CONFIDENCE:.0%} interval.
+{order}, in rounds with new set-ups.
+The minimal loop runs twice. Each round gives two ratios to it: p10 divides the p10 of the steps,
+and median is the median ratio of the steps at the same place in the same turn. The ratios below
+are geometric means over rounds, with their {CONFIDENCE:.0%} intervals.
 
-Goals: ours at most {MAX_RATIO} of minimal and faster than each of the frameworks, by p10 and by
-median; weights at most {MAX_APART:g} apart from the minimal loop's; no more collectives, host syncs
-or aten ops per steady step than the minimal loop. A time's goal is met or missed when the whole
-interval is on one side of its limit, and the interval between the two minimal loops holds 1; until
-then rounds are added. What is open when the time is up has no verdict."""
+Goals: ours at most {MAX_RATIO} of minimal and not slower than any of the frameworks, by p10 and by
+median; weights differ by at most {MAX_WEIGHT_DIFFERENCE:g} from the minimal loop's; no more
+collectives or host syncs per steady step than the minimal loop. A goal for times is missed if its
+whole interval is above the limit. It is met if the interval is below the limit, or contains it and
+is at most {MAX_WIDTH:g} wide. The interval of the two minimal loops must contain 1. Rounds are
+added until then. A goal that is still open when the time is up has no verdict."""
 
 
 def table(found: Findings) -> str:
-    """The figures of one workload, as Markdown."""
+    """Return the figures of one workload as Markdown."""
     head = (
-        f"## {found.workload}\n{found.rounds} rounds. Ratios to minimal, then of ours to each.\n\n"
+        f"## {found.workload}\n{found.rounds} rounds. Ratios to minimal, then ratios of"
+        " ours to each system.\n\n"
         "| system | p10 ms | median ms | p10 ratio | median ratio | ours to it, p10"
-        " | ours to it, median | collectives | host syncs | aten ops | weights apart |\n|"
+        " | ours to it, median | collectives | host syncs | aten ops | weight difference |\n|"
         + " --- |"
         * 11
     )
     rows = []
     for system, counts in found.counts.items():
         cells = [f"{1000 * found.time(system, what):.2f}" for what in QUANTILES]
-        cells += [told(found, system, what) for what in QUANTILES]
+        cells += [ratio_text(found, system, what) for what in QUANTILES]
         cells += [
             "-" if system == OURS else str(found.ratio(OURS, what, (system,))) for what in QUANTILES
         ]
         cells += [f"{number:g}" for number in counts.values()]
-        rows.append(f"| {system} | {' | '.join(cells)} | {found.apart[system]:.1e} |")
+        rows.append(f"| {system} | {' | '.join(cells)} | {found.weight_difference[system]:.1e} |")
     return "\n".join((head, *rows))
 
 
-def absent() -> str:
-    """Why a framework is not in the tables, by its own package's word."""
+def exclusion_note() -> str:
+    """Return why a framework is not in the tables, from the metadata of its package."""
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--quiet"]
-    command += ["--disable-pip-version-check", "--ignore-installed", "--report=-", NEVER_RELEASE]
+    command += ["--disable-pip-version-check", "--ignore-installed", "--report=-", EXCLUDED_RELEASE]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        return f"{NEVER} is not measured: {NEVER_RELEASE} could not be looked up."
+        return f"{EXCLUDED} is not measured: {EXCLUDED_RELEASE} could not be looked up."
     needs = json.loads(done.stdout)["install"][0]["metadata"]["requires_dist"]
-    asked = next(r for r in map(Requirement, needs) if r.name == "torch")
-    fits = asked.specifier.contains(torch.__version__.partition("+")[0])
-    reason = "has no adapter here" if fits else f"needs torch {asked.specifier}"
-    return f"{NEVER} is not measured: {NEVER_RELEASE} {reason}; here is torch {torch.__version__}."
+    requirement = next(r for r in map(Requirement, needs) if r.name == "torch")
+    fits = requirement.specifier.contains(torch.__version__.partition("+")[0])
+    reason = "has no adapter here" if fits else f"needs torch {requirement.specifier}"
+    return (
+        f"{EXCLUDED} is not measured: {EXCLUDED_RELEASE} {reason}, and this is torch"
+        f" {torch.__version__}."
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What `helm template` makes of the chart's values."""
+"""Tests of the manifests that `helm template` renders from the chart."""
 
 import subprocess
 from pathlib import Path
@@ -21,12 +21,12 @@ def template(*flags: str) -> subprocess.CompletedProcess[str]:
 
 
 def rendered(*flags: str) -> list[dict[str, Any]]:
-    done = template("--namespace", "ddp-system", *flags)
-    assert done.returncode == 0, done.stderr
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
+    result = template("--namespace", "ddp-system", *flags)
+    assert result.returncode == 0, result.stderr
+    return [document for document in yaml.safe_load_all(result.stdout) if document]
 
 
-def one(documents: list[dict[str, Any]], kind: str, name: str = "") -> dict[str, Any]:
+def find_one(documents: list[dict[str, Any]], kind: str, name: str = "") -> dict[str, Any]:
     found = [
         d for d in documents if d["kind"] == kind and (not name or d["metadata"]["name"] == name)
     ]
@@ -34,40 +34,40 @@ def one(documents: list[dict[str, Any]], kind: str, name: str = "") -> dict[str,
     return found[0]
 
 
-def test_the_chart_installs_the_generated_crd_and_keeps_it() -> None:
-    crd = one(rendered(), "CustomResourceDefinition")
+def test_chart_installs_the_generated_crd_and_keeps_it_on_uninstall() -> None:
+    crd = find_one(rendered(), "CustomResourceDefinition")
     generated = yaml.safe_load((ROOT / "manifests" / "crd" / "ddpjobs.yaml").read_text("utf-8"))
     assert crd["spec"] == generated["spec"]
     assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
 
 
-def test_the_crd_can_be_left_out() -> None:
+def test_crd_can_be_disabled() -> None:
     kinds = {document["kind"] for document in rendered("--set", "crds.enabled=false")}
     assert "CustomResourceDefinition" not in kinds
 
 
-def test_rights_are_for_the_whole_cluster_or_for_one_namespace() -> None:
-    everywhere = rendered()
-    one(everywhere, "ClusterRoleBinding")
-    assert {d["metadata"]["name"] for d in everywhere if d["kind"] == "Role"} == {ELECTION}
-    inside = rendered("--set", "operator.watchNamespace=team")
+def test_permissions_cover_the_whole_cluster_or_one_namespace() -> None:
+    cluster_wide = rendered()
+    find_one(cluster_wide, "ClusterRoleBinding")
+    assert {d["metadata"]["name"] for d in cluster_wide if d["kind"] == "Role"} == {ELECTION}
+    namespaced = rendered("--set", "operator.watchNamespace=team")
     for kind in ("Role", "RoleBinding"):
-        assert one(inside, kind, "ddp-trainer")["metadata"]["namespace"] == "team"
-        assert one(inside, kind, ELECTION)["metadata"]["namespace"] == "ddp-system"
-    assert not [d for d in inside if d["kind"] == "ClusterRoleBinding"]
-    container = one(inside, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+        assert find_one(namespaced, kind, "ddp-trainer")["metadata"]["namespace"] == "team"
+        assert find_one(namespaced, kind, ELECTION)["metadata"]["namespace"] == "ddp-system"
+    assert not [d for d in namespaced if d["kind"] == "ClusterRoleBinding"]
+    container = find_one(namespaced, "Deployment")["spec"]["template"]["spec"]["containers"][0]
     assert {"name": "DDP_OPERATOR_NAMESPACE", "value": "team"} in container["env"]
 
 
-def test_the_operator_has_no_wildcards_secrets_nodes_or_exec() -> None:
-    rules = one(rendered(), "ClusterRole", "ddp-trainer")["rules"]
-    words = {word for rule in rules for key in rule for word in rule[key]}
-    assert "*" not in words
-    assert not words & {"secrets", "nodes", "pods/exec", "serviceaccounts"}
+def test_operator_has_no_permission_for_wildcards_secrets_nodes_or_exec() -> None:
+    rules = find_one(rendered(), "ClusterRole", "ddp-trainer")["rules"]
+    names = {name for rule in rules for key in rule for name in rule[key]}
+    assert "*" not in names
+    assert not names & {"secrets", "nodes", "pods/exec", "serviceaccounts"}
 
 
-def test_the_operator_fits_restricted_pod_security() -> None:
-    spec = one(rendered(), "Deployment")["spec"]["template"]["spec"]
+def test_operator_pod_meets_the_restricted_pod_security_standard() -> None:
+    spec = find_one(rendered(), "Deployment")["spec"]["template"]["spec"]
     container = spec["containers"][0]["securityContext"]
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -88,14 +88,14 @@ def test_the_operator_fits_restricted_pod_security() -> None:
     ],
     ids=["default", "tag", "digest"],
 )
-def test_the_image_is_named_by_tag_or_digest(flags: tuple[str, ...], image: str) -> None:
-    spec = one(rendered(*flags), "Deployment")["spec"]["template"]["spec"]
+def test_image_reference_uses_tag_or_digest(flags: tuple[str, ...], image: str) -> None:
+    spec = find_one(rendered(*flags), "Deployment")["spec"]["template"]["spec"]
     assert spec["containers"][0]["image"] == image
 
 
-def test_replicas_elect_a_leader_by_a_lease_of_the_release() -> None:
+def test_replicas_elect_a_leader_with_a_lease_of_the_release() -> None:
     documents = rendered()
-    deployment = one(documents, "Deployment")["spec"]
+    deployment = find_one(documents, "Deployment")["spec"]
     assert deployment["replicas"] == 1
     assert deployment["strategy"] == {
         "type": "RollingUpdate",
@@ -109,9 +109,12 @@ def test_replicas_elect_a_leader_by_a_lease_of_the_release() -> None:
         assert source == {"fieldRef": {"fieldPath": f"metadata.{field}"}}
 
 
-def test_the_rights_to_the_lease_are_no_wider_than_needed() -> None:
+def test_lease_permissions_are_limited_to_the_lease_of_the_release() -> None:
     documents = rendered()
-    role, binding = one(documents, "Role", ELECTION), one(documents, "RoleBinding", ELECTION)
+    role, binding = (
+        find_one(documents, "Role", ELECTION),
+        find_one(documents, "RoleBinding", ELECTION),
+    )
     leases = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
     assert role["rules"] == [
         {**leases, "verbs": ["create"]},
@@ -124,9 +127,9 @@ def test_the_rights_to_the_lease_are_no_wider_than_needed() -> None:
     ]
 
 
-def test_without_election_there_are_never_two_processes() -> None:
+def test_deployment_without_leader_election_recreates_its_pod() -> None:
     documents = rendered("--set", "leaderElection.enabled=false")
-    deployment = one(documents, "Deployment")["spec"]
+    deployment = find_one(documents, "Deployment")["spec"]
     assert deployment["strategy"] == {"type": "Recreate"}
     variables = {v["name"]: v for v in deployment["template"]["spec"]["containers"][0]["env"]}
     assert variables["DDP_OPERATOR_LEADER_ELECTION"]["value"] == "false"
@@ -134,41 +137,41 @@ def test_without_election_there_are_never_two_processes() -> None:
     assert not [d for d in documents if d["kind"] == "Role"]
 
 
-def test_several_replicas_are_spread_and_drained_one_by_one() -> None:
+def test_several_replicas_are_spread_and_drained_one_at_a_time() -> None:
     documents = rendered("--set", "replicaCount=3")
-    deployment = one(documents, "Deployment")["spec"]
+    deployment = find_one(documents, "Deployment")["spec"]
     assert deployment["replicas"] == 3
     selector = deployment["selector"]
     spread = deployment["template"]["spec"]["topologySpreadConstraints"]
     assert [s["whenUnsatisfiable"] for s in spread] == ["ScheduleAnyway"] * 2
     assert all(s["labelSelector"] == selector for s in spread)
-    budget = one(documents, "PodDisruptionBudget")["spec"]
+    budget = find_one(documents, "PodDisruptionBudget")["spec"]
     assert budget == {"maxUnavailable": 1, "selector": selector}
 
 
-def test_a_single_replica_has_no_budget_that_would_block_a_drain() -> None:
+def test_single_replica_has_no_disruption_budget_that_blocks_a_drain() -> None:
     documents = rendered()
     assert not [d for d in documents if d["kind"] == "PodDisruptionBudget"]
-    spec = one(documents, "Deployment")["spec"]["template"]["spec"]
+    spec = find_one(documents, "Deployment")["spec"]["template"]["spec"]
     assert "topologySpreadConstraints" not in spec
 
 
-def test_an_operator_on_a_lost_node_moves_sooner_than_after_five_minutes() -> None:
-    spec = one(rendered(), "Deployment")["spec"]["template"]["spec"]
+def test_operator_leaves_a_lost_kubernetes_node_after_30_seconds() -> None:
+    spec = find_one(rendered(), "Deployment")["spec"]["template"]["spec"]
     seconds = {t["key"]: t["tolerationSeconds"] for t in spec["tolerations"]}
     reasons = ("not-ready", "unreachable")
     assert seconds == {f"node.kubernetes.io/{reason}": 30 for reason in reasons}
 
 
-def test_pull_secrets_and_labels_reach_the_pod() -> None:
+def test_operator_pod_gets_pull_secrets_and_labels() -> None:
     flags = ("--set", "imagePullSecrets={a,b}", "--set", "podLabels.team=x")
-    template_ = one(rendered(*flags), "Deployment")["spec"]["template"]
+    template_ = find_one(rendered(*flags), "Deployment")["spec"]["template"]
     assert template_["spec"]["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
     assert template_["metadata"]["labels"]["team"] == "x"
 
 
 @pytest.mark.parametrize(
-    ("flag", "sentence"),
+    ("flag", "message"),
     [
         ("replicas=2", "additional properties 'replicas' not allowed"),
         ("image.digest=abc", "image/digest"),
@@ -182,13 +185,13 @@ def test_pull_secrets_and_labels_reach_the_pod() -> None:
         ),
     ],
 )
-def test_a_wrong_value_is_refused(flag: str, sentence: str) -> None:
-    done = template("--set", flag)
-    assert done.returncode != 0
-    assert sentence in done.stderr
+def test_invalid_value_is_rejected(flag: str, message: str) -> None:
+    result = template("--set", flag)
+    assert result.returncode != 0
+    assert message in result.stderr
 
 
-def test_lint_has_no_findings() -> None:
+def test_helm_lint_reports_no_problem() -> None:
     command = [str(binaries.helm()), "lint", "--strict", str(Path(ROOT, "charts"))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stdout
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert result.returncode == 0, result.stdout

@@ -1,4 +1,4 @@
-"""The real cluster that these tests share: brought up once, and ended after the last of them."""
+"""Fixtures for tests on one real two-node cluster, which all of them share."""
 
 import os
 import re
@@ -14,13 +14,13 @@ from tests.tools import install
 
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[Cluster]:
-    """Two real nodes with the chart installed; torn down at the end."""
+    """Yield two real nodes with the chart installed, and stop them after the last test."""
     wheels = Path(os.environ.get("DDP_WHEELS", "../shared/wheels"))
     built = install.build_images(wheels)
     running = Cluster.up(2)
     try:
         install.load_images(running, built)
-        # No relist within the run: what the tests count are the requests of a quiet operator.
+        # A relist would add requests, and tests count the requests of an idle operator.
         install.install_chart(running, {"operator.resyncSeconds": "86400"})
         yield running
     finally:
@@ -29,10 +29,10 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def namespace(request: pytest.FixtureRequest, cluster: Cluster) -> str:
-    """A namespace of the test's own, with a shared claim."""
+    """Create a namespace with a shared claim for this test alone and return its name."""
     test: str = request.node.name
     words = re.sub(r"[^a-z0-9]+", "-", test.lower().removeprefix("test_"))
-    # Cut to a label, and told apart from others that begin alike.
+    # A label has at most 63 characters. The checksum keeps names with the same start distinct.
     name = f"{words[:40].strip('-')}-{zlib.crc32(test.encode()):08x}"
-    install.make_namespace(cluster, name)
+    install.create_namespace(cluster, name)
     return name

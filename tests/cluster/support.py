@@ -1,4 +1,4 @@
-"""What the cluster tests share: jobs as a person applies them, and what a person then sees."""
+"""Jobs on the real cluster: create them as a user does, and read what a user sees."""
 
 import json
 import urllib.request
@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from ddp_wire.contract import AGENT_PORT, AgentStatus, Beat
+from ddp_wire.contract import AGENT_PORT, AgentStatus, Heartbeat
 from tests.harness.cluster import Cluster
 from tests.tools.install import OPERATOR_USER, ROOT, eventually
 
@@ -16,14 +16,14 @@ JSON = dict[str, Any]
 
 
 def sample(name: str = "digits") -> JSON:
-    """A manifest of the samples folder."""
+    """Return a manifest of the samples folder."""
     text = (ROOT / "manifests" / "samples" / f"{name}.yaml").read_text(encoding="utf-8")
     document: JSON = yaml.safe_load(text)
     return document
 
 
 def script_job(name: str, script: str, **spec: Any) -> JSON:
-    """A job whose ranks run a Python script."""
+    """Return a job whose ranks run a Python script."""
     return {
         "apiVersion": "ddp-trainer.dev/v1alpha1",
         "kind": "DDPJob",
@@ -33,31 +33,31 @@ def script_job(name: str, script: str, **spec: Any) -> JSON:
 
 
 def long_job(name: str = "digits", epochs: int = 60, **config: Any) -> JSON:
-    """The sample, long enough to be struck, with a checkpoint each 20 updates."""
+    """Return the sample with enough updates for a fault, and a checkpoint each 20 updates."""
     manifest = sample()
     manifest["metadata"]["name"] = name
     manifest["spec"]["config"] |= {"epochs": epochs, **config}
     manifest["spec"]["checkpoint"] |= {"everySteps": 20}
-    # Without a request it would yield to the control plane, which runs on the same cores here.
+    # Without a CPU request the kernel would prefer the control plane on the same cores.
     manifest["spec"]["resources"] = {"requests": {"cpu": "400m"}}
     return manifest
 
 
-MEET = """
+BARRIER_SCRIPT = """
 import torch.distributed as dist
 dist.init_process_group("gloo")
 dist.barrier()
 """
-"""Ranks that meet and are done."""
+"""Ranks that meet at a barrier and exit 0."""
 
-STEADY = """
+STEADY_SCRIPT = """
 import time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 for _ in range(3000):
     dist.all_reduce(torch.ones(1))
     time.sleep(0.1)
 """
-"""Ranks that need each other for five minutes and report nothing."""
+"""Ranks that reduce a tensor together for five minutes and report nothing."""
 
 
 @dataclass(frozen=True)
@@ -70,33 +70,33 @@ class Job:
 
     @classmethod
     def apply(cls, cluster: Cluster, namespace: str, manifest: JSON) -> "Job":
-        """`kubectl apply`."""
+        """Create a job, as `kubectl apply` does."""
         cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(manifest))
         return cls(cluster, namespace, manifest["metadata"]["name"])
 
     def kubectl(self, *args: str, check: bool = True) -> str:
-        """Run kubectl in the job's namespace; its output."""
+        """Run kubectl in the job's namespace and return its output."""
         return self.cluster.kubectl("-n", self.namespace, *args, check=check).stdout
 
     def read(self) -> JSON:
-        """The job."""
+        """Return the job."""
         document: JSON = json.loads(self.kubectl("get", "ddpjob", self.name, "-o", "json"))
         return document
 
     @property
     def status(self) -> JSON:
-        """Its status; empty before there is one."""
+        """The job's status; empty before the first one."""
         found: JSON = self.read().get("status", {})
         return found
 
     @property
     def reason(self) -> str:
-        """What the STATUS column shows."""
+        """Content of the STATUS column."""
         conditions = {c["type"]: c for c in self.status.get("conditions", [])}
         return str(conditions.get("Succeeded", {}).get("reason", ""))
 
     def row(self, *flags: str) -> dict[str, str]:
-        """What `kubectl get ddpjobs` shows, by column."""
+        """Return the row of `kubectl get ddpjobs`, by column."""
         head, line = self.kubectl("get", "ddpjob", self.name, *flags).splitlines()[:2]
         starts = [i for i, c in enumerate(head) if c != " " and (i == 0 or head[i - 1] == " ")]
         ends = [*starts[1:], None]
@@ -104,74 +104,80 @@ class Job:
         return {head[a:b].strip(): line[a:b].strip() for a, b in cells}
 
     def pods(self) -> list[JSON]:
-        """Its pods."""
+        """Return the job's pods."""
         selector = f"ddp-trainer.dev/job-name={self.name}"
         found = json.loads(self.kubectl("get", "pods", "-l", selector, "-o", "json"))
         pods: list[JSON] = found["items"]
         return pods
 
-    def words(self) -> list[tuple[JSON, AgentStatus]]:
-        """What the agents of all running pods say, each with its pod."""
+    def agent_statuses(self) -> list[tuple[JSON, AgentStatus]]:
+        """Return the statuses of all running agents, each with its pod."""
         here = [pod for pod in self.pods() if "deletionTimestamp" not in pod["metadata"]]
-        words = [(pod, ask(pod["status"].get("podIP"))) for pod in here]
-        return [(pod, said) for pod, said in words if said is not None]
+        statuses = [(pod, query_agent(pod["status"].get("podIP"))) for pod in here]
+        return [(pod, status) for pod, status in statuses if status is not None]
 
-    def beats(self) -> list[tuple[JSON, Beat]]:
-        """The newest beat of each rank, with its pod."""
-        return [(pod, beat) for pod, said in self.words() for beat in said.ranks]
+    def heartbeats(self) -> list[tuple[JSON, Heartbeat]]:
+        """Return the newest heartbeat of each rank, with its pod."""
+        return [
+            (pod, heartbeat) for pod, status in self.agent_statuses() for heartbeat in status.ranks
+        ]
 
     @property
     def saved_step(self) -> int:
-        """The newest committed step that the status knows of; 0 before there is one."""
+        """The newest committed step in the status; 0 before the first one."""
         return int(self.status.get("lastCheckpoint", {}).get("step", 0))
 
-    def wait_for_a_checkpoint(self) -> int:
-        """Wait until a step is saved that was not saved before; that step."""
+    def wait_for_checkpoint(self) -> int:
+        """Wait until a newer step is committed, and return it."""
         before = self.saved_step
         eventually(lambda: self.saved_step > before, "a new checkpoint", 120)
         return self.saved_step
 
     def uids(self) -> dict[str, str]:
-        """The identity of each pod, by its name."""
+        """Return the uid of each pod by its name."""
         return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.pods()}
 
     @property
     def run_directory(self) -> Path:
-        """The run's directory on the shared volume, as this machine sees it."""
+        """The run's directory on the shared volume, as a path of this machine."""
         uid = self.read()["metadata"]["uid"]
         return self.cluster.shared_dir / self.namespace / f"{self.name}-{uid}"
 
     def wait_for(self, reason: str, seconds: float = 120.0) -> JSON:
-        """Wait until STATUS shows a reason; the status then. Says what it saw when it does not."""
+        """Wait until STATUS shows a reason, and return the status.
+
+        Raises:
+            AssertionError: STATUS did not show the reason in time; the text has events and logs.
+        """
         try:
             eventually(lambda: self.reason == reason, reason, seconds)
         except TimeoutError as error:
-            story = self.kubectl("describe", "ddpjob", self.name, check=False)
+            description = self.kubectl("describe", "ddpjob", self.name, check=False)
             logs = self.kubectl("logs", "-l", f"ddp-trainer.dev/job-name={self.name}", check=False)
-            raise AssertionError(f"{error}\n{story}\n{logs}") from error
+            raise AssertionError(f"{error}\n{description}\n{logs}") from error
         return self.status
 
 
-def ask(address: str | None) -> AgentStatus | None:
-    """What the agent at an address says; None while it starts or ends."""
+def query_agent(address: str | None) -> AgentStatus | None:
+    """Return the status of the agent at an address; None while it does not answer."""
     if address is None:
         return None
     try:
-        with urllib.request.urlopen(f"http://{address}:{AGENT_PORT}/status", timeout=1) as said:
-            return AgentStatus.model_validate_json(said.read())
+        with urllib.request.urlopen(f"http://{address}:{AGENT_PORT}/status", timeout=1) as response:
+            return AgentStatus.model_validate_json(response.read())
     except OSError:
         return None
 
 
 def agents(job: Job) -> list[AgentStatus]:
-    """What the agents of all running pods say."""
-    return [said for _, said in job.words()]
+    """Return the statuses of all running agents."""
+    return [status for _, status in job.agent_statuses()]
 
 
 def operator_requests(cluster: Cluster, namespace: str | None = None) -> list[JSON]:
-    """Requests of the operator, of one namespace or all, from the audit log.
+    """Return the operator's requests in one namespace or in all, from the audit log.
 
-    The ends of watches are left out, and the renewals of its Lease, which no job causes.
+    Ends of watches and Lease renewals are left out, because no job causes them.
     """
     lines = cluster.audit_log.read_text(encoding="utf-8").splitlines()
     entries: list[JSON] = [json.loads(line) for line in lines]

@@ -1,4 +1,4 @@
-"""Bad input is refused at apply, with one sentence that names field and rule."""
+"""Tests that the API server rejects bad specs with a message that names field and rule."""
 
 import copy
 import json
@@ -20,26 +20,26 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "unknown-field": ({"nodez": 2}, 'unknown field "spec.nodez"'),
     "task-and-command": (
         {"command": ["python", "train.py"], "config": None},
-        "task and command exclude each other",
+        "task and command must not both be set",
     ),
-    "neither": ({"task": None, "config": None}, "one of task and command must be stated"),
-    "config-no-map": ({"config": "epochs"}, "spec.config in body must be of type object"),
+    "neither": ({"task": None, "config": None}, "one of task and command must be set"),
+    "config-as-text": ({"config": "epochs"}, "spec.config in body must be of type object"),
     "config-with-command": (
         {"task": None, "command": ["python", "train.py"]},
-        "spec.config: goes with task",
+        "spec.config: may be set only with task",
     ),
-    "args-with-task": ({"args": ["--x"]}, "spec.args: goes with command"),
+    "args-with-task": ({"args": ["--x"]}, "spec.args: may be set only with command"),
     "own-variable": (
         {"env": [{"name": "DDP_NODES", "value": "3"}]},
-        "names that begin with DDP_ belong to ddp-trainer",
+        "names must not begin with DDP_, because ddp-trainer reserves this prefix",
     ),
-    "mount-of-nothing": (
+    "mount-without-volume": (
         {"volumeMounts": [{"name": "data", "mountPath": "/data"}]},
-        "spec.volumeMounts: each must name one of spec.volumes",
+        "spec.volumeMounts: each name must be the name of one of spec.volumes",
     ),
     "window": (
         {"restartWindowSeconds": 60, "maxRestarts": 31},
-        "spec.restartWindowSeconds: needs spec.maxRestarts of at most 30",
+        "spec.restartWindowSeconds: requires spec.maxRestarts of at most 30",
     ),
     "bad-task": ({"task": "no-path"}, "spec.task in body should match"),
     "claim-missing": ({"checkpoint": {}}, "spec.checkpoint.claimName: Required value"),
@@ -59,7 +59,7 @@ def manifest(changes: dict[str, Any], name: str = "digits") -> str:
 
 
 @pytest.mark.parametrize(("changes", "sentence"), CASES.values(), ids=CASES.keys())
-def test_bad_spec_is_refused_with_a_sentence(
+def test_api_server_rejects_bad_spec_with_a_clear_message(
     cluster: Cluster, changes: dict[str, Any], sentence: str
 ) -> None:
     refused = cluster.kubectl("apply", "-f", "-", input=manifest(changes), check=False)
@@ -68,13 +68,13 @@ def test_bad_spec_is_refused_with_a_sentence(
 
 
 @pytest.mark.parametrize("name", ["x" * 59, "1st", "a.b"], ids=["too-long", "digit", "dot"])
-def test_a_name_that_fits_no_dns_label_is_refused(cluster: Cluster, name: str) -> None:
+def test_api_server_rejects_name_that_is_no_dns_label(cluster: Cluster, name: str) -> None:
     refused = cluster.kubectl("apply", "-f", "-", input=manifest({}, name), check=False)
     assert refused.returncode != 0
     assert "metadata.name: must be a DNS label of at most 58 characters" in refused.stderr
 
 
-def test_kubectl_explains_every_field_of_the_spec(cluster: Cluster) -> None:
+def test_kubectl_explain_describes_the_spec(cluster: Cluster) -> None:
     text = cluster.kubectl("explain", "ddpjob.spec", "--recursive").stdout
     assert "procsPerNode" in text
     assert "claimName" in text

@@ -1,4 +1,4 @@
-"""How ranks may end, and what the job makes of it."""
+"""Tests of how ranks end and what the job reports about it."""
 
 from typing import Any
 
@@ -9,25 +9,27 @@ from tests.harness.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
 
-KILL = "import os, signal; os.kill(os.getpid(), signal.{})"
-ENDS: dict[str, tuple[str, dict[str, Any]]] = {
+SELF_SIGNAL_SCRIPT = "import os, signal; os.kill(os.getpid(), signal.{})"
+EXIT_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "exit-1": ("raise SystemExit(1)", {"exitCode": 1}),
-    "sigkill": (KILL.format("SIGKILL"), {"signal": "SIGKILL"}),
-    "sigsegv": (KILL.format("SIGSEGV"), {"signal": "SIGSEGV"}),
-    "sigterm": (KILL.format("SIGTERM"), {"signal": "SIGTERM"}),
+    "sigkill": (SELF_SIGNAL_SCRIPT.format("SIGKILL"), {"signal": "SIGKILL"}),
+    "sigsegv": (SELF_SIGNAL_SCRIPT.format("SIGSEGV"), {"signal": "SIGSEGV"}),
+    "sigterm": (SELF_SIGNAL_SCRIPT.format("SIGTERM"), {"signal": "SIGTERM"}),
     "exit-2": ("raise SystemExit(2)", {"exitCode": 2, "reason": "BadInput"}),
 }
 
 
-def test_case_25_each_way_to_end_is_told_apart(cluster: Cluster, namespace: str) -> None:
+def test_case_25_status_distinguishes_exit_codes_and_signals(
+    cluster: Cluster, namespace: str
+) -> None:
     spec = {"nodes": 1, "procsPerNode": 1}
     jobs = {}
-    for name, (script, _) in ENDS.items():
-        # What can never succeed is not tried again, though three more attempts are allowed.
+    for name, (script, _) in EXIT_CASES.items():
+        # Exit code 2 is permanent, so it is not retried although three restarts are allowed.
         limit = 3 if name == "exit-2" else 0
         manifest = script_job(name, script, maxRestarts=limit, **spec)
         jobs[name] = Job.apply(cluster, namespace, manifest)
-    for name, (_, expected) in ENDS.items():
+    for name, (_, expected) in EXIT_CASES.items():
         status = jobs[name].wait_for("Failed", 120)
         assert status["attempt"] == 1
         failure = status["lastFailure"]
@@ -37,7 +39,7 @@ def test_case_25_each_way_to_end_is_told_apart(cluster: Cluster, namespace: str)
         }
 
 
-ONE_LATE = """
+LATE_FAILURE_SCRIPT = """
 import sys, time, torch.distributed as dist
 dist.init_process_group("gloo")
 dist.barrier()
@@ -48,8 +50,10 @@ if dist.get_rank() == 3:
 
 
 @pytest.mark.sweep
-def test_case_58_success_of_rank_0_is_not_the_jobs(cluster: Cluster, namespace: str) -> None:
-    job = Job.apply(cluster, namespace, script_job("late", ONE_LATE, maxRestarts=1))
+def test_case_58_job_fails_when_rank_0_succeeds_and_another_rank_fails(
+    cluster: Cluster, namespace: str
+) -> None:
+    job = Job.apply(cluster, namespace, script_job("late", LATE_FAILURE_SCRIPT, maxRestarts=1))
     status = job.wait_for("Failed", 120)
     assert (status["attempt"], status["restarts"]) == (2, 1)
     assert status["lastFailure"]["exitCode"] == 7

@@ -1,4 +1,4 @@
-"""A job from apply to its end on two real nodes, as a person sees it."""
+"""Tests of a job from creation to completion on two real nodes, as a user sees it."""
 
 import collections
 import json
@@ -6,21 +6,21 @@ import json
 import pytest
 
 from tests.cluster.support import (
-    STEADY,
+    STEADY_SCRIPT,
     Job,
     long_job,
     operator_requests,
     sample,
     script_job,
 )
-from tests.fault_player.strikes import kill_rank
+from tests.fault_player.faults import kill_rank
 from tests.harness.cluster import Cluster
 from tests.tools.install import eventually
 
 pytestmark = pytest.mark.cluster
 
 
-def test_sample_job_completes_and_leaves_nothing(cluster: Cluster, namespace: str) -> None:
+def test_sample_job_completes_and_leaves_no_objects(cluster: Cluster, namespace: str) -> None:
     job = Job.apply(cluster, namespace, sample())
     seen: dict[str, dict[str, str]] = {}
 
@@ -31,22 +31,22 @@ def test_sample_job_completes_and_leaves_nothing(cluster: Cluster, namespace: st
             seen["Progress"] = row
         return row["STATUS"] in {"Completed", "Failed"}
 
-    eventually(completed, "the job's end", 240)
+    eventually(completed, "the job ends", 240)
     last = job.row("-o", "wide")
     assert last["STATUS"] == "Completed", job.kubectl("describe", "ddpjob", job.name)
     assert last["PROGRESS"] == "120/120 (100%)"
     assert last["CHECKPOINT"] == "120"
-    assert last["MESSAGE"] == "all 4 ranks of attempt 1 exited 0"
+    assert last["MESSAGE"] == "all 4 ranks of attempt 1 exited with code 0"
     assert seen["Running"]["READY"] == "2/2"
     assert seen["Progress"]["ATTEMPT"] == "1"
     assert seen["Progress"]["AGE"]
     assert float(job.status["progress"]["metrics"]["accuracy"]) >= 0.97
     pods = job.pods()
     assert {pod["spec"]["nodeName"] for pod in pods} == set(cluster.node_names)
-    said = job.kubectl("logs", pods[0]["metadata"]["name"])
-    assert "torchrun --nnodes=2" in said
-    # torchrun puts the rank in front of each line.
-    (line,) = [line for line in said.splitlines() if '"event": "start"' in line]
+    log = job.kubectl("logs", pods[0]["metadata"]["name"])
+    assert "torchrun --nnodes=2" in log
+    # torchrun prefixes each line with the rank.
+    (line,) = [line for line in log.splitlines() if '"event": "start"' in line]
     start = json.loads(line[line.index("{") :])
     assert start["places"] == [
         {"ranks": ranks, "host": node.name, "zone": node.zone}
@@ -64,10 +64,10 @@ def test_sample_job_completes_and_leaves_nothing(cluster: Cluster, namespace: st
 
     job.kubectl("delete", "ddpjob", job.name)
     kinds = "ddpjobs,pods,services,endpointslices"
-    eventually(lambda: not job.kubectl("get", kinds, "-o", "name"), "nothing left", 60)
+    eventually(lambda: not job.kubectl("get", kinds, "-o", "name"), "all objects deleted", 60)
 
 
-def test_a_killed_rank_costs_one_attempt_and_status_says_why(
+def test_killed_rank_costs_one_attempt_and_status_names_it(
     cluster: Cluster, namespace: str
 ) -> None:
     manifest = sample()
@@ -86,12 +86,12 @@ def test_a_killed_rank_costs_one_attempt_and_status_says_why(
     assert failure["rank"] == 2
     assert failure["signal"] == "SIGKILL"
     assert failure["node"] in cluster.node_names
-    assert failure["message"] == "rank 2 on digits-1 was ended by SIGKILL"
+    assert failure["message"] == "rank 2 on digits-1 was killed by SIGKILL"
     after = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in job.pods()}
     assert after == before  # In place: no pod was replaced.
 
 
-def test_a_failing_script_fails_the_job_with_its_last_line(
+def test_failing_script_fails_the_job_with_its_last_traceback_line(
     cluster: Cluster, namespace: str
 ) -> None:
     script = "raise ValueError('no data under /data')"
@@ -100,13 +100,13 @@ def test_a_failing_script_fails_the_job_with_its_last_line(
     assert "ValueError: no data under /data" in job.row("-o", "wide")["MESSAGE"]
     assert status["lastFailure"]["exitCode"] == 1
     assert "Traceback" in status["lastFailure"]["traceback"]
-    # Its pods end, so that the nodes are free, and stay, so that their logs can be read.
+    # The pods end to free their nodes, and remain so that a user can read their logs.
     ended = {"Succeeded", "Failed"}
     eventually(lambda: {p["status"]["phase"] for p in job.pods()} <= ended, "pods end", 60)
     assert len(job.pods()) == 2
 
 
-def test_a_bad_setting_is_not_retried(cluster: Cluster, namespace: str) -> None:
+def test_job_with_an_unknown_setting_is_not_retried(cluster: Cluster, namespace: str) -> None:
     manifest = sample()
     manifest["spec"]["config"] = {"epoch": 20, "global_batch": 256}
     job = Job.apply(cluster, namespace, manifest)
@@ -117,12 +117,12 @@ def test_a_bad_setting_is_not_retried(cluster: Cluster, namespace: str) -> None:
     assert '"epochs"' in message
 
 
-def test_an_unchanged_job_causes_no_requests(cluster: Cluster, namespace: str) -> None:
-    job = Job.apply(cluster, namespace, script_job("steady", STEADY))
+def test_unchanged_job_causes_no_requests(cluster: Cluster, namespace: str) -> None:
+    job = Job.apply(cluster, namespace, script_job("steady", STEADY_SCRIPT))
     job.wait_for("Running")
-    # The last request of a start, and nobody waits for it.
-    told = ("get", "events", "--field-selector", "reason=Running", "-o", "name")
-    eventually(lambda: bool(job.kubectl(*told)), "the Event that it runs", 30)
+    # The Running Event is the last request of a start, and no status depends on it.
+    running_event = ("get", "events", "--field-selector", "reason=Running", "-o", "name")
+    eventually(lambda: bool(job.kubectl(*running_event)), "the Running Event", 30)
     window = 60.0
     quiet_from = len(operator_requests(cluster))
     with pytest.raises(TimeoutError):
@@ -132,7 +132,7 @@ def test_an_unchanged_job_causes_no_requests(cluster: Cluster, namespace: str) -
     job.kubectl("delete", "ddpjob", job.name)
 
 
-def test_case_39_suspend_frees_the_pods_and_resume_goes_on_from_the_checkpoint(
+def test_case_39_suspend_deletes_the_pods_and_resume_continues_from_the_checkpoint(
     cluster: Cluster, namespace: str
 ) -> None:
     manifest = sample()
@@ -150,9 +150,11 @@ def test_case_39_suspend_frees_the_pods_and_resume_goes_on_from_the_checkpoint(
 
 
 @pytest.mark.sweep
-def test_case_39_resumed_while_its_pods_still_terminate(cluster: Cluster, namespace: str) -> None:
+def test_case_39_job_resumed_while_its_pods_terminate_gets_new_pods(
+    cluster: Cluster, namespace: str
+) -> None:
     job = Job.apply(cluster, namespace, long_job())
-    saved = job.wait_for_a_checkpoint()
+    saved = job.wait_for_checkpoint()
     before = set(job.uids().values())
     job.kubectl("patch", "ddpjob", job.name, "--type=merge", "-p", '{"spec":{"suspend":true}}')
     eventually(

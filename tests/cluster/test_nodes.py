@@ -1,13 +1,13 @@
-"""Nodes that are lost, removed or drained under a running job."""
+"""Tests of nodes that are lost, removed or drained under a running job."""
 
 import json
 
 import pytest
 
 from tests.cluster.support import Job, long_job
-from tests.fault_player import judge
-from tests.fault_player.record import read_lives
-from tests.fault_player.strikes import bring_back, lose_node
+from tests.fault_player import run_checks
+from tests.fault_player.faults import lose_node, restore_node
+from tests.fault_player.record import read_attempts
 from tests.harness.cluster import Cluster
 from tests.tools.install import SYSTEM_NAMESPACE, eventually
 
@@ -19,19 +19,19 @@ def operator_node(cluster: Cluster) -> str:
     return cluster.kubectl("-n", SYSTEM_NAMESPACE, "get", "pods", "-o", form).stdout
 
 
-def check_that_it_lost_nothing(job: Job) -> None:
-    lives = read_lives(job.run_directory)
-    assert any(life.updates for life in lives)
-    assert not judge.two_gangs(lives)
-    assert not judge.lost_steps(lives)
+def check_no_lost_steps(job: Job) -> None:
+    attempts = read_attempts(job.run_directory)
+    assert any(attempt.updates for attempt in attempts)
+    assert not run_checks.overlapping_attempts(attempts)
+    assert not run_checks.lost_steps(attempts)
 
 
 def lose_a_node(cluster: Cluster, namespace: str, *, with_operator: bool) -> Job:
-    """A job that has saved, one of whose pods was on a node that is lost now."""
+    """Return a job that has saved a checkpoint and lost one of its pods with its node."""
     there = operator_node(cluster)
     node = there if with_operator else next(n for n in cluster.node_names if n != there)
     job = Job.apply(cluster, namespace, long_job(log={"every_steps": 1}))
-    job.wait_for_a_checkpoint()
+    job.wait_for_checkpoint()
     assert {pod["spec"]["nodeName"] for pod in job.pods()} == set(cluster.node_names)
     lose_node(cluster, node)
     return job
@@ -42,7 +42,7 @@ def lose_a_node(cluster: Cluster, namespace: str, *, with_operator: bool) -> Job
     [False, pytest.param(True, marks=pytest.mark.sweep)],
     ids=["worker", "worker-and-operator"],
 )
-def test_case_21_node_lost_and_its_pod_stuck_terminating(
+def test_case_21_job_recovers_from_a_lost_node_whose_pod_stays_terminating(
     cluster: Cluster, namespace: str, *, with_operator: bool
 ) -> None:
     job = lose_a_node(cluster, namespace, with_operator=with_operator)
@@ -54,12 +54,14 @@ def test_case_21_node_lost_and_its_pod_stuck_terminating(
         assert len({pod["spec"]["nodeName"] for pod in job.pods()}) == 1
     finally:
         for name in cluster.node_names:
-            bring_back(cluster, name)
-    check_that_it_lost_nothing(job)
+            restore_node(cluster, name)
+    check_no_lost_steps(job)
 
 
 @pytest.mark.sweep
-def test_case_22_node_removed_from_the_cluster(cluster: Cluster, namespace: str) -> None:
+def test_case_22_job_recovers_from_a_node_removed_from_the_cluster(
+    cluster: Cluster, namespace: str
+) -> None:
     job = lose_a_node(cluster, namespace, with_operator=False)
     lost = next(n for n in cluster.node_names if n != operator_node(cluster))
     try:
@@ -68,14 +70,14 @@ def test_case_22_node_removed_from_the_cluster(cluster: Cluster, namespace: str)
         assert (status["restarts"], status["infrastructureRestarts"]) == (0, 1)
         assert {pod["spec"]["nodeName"] for pod in job.pods()} == {operator_node(cluster)}
     finally:
-        bring_back(cluster, lost)  # It registers itself anew.
-    check_that_it_lost_nothing(job)
+        restore_node(cluster, lost)  # The kubelet registers its node again.
+    check_no_lost_steps(job)
 
 
 @pytest.mark.sweep
-def test_case_23_eviction_by_the_api_costs_nothing(cluster: Cluster, namespace: str) -> None:
+def test_case_23_eviction_by_the_api_is_free(cluster: Cluster, namespace: str) -> None:
     job = Job.apply(cluster, namespace, long_job(log={"every_steps": 1}))
-    saved = job.wait_for_a_checkpoint()
+    saved = job.wait_for_checkpoint()
     metadata = {"name": "digits-1", "namespace": namespace}
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
     path = f"/api/v1/namespaces/{namespace}/pods/digits-1/eviction"
@@ -85,28 +87,31 @@ def test_case_23_eviction_by_the_api_costs_nothing(cluster: Cluster, namespace: 
     assert [status[name] for name in counted] == [0, 0, 1]
     assert status["lastFailure"]["reason"] == "EvictionByEvictionAPI"
     assert status["resumedFromStep"] >= saved
-    check_that_it_lost_nothing(job)
+    check_no_lost_steps(job)
 
 
 @pytest.mark.sweep
-def test_case_62_worker_waits_for_the_first_node_without_a_restart(
+def test_case_62_worker_waits_for_node_0_without_a_restart(
     cluster: Cluster, namespace: str
 ) -> None:
     job = Job.apply(cluster, namespace, long_job())
-    job.wait_for_a_checkpoint()
+    job.wait_for_checkpoint()
     before = job.uids()
     for name in cluster.node_names:
         cluster.kubectl("cordon", name)
     try:
         job.kubectl("delete", "pod", "digits-0", "--grace-period=0", "--force")
-        # There is no pod behind the name of node 0 until a node takes it.
+        # The DNS name of node 0 has no pod until the scheduler places one.
         eventually(lambda: "Unschedulable" in job.row("-o", "wide")["MESSAGE"], "pod 0 waits", 60)
         waits = {"node 1": ("Waiting", 2)}
         seen: dict[str, tuple[str, int]] = {}
 
         def waiting() -> bool:
             seen.update(
-                {f"node {said.node_index}": (said.phase, said.attempt) for _, said in job.words()}
+                {
+                    f"node {agent.node_index}": (agent.phase, agent.attempt)
+                    for _, agent in job.agent_statuses()
+                }
             )
             return seen == waits
 

@@ -10,9 +10,9 @@ from tests.harness.cluster import Cluster
 pytestmark = pytest.mark.cluster
 
 
-def test_a_job_that_is_struck_at_random_completes_and_loses_nothing(
+def test_job_under_random_kills_completes_and_loses_no_step(
     cluster: Cluster, namespace: str
 ) -> None:
     seed = int(os.environ.get("DDP_SEED", "0"))
-    found = kills.play(cluster, namespace, 4, seed, print)
-    assert not found, f"SEED={seed} repeats it"
+    found = kills.run_kills(cluster, namespace, 4, seed, print)
+    assert not found, f"{found}; DDP_SEED={seed} repeats this run"

@@ -1,18 +1,18 @@
-"""Recovery on two real nodes: what is lost comes back, and the status says what it was."""
+"""Tests of recovery on two real nodes and of the cause in the status."""
 
 import pytest
 
 from tests.cluster.support import Job, long_job, script_job
-from tests.fault_player.strikes import delete_pod, kill_rank
+from tests.fault_player.faults import delete_pod, kill_rank
 from tests.harness.cluster import Cluster
 from tests.tools.install import RELEASE, SYSTEM_NAMESPACE, eventually
 
 pytestmark = pytest.mark.cluster
 
 
-def check_that_a_deleted_pod_is_replaced(cluster: Cluster, namespace: str, index: int) -> None:
+def check_deleted_pod_is_replaced(cluster: Cluster, namespace: str, index: int) -> None:
     job = Job.apply(cluster, namespace, long_job())
-    job.wait_for_a_checkpoint()
+    job.wait_for_checkpoint()
     before = job.uids()
     victim = f"digits-{index}"
     delete_pod(job, victim)
@@ -26,23 +26,25 @@ def check_that_a_deleted_pod_is_replaced(cluster: Cluster, namespace: str, index
 
 
 @pytest.mark.sweep
-def test_case_18_deleted_worker_is_replaced(cluster: Cluster, namespace: str) -> None:
-    check_that_a_deleted_pod_is_replaced(cluster, namespace, 1)
+def test_case_18_operator_replaces_a_deleted_worker_pod(cluster: Cluster, namespace: str) -> None:
+    check_deleted_pod_is_replaced(cluster, namespace, 1)
 
 
-def test_case_19_deleted_rank_0_is_replaced(cluster: Cluster, namespace: str) -> None:
-    check_that_a_deleted_pod_is_replaced(cluster, namespace, 0)
+def test_case_19_operator_replaces_the_deleted_pod_of_rank_0(
+    cluster: Cluster, namespace: str
+) -> None:
+    check_deleted_pod_is_replaced(cluster, namespace, 0)
 
 
-def test_what_happened_while_the_operator_was_away_is_dealt_with_when_it_is_back(
+def test_operator_recovers_a_rank_killed_while_it_was_down(
     cluster: Cluster, namespace: str
 ) -> None:
     job = Job.apply(cluster, namespace, long_job())
-    job.wait_for_a_checkpoint()
+    job.wait_for_checkpoint()
     scale = ("-n", SYSTEM_NAMESPACE, "scale", "deployment", RELEASE)
     cluster.kubectl(*scale, "--replicas=0")
     gone = ("-n", SYSTEM_NAMESPACE, "get", "pods", "-o", "name")
-    eventually(lambda: not cluster.kubectl(*gone).stdout, "operator gone", 60)
+    eventually(lambda: not cluster.kubectl(*gone).stdout, "the operator is gone", 60)
     kill_rank(job, 1)
     cluster.kubectl(*scale, "--replicas=1")
     status = job.wait_for("Completed", 180)
@@ -50,7 +52,7 @@ def test_what_happened_while_the_operator_was_away_is_dealt_with_when_it_is_back
     assert status["lastFailure"]["signal"] == "SIGKILL"
 
 
-GREEDY = """
+MEMORY_SCRIPT = """
 import torch.distributed as dist
 dist.init_process_group("gloo")
 dist.barrier()
@@ -61,11 +63,9 @@ dist.barrier()
 """
 
 
-def test_case_24_rank_out_of_memory_is_named_with_the_reason(
-    cluster: Cluster, namespace: str
-) -> None:
+def test_case_24_status_reports_out_of_memory_kill(cluster: Cluster, namespace: str) -> None:
     limit = {"limits": {"memory": "1Gi"}}
-    manifest = script_job("greedy", GREEDY, maxRestarts=0, resources=limit)
+    manifest = script_job("greedy", MEMORY_SCRIPT, maxRestarts=0, resources=limit)
     status = Job.apply(cluster, namespace, manifest).wait_for("Failed", 120)
     failure = status["lastFailure"]
     assert failure["reason"] == "OOMKilled"

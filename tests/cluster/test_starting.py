@@ -1,11 +1,11 @@
-"""What keeps a job from starting is said, costs nothing, and heals by itself."""
+"""Tests of what keeps a job from starting: the job reports it, pays no restart and recovers."""
 
 import json
 from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.support import MEET, Job, script_job
+from tests.cluster.support import BARRIER_SCRIPT, Job, script_job
 from tests.harness.cluster import Cluster
 from tests.tools.install import eventually
 
@@ -14,11 +14,11 @@ pytestmark = pytest.mark.cluster
 GPU = "nvidia.com/gpu"
 
 
-def message_has(job: Job, words: str) -> bool:
-    return words in job.row("-o", "wide")["MESSAGE"]
+def message_contains(job: Job, text: str) -> bool:
+    return text in job.row("-o", "wide")["MESSAGE"]
 
 
-def check_that_it_cost_nothing(job: Job) -> None:
+def check_no_restarts(job: Job) -> None:
     status = job.wait_for("Completed", 120)
     assert status["attempt"] == 1
     counted = ("restarts", "infrastructureRestarts", "freeRestarts")
@@ -26,19 +26,19 @@ def check_that_it_cost_nothing(job: Job) -> None:
 
 
 @pytest.mark.sweep
-def test_case_27_missing_secret_and_configmap_heal_when_they_are_created(
+def test_case_27_job_starts_once_missing_secret_and_configmap_are_created(
     cluster: Cluster, namespace: str
 ) -> None:
     secret = {"secretKeyRef": {"name": "token", "key": "value"}}
     setting = {"configMapKeyRef": {"name": "settings", "key": "value"}}
     env = [{"name": "TOKEN", "valueFrom": secret}, {"name": "SETTING", "valueFrom": setting}]
-    job = Job.apply(cluster, namespace, script_job("needy", MEET, env=env))
-    eventually(lambda: message_has(job, " not found"), "the kubelet's word", 60)
-    assert message_has(job, "CreateContainerConfigError")
+    job = Job.apply(cluster, namespace, script_job("needy", BARRIER_SCRIPT, env=env))
+    eventually(lambda: message_contains(job, " not found"), "the message of the kubelet", 60)
+    assert message_contains(job, "CreateContainerConfigError")
     assert job.reason == "Pending"
     job.kubectl("create", "secret", "generic", "token", "--from-literal=value=x")
     job.kubectl("create", "configmap", "settings", "--from-literal=value=x")
-    check_that_it_cost_nothing(job)
+    check_no_restarts(job)
 
 
 def set_gpus(cluster: Cluster, node: str, count: int | None) -> None:
@@ -49,23 +49,29 @@ def set_gpus(cluster: Cluster, node: str, count: int | None) -> None:
 
 @pytest.fixture
 def gpus(cluster: Cluster) -> Iterator[None]:
-    """What a test said of GPUs is taken back."""
+    """Remove the GPU capacities that a test set."""
     yield
     for name in cluster.node_names:
         set_gpus(cluster, name, None)
 
 
 @pytest.mark.usefixtures("gpus")
-def test_case_28_and_29_unschedulable_whole_or_in_part_heals_when_nodes_appear(
+def test_case_28_and_29_unschedulable_job_starts_once_nodes_have_capacity(
     cluster: Cluster, namespace: str
 ) -> None:
-    job = Job.apply(cluster, namespace, script_job("big", MEET, gpusPerNode=1, procsPerNode=1))
-    eventually(lambda: message_has(job, f"Insufficient {GPU}"), "the scheduler's word", 60)
+    job = Job.apply(
+        cluster, namespace, script_job("big", BARRIER_SCRIPT, gpusPerNode=1, procsPerNode=1)
+    )
+    eventually(
+        lambda: message_contains(job, f"Insufficient {GPU}"), "the message of the scheduler", 60
+    )
     assert job.reason == "Pending"
     first, second = cluster.node_names
     set_gpus(cluster, first, 1)
-    # One pod of two has a place: it waits, and neither it nor the job gives up.
-    eventually(lambda: len(job.words()) == 1, "an agent that waits for its peer", 60)
-    eventually(lambda: message_has(job, f"Insufficient {GPU}"), "the other has no place", 60)
+    # One pod of two has a node. It waits for its peer, and the job does not fail.
+    eventually(lambda: len(job.agent_statuses()) == 1, "one agent runs", 60)
+    eventually(
+        lambda: message_contains(job, f"Insufficient {GPU}"), "the other pod is unschedulable", 60
+    )
     set_gpus(cluster, second, 1)
-    check_that_it_cost_nothing(job)
+    check_no_restarts(job)

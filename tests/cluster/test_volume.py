@@ -1,4 +1,4 @@
-"""A volume that refuses, and a rank that dies while it writes."""
+"""Tests of a full or read-only volume, and of a rank that is killed during a checkpoint."""
 
 import os
 import random
@@ -12,9 +12,9 @@ import pytest
 
 from ddp_trainer.checkpoint.format import PENDING, check_whole
 from tests.cluster.support import Job, long_job
-from tests.fault_player import judge
-from tests.fault_player.record import read_lives
-from tests.fault_player.strikes import rank_process
+from tests.fault_player import run_checks
+from tests.fault_player.faults import rank_process
+from tests.fault_player.record import read_attempts
 from tests.harness.cluster import Cluster
 from tests.tools.install import eventually
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture
 def small_volume(cluster: Cluster, namespace: str) -> Iterator[Path]:
-    """The claim's directory is a file system of its own, of 64 MiB."""
+    """Mount a file system of 64 MiB at the claim's directory, and yield the directory."""
     directory = cluster.shared_dir / namespace
     options = "size=64m,uid=1000,gid=1000,mode=0755"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)], check=True)
@@ -32,8 +32,8 @@ def small_volume(cluster: Cluster, namespace: str) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
-def fill(directory: Path) -> Path:
-    """Use up the volume."""
+def fill_volume(directory: Path) -> Path:
+    """Fill the volume, and return the file that fills it."""
     filler = directory / "filler"
     with filler.open("wb", buffering=0) as file:
         try:
@@ -44,30 +44,30 @@ def fill(directory: Path) -> Path:
     return filler
 
 
-def newest(job: Job) -> Path:
-    """The directory of the newest checkpoint, as this machine sees it."""
+def newest_checkpoint(job: Job) -> Path:
+    """Return the directory of the newest checkpoint, as a path of this machine."""
     path = Path(job.status["lastCheckpoint"]["path"])
     return job.run_directory / path.name
 
 
-def warned(job: Job) -> bool:
-    return "checkpoint not saved" in job.kubectl("logs", "digits-0")
+def has_save_warning(job: Job) -> bool:
+    return "was not saved to" in job.kubectl("logs", "digits-0")
 
 
 @pytest.mark.sweep
-def test_case_35_full_volume_costs_checkpoints_and_not_the_run(
+def test_case_35_full_volume_loses_checkpoints_but_not_the_run(
     cluster: Cluster, namespace: str, small_volume: Path
 ) -> None:
     job = Job.apply(cluster, namespace, long_job(epochs=300))
-    job.wait_for_a_checkpoint()
-    filler = fill(small_volume)
-    eventually(lambda: warned(job), "a warning", 60)
-    check_whole(newest(job))
+    job.wait_for_checkpoint()
+    filler = fill_volume(small_volume)
+    eventually(lambda: has_save_warning(job), "a warning", 60)
+    check_whole(newest_checkpoint(job))
     filler.unlink()
-    job.wait_for_a_checkpoint()
+    job.wait_for_checkpoint()
     status = job.status
     assert status["attempt"] == 1
-    check_whole(newest(job))
+    check_whole(newest_checkpoint(job))
 
 
 @pytest.mark.sweep
@@ -75,17 +75,19 @@ def test_case_35_read_only_volume_fails_the_job_with_its_reason(
     cluster: Cluster, namespace: str, small_volume: Path
 ) -> None:
     job = Job.apply(cluster, namespace, long_job())
-    job.wait_for_a_checkpoint()
+    job.wait_for_checkpoint()
     subprocess.run(["mount", "-o", "remount,ro", str(small_volume)], check=True)
     status = job.wait_for("Failed", 180)
     assert "Read-only file system" in job.row("-o", "wide")["MESSAGE"]
     assert status["lastFailure"]["cause"] == "Application"
-    check_whole(newest(job))
+    check_whole(newest_checkpoint(job))
 
 
 @pytest.mark.sweep
-def test_case_36_rank_killed_while_it_writes_a_checkpoint(cluster: Cluster, namespace: str) -> None:
-    chance = random.Random(36)  # noqa: S311 (when to strike)
+def test_case_36_run_resumes_from_a_whole_checkpoint_after_kills_during_the_write(
+    cluster: Cluster, namespace: str
+) -> None:
+    chance = random.Random(36)  # noqa: S311 (times of kills)
     manifest = long_job(epochs=400, log={"every_steps": 1}, task={"width": 128})
     manifest["spec"]["maxRestarts"] = 100
     manifest["spec"]["checkpoint"] |= {"everySteps": 5}
@@ -96,15 +98,15 @@ def test_case_36_rank_killed_while_it_writes_a_checkpoint(cluster: Cluster, name
         return any(path.name.endswith(PENDING) for path in directory.iterdir())
 
     for attempt in range(1, 9):
-        eventually(lambda: job.status["attempt"] == attempt, "the attempt", 60)  # noqa: B023
-        job.wait_for_a_checkpoint()
+        eventually(lambda: job.status["attempt"] == attempt, "the next attempt starts", 60)  # noqa: B023
+        job.wait_for_checkpoint()
         victim = rank_process(job, 0)
-        eventually(saving, "a checkpoint that is being written", 60, every=0.001)
-        time.sleep(chance.uniform(0.0, 0.03))  # Anywhere within it.
+        eventually(saving, "rank 0 writes a checkpoint", 60, every=0.001)
+        time.sleep(chance.uniform(0.0, 0.03))  # A random moment of the write.
         os.kill(victim, signal.SIGKILL)
-    eventually(lambda: job.status["attempt"] == 9, "the last attempt", 60)
-    job.wait_for_a_checkpoint()
-    lives = read_lives(job.run_directory)
-    assert not judge.lost_steps(lives)
+    eventually(lambda: job.status["attempt"] == 9, "attempt 9 starts", 60)
+    job.wait_for_checkpoint()
+    attempts = read_attempts(job.run_directory)
+    assert not run_checks.lost_steps(attempts)
     assert job.status["restarts"] == 8
-    check_whole(newest(job))
+    check_whole(newest_checkpoint(job))

@@ -1,8 +1,8 @@
-"""Every fault that is known, played against the product: what `make faults` runs.
+"""Run every known fault against the product, as `make faults` does.
 
     python -m tests.fault_player [--part api|cluster|recovery|kills] [--seed 0] [--wheels DIR]
 
-The parts run one after the other, each on a cluster of its own. Ends non-zero when one fails.
+The parts run one after another, each on its own cluster. The exit code is 1 if one part fails.
 """
 
 import argparse
@@ -20,11 +20,11 @@ PYTEST = (
     "-o", "console_output_style=classic", "--tb=short",
 )  # fmt: skip
 CASES = "case_ or random"
-"""Which tests of the two nodes are about faults."""
+"""Selects the tests on two nodes that inject faults."""
 
 
 def parts(seed: int, wheels: Path) -> dict[str, list[str]]:
-    """What each part runs, as arguments of Python."""
+    """Return the arguments of Python for each part."""
     state = ["--seed", str(seed), "--wheels", str(wheels)]
     return {
         "api": [*PYTEST, "tests/api", "-m", "api"],
@@ -35,10 +35,10 @@ def parts(seed: int, wheels: Path) -> dict[str, list[str]]:
 
 
 def main() -> None:
-    """Run the parts, then say what became of each."""
-    parser = argparse.ArgumentParser(description="Plays every known fault against the product.")
+    """Run the parts, then print the result of each."""
+    parser = argparse.ArgumentParser(description="Runs every known fault against the product.")
     known = parts(0, Path())
-    parser.add_argument("--part", choices=list(known), action="append", help="this one alone")
+    parser.add_argument("--part", choices=list(known), action="append", help="run only this part")
     parser.add_argument("--seed", type=int, default=int(os.environ.get("DDP_SEED") or "0"))
     parser.add_argument("--wheels", type=Path, default=Path("../shared/wheels"))
     options = parser.parse_args()
@@ -47,18 +47,18 @@ def main() -> None:
     commands = parts(options.seed, options.wheels)
     codes = {name: run(name, commands[name], environment) for name in wanted}
     failed = [name for name, code in codes.items() if code]
-    told = ", ".join(f"{name} {'FAILED' if code else 'ok'}" for name, code in codes.items())
-    print(f"\nfaults, SEED={options.seed}: {told}")
+    results = ", ".join(f"{name} {'FAILED' if code else 'ok'}" for name, code in codes.items())
+    print(f"\nfaults, SEED={options.seed}: {results}")
     sys.exit(1 if failed else 0)
 
 
 def run(name: str, arguments: list[str], environment: Mapping[str, str]) -> int:
-    """Run one part in the open; its exit code."""
+    """Run one part with its output on the terminal, and return its exit code."""
     print(f"\n== {name}", flush=True)
     began = time.monotonic()
     with subprocess.Popen([sys.executable, *arguments], env=environment) as part:
         code = ending.wait_for(part)
-    print(f"== {name}: exit {code} after {time.monotonic() - began:.0f} s", flush=True)
+    print(f"== {name}: exit code {code} after {time.monotonic() - began:.0f} s", flush=True)
     return code
 
 

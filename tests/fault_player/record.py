@@ -1,4 +1,4 @@
-"""What a run left behind, for a judgement after the event: who trained when, and from where."""
+"""Records of a run for the checks after it: its attempts from logs, and its pods from a watch."""
 
 import json
 import re
@@ -19,44 +19,44 @@ _ATTEMPT = re.compile(r"attempt-(\d+)")
 
 
 @dataclass
-class Life:
-    """One attempt, as its rank 0 told it line by line on the shared volume. Times in Unix seconds.
+class AttemptRecord:
+    """One attempt, from the log of its rank 0 on the shared volume. Times are in Unix seconds.
 
-    No rank can do an update without all others, so rank 0's updates are the gang's.
+    Updates of rank 0 stand for the gang, because no rank can do an update without all others.
     """
 
-    attempt: int
+    number: int
     updates: list[float] = field(default_factory=list)
-    """When it told of an update."""
+    """Times of updates."""
     saved: list[int] = field(default_factory=list)
-    """Steps that it committed."""
+    """Steps that the attempt committed."""
     started: float | None = None
     resumed_from: int | None = None
 
 
-def read_lives(run_directory: Path) -> list[Life]:
-    """All attempts that left a word in the logs of a run's directory, by number."""
+def read_attempts(run_directory: Path) -> list[AttemptRecord]:
+    """Return all attempts with logs in a run's directory, by number."""
     found = []
     for folder in (run_directory / "logs").glob("attempt-*"):
         match = _ATTEMPT.fullmatch(folder.name)
         if match:
-            life = Life(int(match[1]))
+            attempt = AttemptRecord(int(match[1]))
             for event in _events(folder):
-                _note(life, event)
-            found.append(life)
-    return sorted(found, key=lambda life: life.attempt)
+                _add_event(attempt, event)
+            found.append(attempt)
+    return sorted(found, key=lambda attempt: attempt.number)
 
 
-def _note(life: Life, event: JSON) -> None:
+def _add_event(attempt: AttemptRecord, event: JSON) -> None:
     match event["event"]:
         case "start":
-            life.started = event["time"]
+            attempt.started = event["time"]
         case "resume":
-            life.resumed_from = event["step"]
+            attempt.resumed_from = event["step"]
         case "progress":
-            life.updates.append(event["time"])
+            attempt.updates.append(event["time"])
         case "checkpoint":
-            life.saved.append(event["step"])
+            attempt.saved.append(event["step"])
         case _:
             pass
 
@@ -67,20 +67,20 @@ def _events(folder: Path) -> Iterator[JSON]:
             try:
                 event = json.loads(line)
             except ValueError:
-                continue  # It was killed while it wrote, or is no event.
+                continue  # The line is incomplete because of a kill, or is no event.
             if isinstance(event, dict) and event.get("rank") == 0 and "event" in event:
                 yield event
 
 
 class PodWatch:
-    """Everything that happens to a job's pods, from a watch of its own."""
+    """A watch of a job's pods that records every event."""
 
     def __init__(self, job: Job, file: Path) -> None:
         self._job, self._file = job, file
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        """Begin to watch."""
+        """Start the watch."""
         selector = f"{LABEL_JOB_NAME}={self._job.name}"
         command = [
             str(binaries.kubectl()), f"--kubeconfig={self._job.cluster.kubeconfig}",
@@ -97,30 +97,30 @@ class PodWatch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the watch."""
+        """Stop the watch."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
 
     @property
-    def broke(self) -> bool:
-        """Whether the watch ended by itself: then it did not see everything."""
+    def ended_early(self) -> bool:
+        """Whether the watch ended early, so that its record is incomplete."""
         return self._process is None or self._process.poll() is not None
 
     def events(self) -> list[JSON]:
-        """What was seen so far."""
+        """Return the events so far."""
         text = self._file.read_text(encoding="utf-8")
         decoder, found, at = json.JSONDecoder(), [], 0
         while (at := text.find("{", at)) >= 0:
             try:
                 event, at = decoder.raw_decode(text, at)
             except ValueError:
-                break  # It is being written.
+                break  # kubectl is still writing this event.
             found.append(event)
         return found
 
-    def doubled(self) -> list[str]:
-        """A sentence for each moment at which two pods of one index lived."""
+    def duplicate_pods(self) -> list[str]:
+        """Return a message for each moment at which two pods of one index were active."""
         found = []
         living: dict[str, str] = {}
         for event in self.events():
@@ -132,6 +132,8 @@ class PodWatch:
                 continue
             others = [u for u, i in living.items() if i == index and u != metadata["uid"]]
             if others and metadata["uid"] not in living:
-                found.append(f"pods {others[0]} and {metadata['uid']} of index {index} both live")
+                found.append(
+                    f"pods {others[0]} and {metadata['uid']} of index {index} are both active"
+                )
             living[metadata["uid"]] = index
         return found

@@ -1,9 +1,9 @@
-"""A plugin of pytest: one line per case, and how many held, in place of dots.
+"""A pytest plugin that prints one line per case and a summary instead of dots.
 
     pytest -p tests.fault_player.report -q -m api
 
-A test is a numbered case when its name has `case_NN` in it; the numbers are those of
-docs/fault-matrix.md.
+A test belongs to a numbered case if its name contains `case_NN`. docs/fault-matrix.md lists the
+numbers.
 """
 
 import re
@@ -13,13 +13,13 @@ from collections.abc import Generator
 import pytest
 
 _CASE = re.compile(r"case_(\d+(?:_and_\d+)*)_")
-_TIERS = (("cluster", "two nodes"), ("api", "API server"))
+_ENVIRONMENTS = (("cluster", "two nodes"), ("api", "API server"))
 _REASON_LINES = 40
 _PHASES = {"setup", "call", "teardown"}
 
 
 class CaseReport:
-    """Collects what becomes of each test, and says it in a line."""
+    """Collects the result of each test and prints it in one line."""
 
     def __init__(self) -> None:
         self._outcomes: dict[str, str] = {}
@@ -31,7 +31,7 @@ class CaseReport:
     def pytest_runtest_makereport(
         self, item: pytest.Item
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Notes each phase of a test; after the last one, the line is due."""
+        """Record each phase of a test, and print its line after the last phase."""
         report = yield
         key = item.nodeid
         self._seconds[key] += report.duration  # type: ignore[assignment]
@@ -43,19 +43,19 @@ class CaseReport:
         if report.when == "teardown":
             outcome = self._outcomes.get(key, "ok")
             self.figures[outcome] += 1
-            self._say(item, line(item, outcome, self._seconds[key]))
+            self._print(item, line(item, outcome, self._seconds[key]))
             if key in self._reasons:
-                self._say(item, self._reasons[key])
+                self._print(item, self._reasons[key])
         return report
 
     @staticmethod
-    def _say(item: pytest.Item, text: str) -> None:
+    def _print(item: pytest.Item, text: str) -> None:
         terminal = item.config.pluginmanager.get_plugin("terminalreporter")
         if terminal is not None:
             terminal.write_line(text)
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """Keeps the dots away; failures are still listed at the end."""
+        """Suppress the dots. pytest still lists failures at the end."""
         if report.when not in _PHASES:
             return None
         if report.failed:
@@ -65,27 +65,27 @@ class CaseReport:
         return "", "", ""
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """The figures."""
-        told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(self.figures.items()))
-        terminalreporter.write_line(f"cases: {told or 'none'}")
+        """Print the number of cases by result."""
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(self.figures.items()))
+        terminalreporter.write_line(f"cases: {counts or 'none'}")
 
 
 def line(item: pytest.Item, outcome: str, seconds: float) -> str:
-    """Number, tier, fault, outcome, seconds."""
+    """Return number, environment, fault, result and seconds of a case in one line."""
     number, fault = number_and_fault(item.name)
-    tier = next((name for mark, name in _TIERS if item.get_closest_marker(mark)), "-")
-    return f"{number:>7}  {tier:<10}  {fault:<76}  {outcome:<6}  {seconds:6.1f} s"
+    environment = next((name for mark, name in _ENVIRONMENTS if item.get_closest_marker(mark)), "-")
+    return f"{number:>7}  {environment:<10}  {fault:<76}  {outcome:<6}  {seconds:6.1f} s"
 
 
 def reason(report: pytest.TestReport) -> str:
-    """Why a test failed, at once: a part that is ended early lists no failures."""
+    """Return why a test failed. Printed at once, because an interrupted part lists no failures."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = report.longreprtext if crash is None else f"{crash.path}:{crash.lineno}: {crash.message}"
     return "\n".join(f"         {part}" for part in text.splitlines()[:_REASON_LINES])
 
 
 def number_and_fault(test: str) -> tuple[str, str]:
-    """The case's number, or a dash, and what happens in it, in words."""
+    """Return the case's number, or a dash, and its fault in words."""
     name = test.removeprefix("test_")
     match = _CASE.match(name)
     if match is None:
@@ -94,5 +94,5 @@ def number_and_fault(test: str) -> tuple[str, str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the plugin."""
+    """Register the plugin."""
     config.pluginmanager.register(CaseReport(), "case-report")

@@ -1,1 +1,1 @@
-"""A real Kubernetes on one Linux machine, for the tests of this project."""
+"""A real Kubernetes cluster on one Linux machine, for the tests of this project."""

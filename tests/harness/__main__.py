@@ -1,4 +1,4 @@
-"""`python -m tests.harness COMMAND`: the cluster and its images from the command line."""
+"""`python -m tests.harness COMMAND`: control the cluster and its images from the command line."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Final
 from tests.harness import binaries, debian, ending, gobuild, images, machine
 from tests.harness.cluster import Cluster
 from tests.harness.errors import HarnessError
-from tests.harness.run import Figures, say
+from tests.harness.run import Figures, print_line
 
 _FAILED: Final = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit status: 0, or 2 with one sentence on stderr."""
+    """Run one command. Return the exit code: 0, or 2 with a message on stderr."""
     arguments = _parser().parse_args(argv)
     command: Callable[[argparse.Namespace], None] = arguments.run
     try:
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return _FAILED
     except OSError as error:
-        print(f"This machine refused: {error}.", file=sys.stderr)
+        print(f"An operating system call failed: {error}.", file=sys.stderr)
         return _FAILED
     except KeyboardInterrupt:
         return ending.INTERRUPTED
@@ -38,14 +38,14 @@ def _tools(_: argparse.Namespace) -> None:
     figures = Figures()
     tools = binaries.everything(figures)
     for package, version in debian.versions(tools.folders[0]).items():
-        say(f"{package} {version}")
-    for family in (gobuild.KUBERNETES, gobuild.COREDNS, gobuild.HELM):
-        say(f"{family.name} {family.version}")
+        print_line(f"{package} {version}")
+    for tool_set in (gobuild.KUBERNETES, gobuild.COREDNS, gobuild.HELM):
+        print_line(f"{tool_set.name} {tool_set.version}")
 
 
 def _up(arguments: argparse.Namespace) -> None:
     cluster = Cluster.up(arguments.nodes)
-    say(f"export KUBECONFIG={cluster.kubeconfig}")
+    print_line(f"export KUBECONFIG={cluster.kubeconfig}")
 
 
 def _down(_: argparse.Namespace) -> None:
@@ -55,19 +55,19 @@ def _down(_: argparse.Namespace) -> None:
 
 
 def _base_image(_: argparse.Namespace) -> None:
-    say(str(images.build_base()))
+    print_line(str(images.build_base()))
 
 
 def _image(arguments: argparse.Namespace) -> None:
     build_args = dict(_pair(text) for text in arguments.build_arg)
-    say(str(images.build(arguments.target, arguments.tag, build_args, arguments.wheels)))
+    print_line(str(images.build(arguments.target, arguments.tag, build_args, arguments.wheels)))
 
 
 def _load(arguments: argparse.Namespace) -> None:
     machine.check()
     cluster = Cluster.attach()
     if cluster is None:
-        raise HarnessError("No cluster runs on this machine; bring one up first.")
+        raise HarnessError("No cluster is running on this machine; start one with `up`.")
     figures = Figures()
     with figures.phase(f"load {arguments.archive.name}"):
         cluster.load_image(arguments.archive)
@@ -76,7 +76,7 @@ def _load(arguments: argparse.Namespace) -> None:
 def _pair(text: str) -> tuple[str, str]:
     key, separator, value = text.partition("=")
     if not separator:
-        raise HarnessError(f"--build-arg wants KEY=VALUE, not {text}.")
+        raise HarnessError(f"--build-arg must have the form KEY=VALUE, got {text}.")
     return key, value
 
 
@@ -91,16 +91,18 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         return command
 
-    add("tools", _tools, "fetch and build everything into the cache")
-    up = add("up", _up, "end any left-over, then bring up a new cluster")
-    up.add_argument("--nodes", type=int, default=2, help="real nodes; 0: a control plane alone")
-    add("down", _down, "end everything")
-    add("base-image", _base_image, "make the base image of all others")
+    add("tools", _tools, "download and build all tools into the cache")
+    up = add("up", _up, "remove any old cluster, then start a new one")
+    up.add_argument("--nodes", type=int, default=2, help="real nodes; 0: control plane only")
+    add("down", _down, "stop and remove the cluster")
+    add("base-image", _base_image, "build the base image of all others")
     image = add("image", _image, "build one target of the Dockerfile into an archive")
     image.add_argument("--target", required=True)
-    image.add_argument("--tag", required=True, help="its name, with a tag other than latest")
+    image.add_argument(
+        "--tag", required=True, help="the image's name, with a tag other than latest"
+    )
     image.add_argument("--build-arg", action="append", default=[], metavar="K=V")
-    image.add_argument("--wheels", type=Path, help="a folder, seen as /wheels by the build")
+    image.add_argument("--wheels", type=Path, help="a folder that the build mounts at /wheels")
     load = add("load", _load, "load an image archive into all nodes")
     load.add_argument("archive", type=Path)
     return parser

@@ -1,4 +1,4 @@
-"""The few calls that the harness itself makes to the API server, as its administrator."""
+"""The few API calls that the harness itself makes, as administrator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Api:
         self._context.load_cert_chain(client.certificate, client.key)
 
     def ready(self) -> bool:
-        """Tell whether the API server answers that it is ready."""
+        """Return whether the API server reports that it is ready."""
         try:
             status, _ = self._call("GET", "/readyz")
         except (OSError, http.client.HTTPException):
@@ -31,7 +31,7 @@ class Api:
         return status == http.client.OK
 
     def get(self, path: str) -> dict[str, Any] | None:
-        """Return the object at this path, or None while there is none (or no answer)."""
+        """Return the object at this path, or None if there is none or no answer."""
         try:
             status, body = self._call("GET", path)
         except (OSError, http.client.HTTPException):
@@ -39,10 +39,10 @@ class Api:
         return _document(body) if status == http.client.OK else None
 
     def create(self, path: str, document: dict[str, Any]) -> None:
-        """Create an object; fine when it exists.
+        """Create an object unless it exists.
 
         Raises:
-            HarnessError: The API server refused.
+            HarnessError: The API server rejected the request.
         """
         status, body = self._call("POST", path, document)
         if status not in {http.client.CREATED, _CONFLICT}:
@@ -68,7 +68,7 @@ class Api:
 def _document(body: bytes) -> dict[str, Any]:
     document = json.loads(body)
     if not isinstance(document, dict):
-        raise HarnessError("The API server answered with something that is no object.")
+        raise HarnessError("The API server must answer with a JSON object.")
     return document
 
 

@@ -1,4 +1,4 @@
-"""All binaries of the cluster in one place: fetched or built, then found by name."""
+"""Download or build all binaries of the cluster, and find them by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.harness.run import Figures
 
 @dataclass(frozen=True)
 class Tools:
-    """The folders that hold the binaries, first match wins."""
+    """The folders that hold the binaries. The first match wins."""
 
     folders: tuple[Path, ...]
 
@@ -28,43 +28,43 @@ class Tools:
         """
         found = shutil.which(name, path=self.search_path)
         if found is None:
-            raise HarnessError(f"{name} was not found; run the command `tools` first.")
+            raise HarnessError(f"{name} was not found; run `python -m tests.harness tools` first.")
         return found
 
     @property
     def search_path(self) -> str:
-        """The value of PATH under which the cluster's processes run."""
+        """Value of PATH for the cluster's processes."""
         system = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
         return os.pathsep.join([*map(str, self.folders), *system])
 
 
 def for_control_plane(figures: Figures) -> Tools:
-    """Make what a control plane without nodes needs."""
+    """Prepare the tools of a control plane without nodes."""
     debian.ensure({"ip": "iproute2"})
     return _tools(figures, [gobuild.KUBERNETES])
 
 
 def for_nodes(figures: Figures) -> Tools:
-    """Make what a cluster with nodes needs."""
+    """Prepare the tools of a cluster with nodes."""
     debian.ensure(debian.RUNTIME_PACKAGES)
     pause.archive(figures)
     return _tools(figures, [gobuild.KUBERNETES, gobuild.COREDNS])
 
 
 def everything(figures: Figures) -> Tools:
-    """Make all of it, the tools that only tests and image builds use included."""
+    """Prepare all tools, including those for tests and image builds."""
     debian.ensure(debian.RUNTIME_PACKAGES | debian.BUILD_PACKAGES | debian.IMAGE_PACKAGES)
     pause.archive(figures)
     return _tools(figures, [gobuild.KUBERNETES, gobuild.COREDNS, gobuild.HELM])
 
 
 def sandbox_image(figures: Figures) -> Path:
-    """Return the archive of the sandbox image, made first when the cache lacks it."""
+    """Return the archive of the sandbox image, built first unless it is in the cache."""
     return pause.archive(figures)
 
 
 def kubectl() -> str:
-    """Return the path of kubectl: beside this Python first, then on PATH.
+    """Return the path of kubectl: next to this Python first, then from PATH.
 
     Raises:
         HarnessError: It is in neither place.
@@ -77,10 +77,10 @@ def kubectl() -> str:
 
 
 def helm() -> str:
-    """Return the path of helm, built first when the cache lacks it."""
+    """Return the path of helm, built first unless it is in the cache."""
     return str(gobuild.build(gobuild.HELM, Figures()) / "helm")
 
 
-def _tools(figures: Figures, families: Iterable[gobuild.Family]) -> Tools:
+def _tools(figures: Figures, tool_sets: Iterable[gobuild.ToolSet]) -> Tools:
     newer = debian.newer_binaries(figures)
-    return Tools((newer, *(gobuild.build(family, figures) for family in families)))
+    return Tools((newer, *(gobuild.build(tool_set, figures) for tool_set in tool_sets)))

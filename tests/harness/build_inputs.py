@@ -1,4 +1,4 @@
-"""What an image is a function of: the files of its build, and all else that the build sees."""
+"""The inputs of an image build: the files of its context and everything else that it reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from tests.harness import dockerfile, pip_settings
 from tests.harness.errors import HarnessError
 
-_MODIFIED: Final = 1_000_000_000  # the same for all files of a context, so that layers are reused
+_MODIFIED: Final = 1_000_000_000  # one modification time for all files, so that layers are reused
 _SKIPPED: Final = {".git", "__pycache__"}
 
 
@@ -24,14 +24,14 @@ class _Digest(Protocol):
 
 @dataclass(frozen=True)
 class Inputs:
-    """All that an image depends on.
+    """All inputs of an image.
 
     Attributes:
         repository: The folder with the Dockerfile.
         files: The files of the build's context, relative to it.
         base: The base image's archive, whose name changes with its content.
-        wheels: The folder that is seen as `/wheels`.
-        outside: Digest of what RUN instructions see besides the context.
+        wheels: The folder that the build mounts at `/wheels`.
+        outside: Digest of what RUN instructions read besides the context.
     """
 
     repository: Path
@@ -64,7 +64,7 @@ class Inputs:
         return digest.hexdigest()[:12]
 
     def copy_to(self, context: Path) -> None:
-        """Make the build's context: these files and no others, all of the same age."""
+        """Copy these files to the build's context, all with the same modification time."""
         for file in self.files:
             copy = context / file
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ class Inputs:
 
 
 def _files(repository: Path, sources: Iterable[str]) -> set[Path]:
-    """Return the files below these patterns that git knows or would add, relative."""
+    """Return the files below these patterns that git tracks or would add, relative."""
     found: set[Path] = set()
     for source in sources:
         for match in [repository] if source == "." else repository.glob(source):

@@ -1,4 +1,4 @@
-"""buildah, with a storage of its own so that nothing else on the machine is touched."""
+"""Run buildah with separate storage, so that no other storage on the machine changes."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ _BUILD_LIMIT_S: Final = 3600
 
 @dataclass(frozen=True)
 class Storage:
-    """A folder with the images and layers of some builds.
+    """A folder with the images and layers of builds.
 
     Attributes:
-        folder: The folder; made when first used.
+        folder: The folder; created on first use.
     """
 
     folder: Path
 
     def commit_root(self, root: Path, image: str) -> None:
-        """Make an image of one layer from a root file system.
+        """Create an image of one layer from a root file system.
 
         Raises:
             HarnessError: buildah failed.
         """
-        container = self._run(["from", "scratch"], "Making an image").strip()
+        container = self._run(["from", "scratch"], "Creating an image").strip()
         self._run(["add", "--quiet", container, root, "/"], "Adding the root file system")
         settings = ["--env", "LANG=C.UTF-8", "--cmd", "python3"]
         self._run(["config", *settings, container], "Configuring the image")
         self._run(["commit", "--quiet", "--rm", container, image], "Committing the image")
 
     def load(self, archive: Path) -> None:
-        """Take the image of an archive into the storage.
+        """Load the image of an archive into the storage.
 
         Raises:
             HarnessError: buildah failed.
@@ -64,7 +64,7 @@ class Storage:
         self._run(["bud", *options, *pairs, *volumes, *names, context], f"Building {image}")
 
     def export(self, image: str, archive: Path) -> None:
-        """Write an image as an archive, uncompressed: it is read as often as it is written.
+        """Write an image to an archive, uncompressed because it is read as often as written.
 
         Raises:
             HarnessError: buildah failed.

@@ -1,4 +1,4 @@
-"""The harness's own control groups: one tree, in every hierarchy, that holds all it starts."""
+"""The harness's control groups: one tree in every hierarchy that holds all its processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def hierarchies() -> list[Path]:
 
 
 def create(name: str) -> str:
-    """Make the group for a node's pods in every hierarchy; return its path for the kubelet."""
+    """Create the group for a node's pods in every hierarchy; return its path for the kubelet."""
     mounted = hierarchies()
     only_version_2 = len(mounted) == 1
     for root in mounted:
@@ -36,7 +36,7 @@ def create(name: str) -> str:
 
 
 def tracking_group(name: str) -> Path:
-    """Return the group, in one hierarchy, by which processes and their children are found."""
+    """Return the group, in one hierarchy, that tracks processes and their children."""
     group = _tracking_root() / TREE / name
     if not group.is_dir():
         group.mkdir(parents=True)
@@ -44,13 +44,13 @@ def tracking_group(name: str) -> Path:
 
 
 def kill(name: str = "") -> None:
-    """Kill every process in a group and below it, and wait for the end of all.
+    """Kill every process in a group and below it, and wait until all have ended.
 
     Args:
-        name: The group below the harness's own; the whole tree when empty.
+        name: The group below the harness's own; the whole tree if empty.
 
     Raises:
-        HarnessError: Some of them do not end.
+        HarnessError: Some processes do not end.
     """
 
     def none_left() -> bool:
@@ -73,7 +73,7 @@ def members(name: str = "") -> set[int]:
 
 
 def remove() -> None:
-    """Remove the whole tree from every hierarchy; its processes must have ended.
+    """Remove the whole tree from every hierarchy. Its processes must have ended.
 
     Raises:
         HarnessError: A group stays busy.
@@ -91,7 +91,7 @@ def remove() -> None:
 
 
 def _tracking_root() -> Path:
-    """The pids hierarchy of version 1 moves no accounting of memory or CPU; else version 2."""
+    """Return the pids hierarchy (version 1), which accounts for no memory or CPU, or version 2."""
     mounted = hierarchies()
     if not mounted:
         raise HarnessError("No control group hierarchy is mounted on this machine.")
@@ -107,7 +107,7 @@ def _walk(top: Path) -> Iterator[Path]:
 def _pids(folder: Path) -> set[int]:
     try:
         return {int(line) for line in (folder / "cgroup.procs").read_text().split()}
-    except OSError:  # the group went away meanwhile
+    except OSError:  # the group was removed meanwhile
         return set()
 
 
@@ -121,12 +121,12 @@ def _kill_one(pid: int) -> None:
 def _remove_one(folder: Path) -> None:
     try:
         folder.rmdir()
-    except OSError:  # busy until its last process is gone: asked again
+    except OSError:  # busy until its last process is gone; `remove` tries again
         return
 
 
 def _inherit_cpuset(group: Path) -> None:
-    """A new version 1 cpuset is empty, and nothing runs in it before it has processors."""
+    """Copy the parent's cpuset, because no process can run in an empty one (version 1)."""
     for name in ("cpuset.cpus", "cpuset.mems"):
         file = group / name
         if file.exists() and not (group.parent / "cgroup.controllers").exists():
@@ -134,6 +134,6 @@ def _inherit_cpuset(group: Path) -> None:
 
 
 def _delegate(group: Path) -> None:
-    """Version 2 hands controllers to children only when told so."""
+    """Enable all controllers for the children of a group (version 2)."""
     controllers = (group / "cgroup.controllers").read_text().split()
     (group / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in controllers))

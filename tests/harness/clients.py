@@ -1,4 +1,4 @@
-"""Running kubectl and helm against the cluster, with caches of their own."""
+"""Run kubectl and helm against the cluster, with separate caches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.harness.run import tail
 def run(
     program: str, arguments: Sequence[str], *, stdin: str | None, check: bool, timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
-    """Run a client of the cluster as its administrator.
+    """Run a client of the cluster as administrator.
 
     Args:
         program: The path of the client.
@@ -43,12 +43,12 @@ def run(
         raise HarnessError(f"`{shown}` took longer than {timeout_s:.0f} s.") from error
     if check and done.returncode != 0:
         output = tail(done.stderr or done.stdout)
-        raise HarnessError(f"`{shown}` failed with exit status {done.returncode}:\n{output}")
+        raise HarnessError(f"`{shown}` failed with exit code {done.returncode}:\n{output}")
     return done
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of clients: what they cache of one cluster must not meet the next."""
+    """Return the clients' environment, with caches that do not outlive the cluster."""
     folder = paths.STATE / "clients"
     return {
         "KUBECONFIG": str(paths.STATE / "kubeconfig.yaml"),

@@ -1,4 +1,4 @@
-"""The cluster as tests see it: brought up, attached to, used, ended."""
+"""The cluster as tests use it: start, attach, run commands, stop."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _lock: Final = FileLock(paths.LOCK)
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running cluster of this machine; there is never more than one.
+    """The running cluster of this machine. There is at most one.
 
-    The process that holds this object keeps others from ending the cluster.
+    The process that holds this object prevents others from stopping the cluster.
 
     Attributes:
-        nodes: Its nodes; none for a control plane alone.
-        figures: Seconds of each phase of bringing it up.
+        nodes: Its nodes; empty for a control plane alone.
+        figures: Seconds of each phase of the start.
     """
 
     nodes: tuple[Node, ...]
@@ -57,22 +57,23 @@ class Cluster:
         extra_args: Mapping[str, Sequence[str]] | None = None,
         quiet: bool = False,
     ) -> Cluster:
-        """End what an earlier run left, then bring up a new cluster.
+        """Remove what an earlier run left, then start a new cluster.
 
         Args:
-            nodes: How many real nodes; 0 gives a control plane alone, without a scheduler, whose
-                controllers do not judge nodes, so that a test can play the kubelet.
+            nodes: Number of real nodes. 0 gives a control plane without a scheduler and without
+                node
+                controllers, so that a test can play the kubelet.
             extra_args: Further arguments by process name, for example
-                `{"kube-apiserver": ["--event-ttl=1m"]}`; they win over the harness's own.
-            quiet: Whether to keep the figures from stdout.
+                `{"kube-apiserver": ["--event-ttl=1m"]}`; they override the harness's own.
+            quiet: Whether to print no durations.
 
         Raises:
-            HarnessError: This machine cannot run it, another process uses the cluster that runs
-                here, or a part does not come up (its log's last lines are in the text).
+            HarnessError: This machine cannot run it, another process uses the running cluster, or a
+                part does not start (the last lines of its log are in the text).
         """
         machine.check()
         if not 0 <= nodes <= paths.MAX_NODES:
-            raise HarnessError(f"A cluster has 0 to {paths.MAX_NODES} nodes.")
+            raise HarnessError(f"A cluster has 0 to {paths.MAX_NODES} nodes, got {nodes}.")
         figures = Figures(quiet=quiet)
         tools = binaries.for_nodes(figures) if nodes else binaries.for_control_plane(figures)
         _lock_alone()
@@ -87,9 +88,9 @@ class Cluster:
 
     @classmethod
     def attach(cls) -> Cluster | None:
-        """Return the cluster that runs on this machine, or None when there is none.
+        """Return the cluster that runs on this machine, or None if there is none.
 
-        One that another process is bringing up or ending counts as none.
+        A cluster that another process is starting or stopping counts as none.
         """
         try:
             document: dict[str, Any] = json.loads(_STATE_FILE.read_text(encoding="utf-8"))
@@ -103,10 +104,10 @@ class Cluster:
 
     @staticmethod
     def clean() -> None:
-        """End and remove whatever cluster is on this machine, whole or crashed.
+        """Stop and remove any cluster on this machine, whole or crashed.
 
         Raises:
-            HarnessError: Another process uses it, or something does not end.
+            HarnessError: Another process uses it, or a process does not end.
         """
         machine.check()
         _lock_alone()
@@ -116,28 +117,28 @@ class Cluster:
             _lock.release()
 
     def down(self) -> None:
-        """End and remove the cluster; its logs stay until the next one.
+        """Stop and remove the cluster. Its logs remain until the next one.
 
         Raises:
-            HarnessError: Another process uses it, or something does not end.
+            HarnessError: Another process uses it, or a process does not end.
         """
         self.clean()
 
     @property
     def node_names(self) -> list[str]:
-        """The names of the nodes."""
+        """Names of the nodes."""
         return [node.name for node in self.nodes]
 
     @property
     def pod_cidrs(self) -> dict[str, str]:
-        """The range of each node's pods, by the node's name."""
+        """Address range of each node's pods, by the node's name."""
         return {node.name: paths.pod_cidr(node.number) for node in self.nodes}
 
     def node(self, name: str) -> Node:
         """Return the node of this name.
 
         Raises:
-            HarnessError: There is none.
+            HarnessError: There is no such node.
         """
         for node in self.nodes:
             if node.name == name:
@@ -151,7 +152,7 @@ class Cluster:
         check: bool = True,
         timeout: float = 60,
     ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl as the administrator.
+        """Run kubectl as administrator.
 
         Args:
             args: Its arguments.
@@ -171,15 +172,15 @@ class Cluster:
         check: bool = True,
         timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:
-        """Run helm as the administrator; arguments and errors as for `kubectl`."""
+        """Run helm as administrator; arguments and errors as for `kubectl`."""
         return clients.run(binaries.helm(), args, stdin=input, check=check, timeout_s=timeout)
 
     def kubeconfig_for(self, user: str, groups: Sequence[str] = ()) -> Path:
-        """Return a kubeconfig with a certificate for this user, who then shows in the audit log.
+        """Return a kubeconfig with a certificate for this user, who appears in the audit log.
 
         Args:
             user: The user's name.
-            groups: The groups it belongs to.
+            groups: The user's groups.
         """
         name = "user-" + quote(user, safe="")
         authority = _authority()
@@ -195,7 +196,7 @@ class Cluster:
         node_module.load_image(list(self.nodes), archive)
 
     def apiserver_stop(self) -> None:
-        """End the API server in an orderly way; everything else runs on."""
+        """Stop the API server with SIGTERM; all other processes continue."""
         processes.stop(APISERVER, signal.SIGTERM)
 
     def apiserver_start(self) -> None:
@@ -225,7 +226,7 @@ def _bring_up(
     nodes = _make_nodes(count, tools, authority, figures)
     plane.start_controllers(figures)
     with figures.phase("nodes and services ready"):
-        # One by one: each clears and makes /var/lib/kubelet/device-plugins, whose place is fixed.
+        # One after another, because all kubelets clear the same /var/lib/kubelet/device-plugins.
         for node in nodes:
             node.start_kubelet_with(tools, extra.get("kubelet", ()))
             _wait_for_node(plane.api, node)
@@ -287,6 +288,6 @@ def _authority() -> Authority:
 def _lock_alone() -> None:
     if not _lock.exclusive(_LOCK_WAIT_S):
         raise HarnessError(
-            f"Another cluster lives on this machine and is in use ({_lock.holder()}); "
-            "there can be only one at a time."
+            f"Another process uses the cluster of this machine ({_lock.holder()}); "
+            "only one process at a time can start or stop it."
         )

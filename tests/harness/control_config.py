@@ -1,4 +1,4 @@
-"""Configuration and arguments of the control plane's processes."""
+"""Build configuration and arguments of the control plane's processes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import yaml
 
 from tests.harness import paths
 
-# A node counts as lost this long after its last heartbeat, and its pods are evicted after so much
-# more. The kubelet sends a heartbeat every 2 s (see node_config).
+# Seconds from a node's last heartbeat to its loss, and from there to the eviction of its pods.
+# The kubelet sends a heartbeat every 2 s (see node_config).
 NODE_GRACE_S: Final = 12
 EVICTION_DELAY_S: Final = 5
-# Without nodes the tests play the kubelet: no controller may judge nodes that do not exist.
+# Controllers that are off without nodes, because they would delete the pods of fake kubelets.
 _NODE_CONTROLLERS: Final = (
     "node-lifecycle-controller",
     "node-ipam-controller",
@@ -28,7 +28,7 @@ def state(*parts: str) -> Path:
 
 
 def audit_policy() -> str:
-    """Return the audit policy: every request at Metadata level, once answered."""
+    """Return the audit policy: every answered request, at Metadata level."""
     policy = {
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",
@@ -50,7 +50,8 @@ def scheduler_config(kubeconfig: str) -> str:
 
 
 def etcd() -> list[str]:
-    """Return the arguments of etcd: loopback only, no fsync, nothing worth keeping."""
+    """Return the arguments of etcd: loopback only and without fsync, because its data are
+    disposable."""
     client = f"http://127.0.0.1:{paths.ETCD_CLIENT_PORT}"
     peer = f"http://127.0.0.1:{paths.ETCD_PEER_PORT}"
     return [
@@ -75,7 +76,7 @@ def controller_manager(*, nodes: bool) -> list[str]:
     """Return the arguments of the controller manager.
 
     Args:
-        nodes: Whether the cluster has nodes of its own.
+        nodes: Whether the cluster has real nodes.
     """
     kubeconfig = state("kubeconfigs", "kube-controller-manager.yaml")
     controllers = ["*", *([] if nodes else [f"-{name}" for name in _NODE_CONTROLLERS])]

@@ -1,4 +1,4 @@
-"""Bringing up the control plane: certificates, etcd, API server, controllers."""
+"""Start the control plane: certificates, etcd, API server and controllers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.harness.run import Figures
 
 APISERVER: Final = "kube-apiserver"
 _START_LIMIT_S: Final = 60.0
-_FOR_EVER: Final = (
+_RESTART_LOOP: Final = (
     "trap 'kill $child; exit' TERM; while :; do \"$@\" & child=$!; wait $child; sleep 1; done"
 )
 _RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
@@ -37,13 +37,13 @@ _DNS_RULES: Final = [
 
 @dataclass
 class ControlPlane:
-    """The processes that every cluster has.
+    """The processes of every cluster.
 
     Attributes:
         tools: The binaries.
         authority: Signs all certificates.
-        nodes: How many nodes the cluster will have.
-        extra: Further arguments by process name; they win over the harness's own.
+        nodes: Number of nodes that the cluster will have.
+        extra: Further arguments by process name; they override the harness's own.
     """
 
     tools: Tools
@@ -52,13 +52,13 @@ class ControlPlane:
     extra: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Issue the administrator's certificate, which the harness itself uses."""
+        """Issue the administrator's certificate, which the harness uses too."""
         admin = self.authority.issue("admin", "admin", ["system:masters"])
         kubeconfig.write(paths.STATE / "kubeconfig.yaml", self.authority, admin)
         self.api = Api(self.authority, admin)
 
     def start_store_and_server(self) -> None:
-        """Start etcd and the API server, which waits for etcd by itself."""
+        """Start etcd and the API server, which waits for etcd."""
         names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost"]
         full = f"kubernetes.default.svc.{paths.CLUSTER_DOMAIN}"
         addresses = ["127.0.0.1", paths.API_ADDRESS, paths.API_SERVICE_ADDRESS]
@@ -69,7 +69,7 @@ class ControlPlane:
         self._start(APISERVER, control_config.apiserver())
 
     def start_controllers(self, figures: Figures) -> None:
-        """Wait for the API server, then start all that needs it."""
+        """Wait for the API server, then start its clients."""
         with figures.phase("API server ready"):
             wait_for_apiserver(self.api)
         self._client("kube-controller-manager", "system:kube-controller-manager")
@@ -79,10 +79,10 @@ class ControlPlane:
             self._start_for_pods()
 
     def wait(self) -> None:
-        """Wait until namespaces get their service account, and pods can use Services and names.
+        """Wait until namespaces get a service account and pods can use Services and DNS names.
 
         Raises:
-            HarnessError: Something ended or took too long.
+            HarnessError: A process ended or took too long.
         """
         self._await(
             "the default service account",
@@ -103,7 +103,7 @@ class ControlPlane:
         _write_config("resolv.conf", f"nameserver {paths.API_ADDRESS}\n")
         scheduler = self._client("kube-scheduler", "system:kube-scheduler")
         _write_config("scheduler.yaml", control_config.scheduler_config(scheduler))
-        self._start_for_ever("kube-scheduler", control_config.scheduler())
+        self._start_in_loop("kube-scheduler", control_config.scheduler())
         proxy = self._client("kube-proxy", "system:kube-proxy")
         config = _write_config("kube-proxy.yaml", node_config.kube_proxy(proxy))
         self._start("kube-proxy", [f"--config={config}"])
@@ -121,10 +121,11 @@ class ControlPlane:
         argv = (self.tools.binary(name), *arguments, *self.extra.get(name, ()))
         Service(name=name, argv=argv, search_path=self.tools.search_path).start()
 
-    def _start_for_ever(self, name: str, arguments: Sequence[str]) -> None:
-        """Start what ends itself by design, as the scheduler when its cache is wrong."""
+    def _start_in_loop(self, name: str, arguments: Sequence[str]) -> None:
+        """Start a process that exits by design, as the scheduler does with a wrong cache, in a
+        loop."""
         program = (str(self.tools.binary(name)), *arguments, *self.extra.get(name, ()))
-        argv = ("/bin/sh", "-c", _FOR_EVER, "sh", *program)
+        argv = ("/bin/sh", "-c", _RESTART_LOOP, "sh", *program)
         Service(name=name, argv=argv, search_path=self.tools.search_path).start()
 
     def _await(self, what: str, ready: Callable[[], bool], needs: str) -> None:
@@ -132,7 +133,7 @@ class ControlPlane:
 
 
 def wait_for_apiserver(api: Api) -> None:
-    """Wait until the API server says that it is ready.
+    """Wait until the API server reports that it is ready.
 
     Raises:
         HarnessError: It or etcd ended, or it took too long.

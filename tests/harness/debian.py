@@ -1,4 +1,4 @@
-"""Debian packages: what the system lacks, and a few newer binaries kept out of the system."""
+"""Install missing Debian packages, and keep a few newer binaries outside of the system."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from tests.harness import paths
 from tests.harness.errors import HarnessError
 from tests.harness.locks import building
-from tests.harness.run import Figures, command, installed, say
+from tests.harness.run import Figures, command, installed, print_line
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 CNI_PLUGINS = Path("/usr/lib/cni")
-# What the harness needs of the system: a command (or a file), and the package that brings it.
+# Commands or files that the harness needs, with the packages that provide them.
 RUNTIME_PACKAGES = {
     "ip": "iproute2",
     "nft": "nftables",
@@ -29,7 +29,7 @@ RUNTIME_PACKAGES = {
 }
 BUILD_PACKAGES = {"gcc": "gcc", "/usr/include/stdio.h": "libc6-dev"}
 IMAGE_PACKAGES = {"buildah": "buildah", "debootstrap": "debootstrap"}
-# Newer than bookworm has; their binaries need no newer libc. Unpacked into the cache only.
+# Versions that bookworm lacks, unpacked only into the cache. They run with bookworm's libc.
 NEWER_SUITE = "trixie"
 NEWER_PACKAGES = {"etcd-server": "3.5", "containerd": "1.7"}
 NEWER_BINARIES = ("etcd", "containerd", "containerd-shim-runc-v2", "ctr")
@@ -52,14 +52,14 @@ def ensure(packages: dict[str, str]) -> None:
     except HarnessError:
         _apt_get(["update"])
         _apt_get(install)
-    say(f"installed {', '.join(missing)} in {time.monotonic() - start:.1f} s")
+    print_line(f"installed {', '.join(missing)} in {time.monotonic() - start:.1f} s")
 
 
 def newer_binaries(figures: Figures) -> Path:
-    """Fetch etcd and containerd of a newer Debian into the cache; return their folder.
+    """Download etcd and containerd of a newer Debian into the cache; return their folder.
 
     Raises:
-        HarnessError: The packages cannot be fetched, or hold no such binaries.
+        HarnessError: The packages cannot be downloaded, or lack such binaries.
     """
     pins = "-".join(version for _, version in sorted(NEWER_PACKAGES.items()))
     target = paths.cache() / "tools" / f"debian-{NEWER_SUITE}-{pins}"
@@ -75,7 +75,7 @@ def mirror() -> str:
     """Return the address of the Debian archive that this machine's apt uses.
 
     Raises:
-        HarnessError: apt knows no Debian archive.
+        HarnessError: apt has no Debian archive.
     """
     listing = _apt_get(
         ["indextargets", "--format", "$(ORIGIN) $(CODENAME) $(REPO_URI)", "Created-By: Packages"]
@@ -84,7 +84,7 @@ def mirror() -> str:
         origin, codename, address = line.split(" ", 2)
         if origin == "Debian" and re.fullmatch(r"[a-z]+", codename):
             return address
-    raise HarnessError("apt on this machine knows no Debian archive; run apt-get update once.")
+    raise HarnessError("apt has no Debian archive on this machine; run `apt-get update` once.")
 
 
 def versions(folder: Path) -> dict[str, str]:
@@ -152,12 +152,12 @@ def _architecture() -> str:
     names = {"x86_64": "amd64", "aarch64": "arm64"}
     machine = platform.machine()
     if machine not in names:
-        raise HarnessError(f"This harness knows no Debian architecture for {machine}.")
+        raise HarnessError(f"The harness supports no Debian architecture for {machine}.")
     return names[machine]
 
 
 def _take_binary(unpacked: Path, name: str, target: Path) -> None:
     found = unpacked / "usr" / "bin" / name
     if not found.is_file():
-        raise HarnessError(f"The Debian packages of {NEWER_SUITE} hold no {name}.")
+        raise HarnessError(f"The Debian packages of {NEWER_SUITE} contain no {name}.")
     shutil.copy2(found, target / name)

@@ -1,4 +1,4 @@
-"""Reading a Dockerfile: which files of the repository one of its targets depends on."""
+"""Parse a Dockerfile to find the files that one of its targets depends on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EVERYTHING: Final = "."
 
 @dataclass
 class _Stage:
-    """One stage: the stages it builds on, and the paths of the context it reads."""
+    """One stage: the stages that it builds on, and the context paths that it reads."""
 
     needs: set[str] = field(default_factory=set)
     sources: set[str] = field(default_factory=set)
@@ -107,6 +107,6 @@ def _read_mounts(rest: str, stage: _Stage) -> None:
 
 
 def _path(written: str) -> str:
-    """Return a path of the context as a pattern: what a build argument decides may be any."""
+    """Return a context path as a pattern, with a wildcard for each build argument."""
     pattern = re.sub(r"\$\{[^}]*\}|\$\w+", "*", written)
     return pattern.removeprefix("./").strip("/") or _EVERYTHING

@@ -1,4 +1,4 @@
-"""A run that is told to end (SIGTERM) cleans up as one that is interrupted by hand (Ctrl-C)."""
+"""Make SIGTERM clean up a run as Ctrl-C does."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from types import FrameType
 from typing import Final
 
 INTERRUPTED: Final = 130
-"""Exit status of a run that was interrupted, as shells have it."""
+"""Exit code of an interrupted run, as shells define it."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came."""
+    """Raised when SIGTERM arrives."""
 
 
 def clean_up_when_terminated() -> None:
-    """Let the first SIGTERM raise `Terminated` in this process; later ones do nothing.
+    """Raise `Terminated` in this process at the first SIGTERM, and ignore later ones.
 
-    A process group and a parent may each send one, and the second must not end the clean-up.
+    A process group and a parent may each send one, and the second must not interrupt the clean-up.
     """
     signal.signal(signal.SIGTERM, _interrupt)
 
 
 def script(main: Callable[[], None]) -> None:
-    """Run a script's `main`; interrupted, it ends with status 130 after its clean-up."""
+    """Run a script's `main`. After an interrupt it exits with code 130 once it has cleaned up."""
     clean_up_when_terminated()
     try:
         main()
@@ -35,16 +35,16 @@ def script(main: Callable[[], None]) -> None:
 
 
 def wait_for(child: subprocess.Popen[bytes]) -> int:
-    """Wait for a process that was started in the open; its exit status.
+    """Wait for a child that shares the terminal, and return its exit code.
 
     Raises:
-        KeyboardInterrupt: This process is to end; the child was told so too, and has ended.
+        KeyboardInterrupt: This process was interrupted. The child was terminated and has ended.
     """
     try:
         return child.wait()
     except KeyboardInterrupt as interruption:
         if isinstance(interruption, Terminated):
-            child.terminate()  # Ctrl-C reaches it without us.
+            child.terminate()  # The terminal sends Ctrl-C to the child too.
         child.wait()
         raise
 

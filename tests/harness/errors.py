@@ -1,7 +1,8 @@
-"""The one error type that reaches the user as a sentence instead of a traceback."""
+"""The error type that is shown to the user as a message instead of a traceback."""
 
 from __future__ import annotations
 
 
 class HarnessError(Exception):
-    """Something the user can cause or meet; its text is one clear sentence (and maybe a log)."""
+    """An error that the user can cause or meet. Its text is one sentence and maybe the end of a
+    log."""

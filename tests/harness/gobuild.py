@@ -1,4 +1,4 @@
-"""Building the Go tools from pinned modules, once per content of the pins."""
+"""Build the Go tools from pinned modules, once per content of the pins."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from pathlib import Path
 from tests.harness import paths
 from tests.harness.errors import HarnessError
 from tests.harness.locks import building
-from tests.harness.run import Figures, command, say
+from tests.harness.run import Figures, command, print_line
 
 _BUILD_LIMIT_S = 3600
 
 
 @dataclass(frozen=True)
-class Family:
-    """Tools that are built from one module of ours, which pins all that they need.
+class ToolSet:
+    """Tools built from one of the modules below `tools/`, which pins all their dependencies.
 
     Attributes:
         name: The folder of the module below `tools/`.
-        module: The module that holds the tools.
-        packages: The commands' packages; each binary is named by the last element.
+        module: The module that contains the tools.
+        packages: The commands' packages; each binary has the name of the last element.
         tags: Build tags.
         stamps: Linker variables; `{version}`, `{major}`, `{minor}` are filled in.
     """
@@ -39,12 +39,12 @@ class Family:
 
     @property
     def folder(self) -> Path:
-        """The folder with the module's go.mod and go.sum."""
+        """Folder with the module's go.mod and go.sum."""
         return paths.TOOLS_MODULES / self.name
 
     @property
     def version(self) -> str:
-        """The pinned version of the tools, with its `v`."""
+        """Pinned version of the tools, with its `v`."""
         text = (self.folder / "go.mod").read_text(encoding="utf-8")
         found = re.search(rf"^require {re.escape(self.module)} (v\S+)", text, re.MULTILINE)
         if found is None:
@@ -53,7 +53,7 @@ class Family:
 
     @property
     def flags(self) -> list[str]:
-        """The flags of `go build`, part of the cache's key."""
+        """Flags of `go build`, which are part of the cache key."""
         major, minor = self.version.removeprefix("v").split(".")[:2]
         stamps = [
             "-X " + stamp.format(version=self.version, major=major, minor=minor)
@@ -64,7 +64,7 @@ class Family:
 
     @property
     def cached(self) -> Path:
-        """The folder in the cache that holds the built binaries, whether built yet or not."""
+        """Folder of the built binaries in the cache; it may not exist yet."""
         digest = hashlib.sha256()
         for name in ("go.mod", "go.sum"):
             digest.update((self.folder / name).read_bytes())
@@ -81,7 +81,7 @@ def _version_stamps(package: str) -> tuple[str, ...]:
     )
 
 
-KUBERNETES = Family(
+KUBERNETES = ToolSet(
     name="kubernetes",
     module="k8s.io/kubernetes",
     packages=tuple(
@@ -100,11 +100,11 @@ KUBERNETES = Family(
         *_version_stamps("k8s.io/client-go/pkg/version"),
     ),
 )
-HELM = Family(
+HELM = ToolSet(
     name="helm",
     module="helm.sh/helm/v3",
     packages=("helm.sh/helm/v3/cmd/helm",),
-    stamps=(  # its version, and that of the Kubernetes above for charts rendered without one
+    stamps=(  # helm's version, and the Kubernetes version for charts rendered without a cluster
         "helm.sh/helm/v3/internal/version.version={version}",
         "helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1",
         "helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=35",
@@ -112,42 +112,44 @@ HELM = Family(
         "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor=35",
     ),
 )
-COREDNS = Family(
+COREDNS = ToolSet(
     name="coredns",
     module="github.com/coredns/coredns",
     packages=("github.com/coredns/coredns",),
 )
 
 
-def build(family: Family, figures: Figures) -> Path:
-    """Build a family unless the cache has it, and return the folder of its binaries.
+def build(tool_set: ToolSet, figures: Figures) -> Path:
+    """Build the tools unless they are in the cache, and return the folder of their binaries.
 
     Raises:
         HarnessError: Go is missing, or the build failed.
     """
-    target = family.cached
+    target = tool_set.cached
     if target.is_dir():
         return target
-    with building(target.parent / f"{family.name}.lock", family.name):
+    with building(target.parent / f"{tool_set.name}.lock", tool_set.name):
         if not target.is_dir():
-            say(f"building {family.name} {family.version}; minutes when nothing is cached")
+            print_line(
+                f"building {tool_set.name} {tool_set.version}; this takes minutes without a cache"
+            )
             start = time.monotonic()
-            _build_into(family, target)
-            figures.note(f"build {family.name}", time.monotonic() - start, family.version)
+            _build_into(tool_set, target)
+            figures.note(f"build {tool_set.name}", time.monotonic() - start, tool_set.version)
     return target
 
 
-def _build_into(family: Family, target: Path) -> None:
-    for left_over in target.parent.glob(f".{family.name}-*"):
+def _build_into(tool_set: ToolSet, target: Path) -> None:
+    for left_over in target.parent.glob(f".{tool_set.name}-*"):
         shutil.rmtree(left_over)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{family.name}-", dir=target.parent))
+    fresh = Path(tempfile.mkdtemp(prefix=f".{tool_set.name}-", dir=target.parent))
     fresh.chmod(0o755)
     environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"}
     command(
-        [_go(), "build", "-o", f"{fresh}/", *family.flags, *family.packages],
-        f"Building {family.name}",
+        [_go(), "build", "-o", f"{fresh}/", *tool_set.flags, *tool_set.packages],
+        f"Building {tool_set.name}",
         env=environment,
-        cwd=family.folder,
+        cwd=tool_set.folder,
         timeout_s=_BUILD_LIMIT_S,
     )
     fresh.rename(target)
@@ -156,5 +158,5 @@ def _build_into(family: Family, target: Path) -> None:
 def _go() -> str:
     found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if found is None:
-        raise HarnessError("Go 1.26 or newer is needed to build the tools and was not found.")
+        raise HarnessError("Go was not found; the tools need Go 1.26 or newer to build.")
     return found

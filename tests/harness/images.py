@@ -1,4 +1,4 @@
-"""Building the project's images from its Dockerfile, once per content of their inputs."""
+"""Build the project's images from its Dockerfile, once per content of their inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.harness.run import Figures
 
 
 def build_base() -> Path:
-    """Make the base image unless the cache has it; return its archive.
+    """Build the base image unless it is in the cache; return its archive.
 
     Raises:
         HarnessError: Not root, or debootstrap or buildah failed.
@@ -33,16 +33,16 @@ def build(
     *,
     repository: Path = paths.REPOSITORY,
 ) -> Path:
-    """Build one target of the Dockerfile unless the cache has it; return its archive.
+    """Build one target of the Dockerfile unless it is in the cache; return its archive.
 
-    The build sees only files that the target copies and git does not ignore, so an image is a
-    function of what its key is made of.
+    The build context contains only files that the target copies and git does not ignore. The
+    cache key therefore covers all inputs of the image.
 
     Args:
         target: The stage.
         tag: The image's name with a tag, which must not be `latest`.
-        build_args: The build's arguments; `BASE_IMAGE` is the local base image unless given.
-        wheels: A folder that the build sees as `/wheels`.
+        build_args: The build's arguments; `BASE_IMAGE` defaults to the local base image.
+        wheels: A folder that the build mounts at `/wheels`.
         repository: The folder with the Dockerfile.
 
     Raises:
@@ -50,7 +50,7 @@ def build(
     """
     image = _full_name(tag)
     if wheels is not None and not wheels.is_dir():
-        raise HarnessError(f"There is no folder of wheels {wheels}.")
+        raise HarnessError(f"The wheels folder {wheels} does not exist.")
     machine.check()
     debian.ensure(debian.IMAGE_PACKAGES)
     base = build_base()
@@ -91,7 +91,7 @@ def _build_into(
 
 
 def _mounts(work: Path, wheels: Path | None) -> list[str]:
-    """Return what the build sees of this machine, none of which stays in the image."""
+    """Return the files of this machine that the build mounts. None of them stays in the image."""
     mounts: list[str] = []
     configuration = pip_settings.configuration()
     if configuration:
@@ -106,7 +106,7 @@ def _mounts(work: Path, wheels: Path | None) -> list[str]:
 
 
 def _full_name(tag: str) -> str:
-    """Return the name with a registry, as containerd will know it."""
+    """Return the name with a registry, as containerd stores it."""
     name, _, version = tag.rpartition(":")
     if not name or "/" in version or version == "latest":
         raise HarnessError(f"An image needs a tag other than latest, for example {tag}:test.")

@@ -1,4 +1,4 @@
-"""Writing kubeconfig files."""
+"""Write kubeconfig files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.harness.pki import Authority, Pair
 
 
 def write(file: Path, authority: Authority, client: Pair) -> Path:
-    """Write a kubeconfig that holds everything it needs; return its path."""
+    """Write a kubeconfig with embedded credentials; return its path."""
     document = {
         "apiVersion": "v1",
         "kind": "Config",

@@ -1,4 +1,4 @@
-"""Advisory locks on files: one builder per cached thing, one user per cluster."""
+"""Advisory file locks: one builder per cached item, and one owner of the cluster."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.harness.errors import HarnessError
-from tests.harness.run import poll, say
+from tests.harness.run import poll, print_line
 
 
 class FileLock:
-    """An advisory lock that ends with the process, however that ends.
+    """An advisory lock that the kernel releases when the process ends.
 
     Attributes:
-        path: The lock's file; it holds the process id of the last exclusive holder.
+        path: The lock's file; it contains the process id of the last exclusive holder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -24,28 +24,28 @@ class FileLock:
         self._descriptor: int | None = None
 
     def exclusive(self, wait_s: float = 0) -> bool:
-        """Take the lock for this process alone; false when others kept it for `wait_s` seconds.
+        """Take the lock exclusively. Return False if others kept it for `wait_s` seconds.
 
-        What was held in common before is then held on: failing to upgrade would lose it.
+        A shared lock that was held before is taken again, because a failed upgrade loses it.
         """
-        in_common = self._descriptor is not None
+        was_shared = self._descriptor is not None
         taken = self._take(fcntl.LOCK_EX, wait_s)
-        if not taken and in_common:
+        if not taken and was_shared:
             self.shared()
         return taken
 
     def shared(self) -> bool:
-        """Take or keep the lock together with others; false when another has it alone."""
+        """Take or keep a shared lock. Return False if another process holds it exclusively."""
         return self._take(fcntl.LOCK_SH, 0)
 
     def release(self) -> None:
-        """Give the lock back; fine when it is not held."""
+        """Release the lock if it is held."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def holder(self) -> str:
-        """Return who took the lock last, as text for a message."""
+        """Return the last holder as text for a message."""
         try:
             return self.path.read_text(encoding="utf-8").strip() or "an unknown process"
         except OSError:
@@ -81,9 +81,11 @@ def building(path: Path, what: str, wait_s: float = 3600) -> Iterator[None]:
     """
     lock = FileLock(path)
     if not lock.exclusive():
-        say(f"waiting for another process that builds {what} ({lock.holder()})")
+        print_line(f"waiting for another process that builds {what} ({lock.holder()})")
         if not lock.exclusive(wait_s):
-            raise HarnessError(f"Another process ({lock.holder()}) still builds {what}.")
+            raise HarnessError(
+                f"Another process ({lock.holder()}) still builds {what} after {wait_s:.0f} s."
+            )
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What the cluster changes on the machine outside its own state, and taking that back."""
+"""Change machine settings for the cluster, and restore them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AT_LEAST: Final = {
     "fs.inotify.max_user_instances": 1024,
     "fs.inotify.max_user_watches": 524288,
 }
-# The kubelet sets these on its own.
+# Settings that the kubelet changes.
 _KUBELET_SETS: Final = (
     "vm.overcommit_memory",
     "vm.panic_on_oom",
@@ -28,14 +28,14 @@ _KUBELET_SETS: Final = (
     "kernel.keys.root_maxkeys",
     "kernel.keys.root_maxbytes",
 )
-# Made by kubelet and containerd outside of the folders that they are given.
+# Folders that kubelet and containerd create at fixed paths.
 _OUTSIDE: Final = ("/var/lib/kubelet", "/var/log/containers", "/run/containerd")
 _NEEDED_CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
-_KEPT: Final = "logs"
+_LOGS: Final = "logs"
 
 
 def check() -> None:
-    """Check that a cluster can run here.
+    """Check that a cluster can run on this machine.
 
     Raises:
         HarnessError: This is not Linux, not root, or root lacks a capability.
@@ -48,11 +48,13 @@ def check() -> None:
     effective = next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff"))
     for name, bit in _NEEDED_CAPABILITIES.items():
         if not effective >> bit & 1:
-            raise HarnessError(f"The test cluster needs {name}, which this machine withholds.")
+            raise HarnessError(
+                f"The test cluster needs the capability {name}, which root lacks here."
+            )
 
 
 def prepare() -> None:
-    """Remember the machine's settings, then change those that the cluster needs."""
+    """Save the machine's settings, then change those that the cluster needs."""
     before: dict[str, Any] = {
         "settings": {name: _read(name) for name in (*_AT_LEAST, *_KUBELET_SETS)},
         "outside": [path for path in _OUTSIDE if not Path(path).exists()],
@@ -65,10 +67,10 @@ def prepare() -> None:
 
 
 def clean() -> None:
-    """End and remove all that a cluster, whole or crashed, has left; keep only its logs.
+    """Stop and remove everything that a whole or crashed cluster left, except its logs.
 
     Raises:
-        HarnessError: Something does not end or cannot be removed.
+        HarnessError: A process does not end, or a file cannot be removed.
     """
     for name in processes.names():
         processes.stop(name, signal.SIGKILL)
@@ -83,12 +85,12 @@ def clean() -> None:
 
 
 def remove_logs() -> None:
-    """Remove the logs that the cluster before has left."""
-    shutil.rmtree(paths.STATE / _KEPT, ignore_errors=True)
+    """Remove the logs of the last cluster."""
+    shutil.rmtree(paths.STATE / _LOGS, ignore_errors=True)
 
 
 def _remove_shim_sockets() -> None:
-    """containerd keeps its shims' sockets outside of its state, each named in a file in it."""
+    """Remove the shims' sockets, which containerd keeps outside of its state folder."""
     for file in paths.STATE.glob("nodes/*/run/io.containerd.runtime.v2.task/*/*/address"):
         address = file.read_text(encoding="utf-8").strip()
         Path(address.removeprefix("unix://")).unlink(missing_ok=True)
@@ -113,7 +115,7 @@ def _empty_state() -> None:
     if not paths.STATE.exists():
         return
     for entry in paths.STATE.iterdir():
-        if entry.name == _KEPT:
+        if entry.name == _LOGS:
             continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)

@@ -1,4 +1,4 @@
-"""Unmounting all that was mounted below a folder, so that removing it touches nothing else."""
+"""Unmount everything below a folder, so that removing it deletes nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def unmount_below(folder: Path) -> None:
     """Unmount everything below a folder, the latest first.
 
     Raises:
-        HarnessError: Something stays mounted.
+        HarnessError: A file system stays mounted.
     """
 
     def none_left() -> bool:
@@ -32,10 +32,10 @@ def unmount_below(folder: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder in which something may still be mounted.
+    """Remove a folder that may contain mounts.
 
     Raises:
-        HarnessError: Something stays mounted; nothing is removed then.
+        HarnessError: A file system stays mounted; nothing is removed then.
     """
     unmount_below(folder)
     shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""The network of the cluster: one bridge with the nodes' addresses, and what others left on it."""
+"""The cluster's network: one bridge with the nodes' addresses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from tests.harness import paths
 from tests.harness.run import command, installed
 
-# kube-proxy's own table; it leaves it behind when it ends.
+# The table that kube-proxy leaves behind when it ends.
 _PROXY_TABLE: Final = "kube-proxy"
 _DNS_LIMIT_S: Final = 0.5
 _TYPE_A: Final = 1
@@ -19,7 +19,7 @@ _WITHOUT_ERROR: Final = 0
 
 
 def create(addresses: int) -> None:
-    """Make the bridge with the addresses of that many nodes, and the way to Services."""
+    """Create the bridge with the addresses of that many nodes, and the route to Services."""
     batch = [
         f"link add {paths.BRIDGE} type bridge",
         f"link set {paths.BRIDGE} up",
@@ -29,21 +29,21 @@ def create(addresses: int) -> None:
         ),
         f"route add {paths.SERVICE_NETWORK} dev {paths.BRIDGE}",
     ]
-    command(["ip", "-batch", "-"], "Making the bridge", stdin="\n".join(batch) + "\n")
+    command(["ip", "-batch", "-"], "Creating the bridge", stdin="\n".join(batch) + "\n")
 
 
 def remove() -> None:
-    """Remove the bridge and kube-proxy's packet filter tables; fine when there are none."""
+    """Remove the bridge and kube-proxy's packet filter tables if they exist."""
     if Path("/sys/class/net", paths.BRIDGE).exists():
         command(["ip", "link", "delete", paths.BRIDGE], "Removing the bridge")
     for family in ("ip", "ip6") if installed("nft") else ():
-        # Declared first, so that deleting it is no error when it was never there.
+        # Declare the table first, because deleting a missing table is an error.
         script = f"table {family} {_PROXY_TABLE} {{}}\ndelete table {family} {_PROXY_TABLE}\n"
         command(["nft", "-f", "-"], "Removing kube-proxy's rules", stdin=script)
 
 
 def reachable(address: str, port: int) -> bool:
-    """Tell whether something accepts TCP connections there."""
+    """Return whether a process accepts TCP connections at this address."""
     try:
         with socket.create_connection((address, port), timeout=_DNS_LIMIT_S):
             return True
@@ -52,7 +52,7 @@ def reachable(address: str, port: int) -> bool:
 
 
 def resolves(name: str) -> bool:
-    """Tell whether the cluster's DNS server answers this name with an address."""
+    """Return whether the cluster's DNS server answers this name with an address."""
     labels = b"".join(bytes([len(part)]) + part.encode() for part in name.split("."))
     header = struct.pack(">HHHHHH", 1, 0x0100, 1, 0, 0, 0)
     query = header + labels + b"\0" + struct.pack(">HH", _TYPE_A, _CLASS_IN)

@@ -1,4 +1,4 @@
-"""One node: its container runtime, its kubelet, and the ways to lose it."""
+"""One node of the cluster: its container runtime, its kubelet, and the ways to lose it."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ class Node:
 
     @property
     def name(self) -> str:
-        """The name under which it registers."""
+        """Name under which the node registers."""
         return paths.node_name(self.number)
 
     @property
     def zone(self) -> str:
-        """The zone that it says it is in: each node has one of its own."""
+        """Zone label of the node; each node has its own zone."""
         return f"zone-{self.number}"
 
     @property
     def address(self) -> str:
-        """Its address on the bridge."""
+        """The node's address on the bridge."""
         return paths.node_address(self.number)
 
     @property
     def folder(self) -> Path:
-        """Its folder in the state."""
+        """The node's folder in the state."""
         return paths.STATE / "nodes" / self.name
 
     @property
     def kubelet_process(self) -> str:
-        """The name of its kubelet among the recorded processes."""
+        """Name of the node's kubelet among the recorded processes."""
         return f"kubelet-{self.name}"
 
     @property
     def containerd_process(self) -> str:
-        """The name of its container runtime among the recorded processes."""
+        """Name of the node's container runtime among the recorded processes."""
         return f"containerd-{self.name}"
 
     def prepare(self, tools: Tools, authority: Authority) -> None:
@@ -113,7 +113,7 @@ class Node:
         )
 
     def kill_kubelet(self) -> None:
-        """End the kubelet without warning; its containers run on, the node turns NotReady."""
+        """Kill the kubelet with SIGKILL. Its containers continue; the node becomes NotReady."""
         processes.stop(self.kubelet_process, signal.SIGKILL)
 
     def start_kubelet(self) -> None:
@@ -121,28 +121,28 @@ class Node:
         processes.recorded(self.kubelet_process).start()
 
     def kill_containers(self) -> None:
-        """End every process of every pod on the node without warning.
+        """Kill every process of every pod on the node with SIGKILL.
 
-        While the kubelet lives it starts them again: end it first to play the loss of a node.
+        A living kubelet restarts them. Kill it first to simulate the loss of a node.
         """
         cgroups.kill(self.name)
 
     def cut_off(self) -> None:
         """Take the network from every pod on the node.
 
-        What they say from now on reaches nobody, not even that a connection ends: a node that is
-        lost says no farewell, as processes do when they are killed.
+        Nothing from the pods arrives any more, not even the end of a connection. Killed
+        processes would close their connections; a lost node does not.
         """
         namespaces: dict[int, int] = {}
         for pid in cgroups.members(self.name):
-            with suppress(FileNotFoundError):  # it ended meanwhile
+            with suppress(FileNotFoundError):  # the process ended meanwhile
                 namespaces[Path(f"/proc/{pid}/ns/net").stat().st_ino] = pid
         for pid in namespaces.values():
             link = ("ip", "link", "set", "eth0", "down")
-            command(["nsenter", f"--net=/proc/{pid}/ns/net", *link], f"cutting {self.name} off")
+            command(["nsenter", f"--net=/proc/{pid}/ns/net", *link], f"Cutting {self.name} off")
 
     def load_image(self, archive: Path) -> None:
-        """Import an image archive, and wait until the kubelet can see its images.
+        """Import an image archive, and wait until the kubelet can use its images.
 
         Raises:
             HarnessError: The import failed.
@@ -174,15 +174,15 @@ class Node:
 
 
 def load_image(nodes: list[Node], archive: Path) -> None:
-    """Import an image archive into all nodes, at the same time.
+    """Import an image archive into all nodes concurrently.
 
     Raises:
         HarnessError: There is no such archive, or an import failed.
     """
     if not archive.is_file():
-        raise HarnessError(f"There is no image archive {archive}.")
+        raise HarnessError(f"The image archive {archive} does not exist.")
     if not nodes:
-        raise HarnessError("This cluster has no nodes to load an image into.")
+        raise HarnessError("The cluster must have nodes to load an image, but it has none.")
     with ThreadPoolExecutor(len(nodes)) as pool:
         list(pool.map(lambda node: node.load_image(archive), nodes))
 

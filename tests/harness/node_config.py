@@ -1,4 +1,4 @@
-"""Configuration of what runs on a node, and of the network that the nodes share."""
+"""Build configuration of the processes on a node, and of the network that the nodes share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 from tests.harness import debian, paths, pause
 
 HEARTBEAT_S: Final = 2
-_LEASE_S: Final = 4 * HEARTBEAT_S  # the kubelet renews its lease every quarter of it
+_LEASE_S: Final = 4 * HEARTBEAT_S  # the kubelet renews its Lease after a quarter of this
 _DISABLED_PLUGINS: Final = (
     "io.containerd.snapshotter.v1.aufs",
     "io.containerd.snapshotter.v1.btrfs",
@@ -81,7 +81,7 @@ def kube_proxy(kubeconfig: str) -> str:
 
 
 def containerd(folder: Path, runc: str) -> str:
-    """Return containerd's configuration; everything it writes stays in the node's folder.
+    """Return containerd's configuration, with all its files below the node's folder.
 
     Args:
         folder: The node's folder in the state.
@@ -148,7 +148,7 @@ def cni(number: int, folder: Path) -> str:
 
 
 def corefile(kubeconfig: str) -> str:
-    """Return CoreDNS's configuration: the cluster's names, never cached; no others exist."""
+    """Return CoreDNS's configuration: only the cluster's names exist, and none is cached."""
     return f"""\
 {paths.CLUSTER_DOMAIN}:53 in-addr.arpa:53 {{
     bind {paths.API_ADDRESS}

@@ -1,4 +1,4 @@
-"""Where everything lives: the repository, the cache, the state, the addresses of the cluster."""
+"""Paths and addresses: the repository, the cache, the state, and the cluster's network."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def node_address(number: int) -> str:
 
 
 def pod_cidr(number: int) -> str:
-    """Return the range that the node with this number, counted from 1, gives to its pods."""
+    """Return the pods' address range of the node with this number, counted from 1."""
     return f"10.244.{number}.0/24"

@@ -1,4 +1,4 @@
-"""The machine's way to a package index, carried into image builds without staying in them."""
+"""Pass the machine's pip settings to image builds without leaving them in the image."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import Final
 
-# Where the build sees the machine's certificates: the file that the base image has anyway.
+# Path of the machine's certificates in the build. The base image has a file at this path too.
 CERTIFICATES: Final = "/etc/ssl/certs/ca-certificates.crt"
-# Settings that name the way to an index. Others (caches, folders of wheels) mean this machine.
-_CARRIED: Final = (
+# Settings about the package index. Others (caches, wheel folders) are specific to this machine.
+_INDEX_SETTINGS: Final = (
     "default-timeout",
     "extra-index-url",
     "find-links",
@@ -31,18 +31,18 @@ _FILES: Final = (
 
 
 def configuration() -> str:
-    """Return the text of a pip.conf with this machine's settings; empty when it has none."""
-    carried = {name: value for name, value in _settings().items() if name in _CARRIED}
-    links = [part for part in carried.get("find-links", "").split() if "://" in part]
-    carried["find-links"] = "\n    ".join(links)
+    """Return a pip.conf with this machine's index settings; empty if it has none."""
+    settings = {name: value for name, value in _settings().items() if name in _INDEX_SETTINGS}
+    links = [part for part in settings.get("find-links", "").split() if "://" in part]
+    settings["find-links"] = "\n    ".join(links)
     if certificates() is not None:
-        carried["cert"] = CERTIFICATES
-    lines = [f"{name} = {value}" for name, value in sorted(carried.items()) if value]
+        settings["cert"] = CERTIFICATES
+    lines = [f"{name} = {value}" for name, value in sorted(settings.items()) if value]
     return "\n".join(["[global]", *lines, ""]) if lines else ""
 
 
 def certificates() -> Path | None:
-    """Return the certificates that this machine's own pip is told to trust, if any."""
+    """Return the certificates that this machine's pip is configured to trust, if any."""
     named = [os.environ.get(variable, "") for variable in _CERTIFICATE_VARIABLES]
     candidates = [_settings().get("cert", ""), *named]
     files = (Path(candidate) for candidate in candidates if candidate)
@@ -50,7 +50,7 @@ def certificates() -> Path | None:
 
 
 def _settings() -> dict[str, str]:
-    """Return pip's settings on this machine: files first, the environment wins."""
+    """Return pip's settings on this machine. The environment overrides files."""
     found: dict[str, str] = {}
     for name in (*_FILES, os.environ.get("PIP_CONFIG_FILE", "")):
         parser = configparser.ConfigParser(interpolation=None)

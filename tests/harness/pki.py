@@ -1,4 +1,4 @@
-"""The cluster's certificates: one authority, everything else signed by it."""
+"""The cluster's certificates: one authority that signs all others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LIFETIME: Final = dt.timedelta(days=365)
 
 @dataclass(frozen=True)
 class Pair:
-    """A certificate and its key, as files."""
+    """Files of a certificate and its key."""
 
     certificate: Path
     key: Path
@@ -31,14 +31,14 @@ class Authority:
     """The certificate authority of the cluster.
 
     Attributes:
-        folder: Where its own and all signed certificates live.
+        folder: The folder with its own and all signed certificates.
     """
 
     folder: Path
 
     @classmethod
     def create(cls, folder: Path) -> Authority:
-        """Make a new authority and the key that signs service account tokens."""
+        """Create an authority and the key that signs service account tokens."""
         folder.mkdir(parents=True, mode=0o700)
         authority = cls(folder)
         key = ec.generate_private_key(ec.SECP256R1())
@@ -69,18 +69,18 @@ class Authority:
         groups: Sequence[str] = (),
         server_names: Sequence[str] = (),
     ) -> Pair:
-        """Sign a new certificate for a client, and for a server when names are given.
+        """Sign a new certificate for a client, and for a server if names are given.
 
         Args:
             file_name: The base name of the two files; an older pair is replaced.
-            user: The common name, which the API server takes as the user.
-            groups: The organizations, which it takes as the user's groups.
-            server_names: DNS names and addresses under which the holder serves.
+            user: The common name, which the API server uses as the user.
+            groups: The organizations, which the API server uses as the user's groups.
+            server_names: DNS names and addresses of the server.
         """
         ca = x509.load_pem_x509_certificate(self.pair.certificate.read_bytes())
         ca_key = serialization.load_pem_private_key(self.pair.key.read_bytes(), password=None)
         if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
-            raise TypeError("the authority's key is not an elliptic curve key")
+            raise TypeError("the authority's key must be an elliptic curve key")
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _builder(_name(user, groups), ca.subject, key.public_key())
         builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
@@ -95,7 +95,7 @@ class Authority:
         return pair
 
     def files(self, name: str) -> Pair:
-        """Return where the pair of this base name is, or would be."""
+        """Return the file paths of the pair with this base name, which may not exist."""
         return Pair(self.folder / f"{name}.crt", self.folder / f"{name}.key")
 
 

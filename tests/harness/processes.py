@@ -1,7 +1,7 @@
-"""The cluster's long-running processes: started detached, recorded, found and ended again.
+"""Start the cluster's long-running processes detached, record them, find them and stop them.
 
-A process records itself (its line of /proc/PID/stat) before it becomes the program, so that there
-is no moment in which it runs unrecorded. The start time in that line tells a reused process id.
+A process records itself (its line of /proc/PID/stat) before it executes the program, so that it
+never runs unrecorded. The start time in that line distinguishes a reused process id.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _START: Final = (
     '&& printf "%s\\n" "$$" > "$2" && shift 2 && exec "$@"'
 )
 _KILL_LIMIT_S: Final = 20.0
-# Children of this Python, kept so that they can be reaped; others are init's.
+# Children of this Python process, which must reap them. Init reaps all others.
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
@@ -35,8 +35,8 @@ class Service:
     Attributes:
         name: Its name in the state, for example `kubelet-node-1`.
         argv: The program with its arguments.
-        search_path: The value of PATH it runs under.
-        cgroup: The group below the harness's own that it and its children run in.
+        search_path: Its value of PATH.
+        cgroup: The group below the harness's own that contains it and its children.
     """
 
     name: str
@@ -46,11 +46,11 @@ class Service:
 
     @property
     def log(self) -> Path:
-        """The file that its output is appended to."""
+        """The file to which its output is appended."""
         return paths.STATE / "logs" / f"{self.name}.log"
 
     def start(self) -> None:
-        """Start it, unless it runs already, and keep what is needed to start it again."""
+        """Start the process unless it runs, and save what is needed to start it again."""
         if alive(self.name):
             return
         _records().mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def names() -> list[str]:
 
 
 def alive(name: str) -> bool:
-    """Tell whether the recorded process of this name still runs."""
+    """Return whether the recorded process of this name still runs."""
     found = _open(name)
     if found is None:
         return False
@@ -107,7 +107,7 @@ def alive(name: str) -> bool:
 
 
 def send(name: str, number: signal.Signals) -> None:
-    """Send a signal to the recorded process; nothing happens when it has ended."""
+    """Send a signal to the recorded process unless it has ended."""
     found = _open(name)
     if found is None:
         return
@@ -122,27 +122,27 @@ def send(name: str, number: signal.Signals) -> None:
 def stop(
     name: str, number: signal.Signals = signal.SIGTERM, deadline_s: float = _KILL_LIMIT_S
 ) -> None:
-    """Send a signal and wait for the end; after `deadline_s` seconds send SIGKILL.
+    """Send a signal and wait for the end. Send SIGKILL after `deadline_s` seconds.
 
     Raises:
-        HarnessError: The process outlived even SIGKILL.
+        HarnessError: The process does not end after SIGKILL.
     """
     send(name, number)
     if poll(lambda: not alive(name), deadline_s=deadline_s, interval_s=0.02):
         return
     send(name, signal.SIGKILL)
     if not poll(lambda: not alive(name), deadline_s=_KILL_LIMIT_S, interval_s=0.02):
-        raise HarnessError(f"The process {name} does not end.")
+        raise HarnessError(f"The process {name} does not end after SIGKILL.")
 
 
 def wait_for(
     what: str, ready: Callable[[], bool], *, deadline_s: float, needs: tuple[str, ...] = ()
 ) -> None:
-    """Wait for a condition while the processes that bring it about live.
+    """Wait for a condition while the processes that it depends on are alive.
 
     Args:
-        what: What is waited for, for the error.
-        ready: The condition.
+        what: The condition, for the error message.
+        ready: Returns whether the condition holds.
         deadline_s: Seconds to wait.
         needs: Names of the processes that must stay alive meanwhile.
 
@@ -186,7 +186,7 @@ def _stat_file(name: str) -> Path:
 
 
 def _open(name: str) -> int | None:
-    """Return a descriptor of the recorded process, or None when that very process has ended."""
+    """Return a descriptor of the recorded process, or None if that process has ended."""
     try:
         line = _stat_file(name).read_text(encoding="utf-8")
         pid = int(line.split(" ", 1)[0])

@@ -1,4 +1,4 @@
-"""Running commands and waiting for conditions, both with deadlines."""
+"""Run commands and wait for conditions, both with deadlines."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def command(
     cwd: Path | None = None,
     timeout_s: float | None = 600,
 ) -> str:
-    """Run a command and return what it wrote to stdout.
+    """Run a command and return its standard output.
 
     Args:
-        argv: The command and its arguments; no shell reads them.
-        what: What the command is for, as the subject of the error sentence.
+        argv: The command and its arguments, without a shell.
+        what: The purpose of the command, as the subject of the error message.
         stdin: Text for its standard input.
-        env: Its whole environment; the caller's when absent.
+        env: Its whole environment; None for the caller's.
         cwd: Its working directory.
         timeout_s: Seconds after which it is killed.
 
@@ -61,22 +61,22 @@ def command(
         raise HarnessError(f"{what} took longer than {timeout_s:.0f} s.") from error
     if done.returncode != 0:
         output = tail(done.stderr or done.stdout)
-        raise HarnessError(f"{what} failed with exit status {done.returncode}:\n{output}")
+        raise HarnessError(f"{what} failed with exit code {done.returncode}:\n{output}")
     return done.stdout
 
 
 def installed(name: str) -> bool:
-    """Tell whether a command can be found, the system's folders included."""
+    """Return whether a command exists, also in the system's folders."""
     return shutil.which(name, path=_with_system_folders(os.environ)["PATH"]) is not None
 
 
 def poll(ready: Callable[[], bool], *, deadline_s: float, interval_s: float = 0.05) -> bool:
-    """Ask until the answer is yes or the deadline has passed; return the last answer.
+    """Check a condition until it holds or the deadline has passed; return whether it held.
 
     Args:
         ready: The condition.
-        deadline_s: Seconds to keep asking.
-        interval_s: Seconds between two questions.
+        deadline_s: Maximum seconds of checking.
+        interval_s: Seconds between two checks.
     """
     end = time.monotonic() + deadline_s
     while not ready():
@@ -87,7 +87,7 @@ def poll(ready: Callable[[], bool], *, deadline_s: float, interval_s: float = 0.
 
 
 class Figures:
-    """Seconds of every phase, printed as they are known."""
+    """Seconds of every phase, printed as each one ends."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.seconds: dict[str, float] = {}
@@ -95,7 +95,7 @@ class Figures:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time the block as the phase of this name and print its seconds."""
+        """Time the block as the phase of this name, and print its seconds."""
         start = time.monotonic()
         yield
         self.note(name, time.monotonic() - start)
@@ -108,10 +108,10 @@ class Figures:
 
 
 def _with_system_folders(env: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment whose PATH has the folders that some shells leave out."""
+    """Return an environment whose PATH includes the system's folders; some shells lack them."""
     return {**env, "PATH": f"{env.get('PATH', '')}:/usr/sbin:/sbin"}
 
 
-def say(text: str) -> None:
-    """Print a line of progress at once."""
+def print_line(text: str) -> None:
+    """Print a line of progress and flush it."""
     print(text, file=sys.stdout, flush=True)

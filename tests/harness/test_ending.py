@@ -1,4 +1,4 @@
-"""Scripts that are ended by SIGTERM, as `make` and CI end them."""
+"""Tests of scripts that receive SIGTERM, as `make` and CI send it."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.agent.support import wait_until
 from tests.harness.ending import INTERRUPTED
 
-PART = """
+CHILD_SCRIPT = """
 import sys, time
 from pathlib import Path
 from tests.harness import ending
@@ -18,7 +18,7 @@ folder = Path(sys.argv[1])
 
 def main():
     try:
-        (folder / "begun").touch()
+        (folder / "started").touch()
         while True:
             time.sleep(60)
     finally:
@@ -29,7 +29,7 @@ def main():
 
 ending.script(main)
 """
-WHOLE = """
+PARENT_SCRIPT = """
 import os, sys
 from tests.fault_player.__main__ import run
 from tests.harness import ending
@@ -38,18 +38,18 @@ ending.script(lambda: run("part", ["-c", sys.argv[2], sys.argv[1]], os.environ))
 """
 
 
-def test_what_a_terminated_run_started_cleans_up_before_it_ends(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", WHOLE, str(tmp_path), PART]
-    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE) as whole:
-        _wait_for(tmp_path / "begun")
-        whole.terminate()
+def test_child_of_a_terminated_run_cleans_up_before_the_run_exits(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PARENT_SCRIPT, str(tmp_path), CHILD_SCRIPT]
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE) as parent:
+        _wait_for(tmp_path / "started")
+        parent.terminate()
         _wait_for(tmp_path / "cleaning")
-        os.killpg(whole.pid, signal.SIGTERM)
+        os.killpg(parent.pid, signal.SIGTERM)
         (tmp_path / "may end").touch()
-        _, said = whole.communicate(timeout=20)
+        _, stderr = parent.communicate(timeout=20)
     assert (tmp_path / "cleaned").exists()
-    assert whole.returncode == INTERRUPTED
-    assert said == b""
+    assert parent.returncode == INTERRUPTED
+    assert stderr == b""
 
 
 def _wait_for(file: Path) -> None:

@@ -1,4 +1,4 @@
-"""An API server over real HTTP that knows Leases and empty lists, and misbehaves when told to."""
+"""API server over real HTTP with Leases, empty lists and configurable faults."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -27,7 +27,7 @@ DISCOVERY = {
         "resources": [
             _resource("pods", "Pod"),
             _resource("services", "Service"),
-            _resource("namespaces", "Namespace"),  # Without it kopf begins no watch.
+            _resource("namespaces", "Namespace"),  # Kopf starts no watch without it.
         ]
     },
     "/apis": {
@@ -40,16 +40,16 @@ DISCOVERY = {
 
 
 class FakeApi:
-    """Start it with `start`; `address` is where it is then."""
+    """API server that listens at `address` after `start`."""
 
     def __init__(self) -> None:
         self.leases = LeaseServer()
         self.fault: Fault = lambda _: None
-        """What to answer instead of the truth, if anything."""
+        """Returns the response to send instead of the normal one, or None."""
         self.before: Callable[[web.Request], Awaitable[None]] | None = None
-        """What to wait for before an answer, if anything."""
-        self.seen: list[tuple[str, str]] = []
-        """Method and path of every request."""
+        """Awaited before each response, if set."""
+        self.requests: list[tuple[str, str]] = []
+        """Method and path of all requests."""
         self.address = ""
         self._watches: list[web.Request] = []
         self._runner: web.AppRunner | None = None
@@ -68,7 +68,7 @@ class FakeApi:
         await self._runner.cleanup()
 
     def drop_watches(self) -> None:
-        """Break the connections of all watches."""
+        """Abort the connections of all watches."""
         for watch in self._watches:
             if watch.transport is not None:
                 watch.transport.abort()
@@ -89,18 +89,18 @@ class FakeApi:
         return path
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        self.seen.append((request.method, request.path))
+        self.requests.append((request.method, request.path))
         if self.before is not None:
             await self.before(request)
-        instead = self.fault(request)
-        if instead is not None:
-            return instead
+        faulty = self.fault(request)
+        if faulty is not None:
+            return faulty
         try:
-            return web.json_response(await self._truth(request))
+            return web.json_response(await self._result(request))
         except ClusterError as error:
             return refusal(error.status, str(error))
 
-    async def _truth(self, request: web.Request) -> Any:
+    async def _result(self, request: web.Request) -> Any:
         last = request.path.rpartition("/")[2]
         if "/leases" in request.path:
             return await self._lease(request)

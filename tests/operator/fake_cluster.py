@@ -1,6 +1,6 @@
-"""An API server in memory: resource versions, conflicts, uid preconditions, names that are taken.
+"""In-memory API server with resource versions, conflicts, uid preconditions and taken names.
 
-It can be told to die at its k-th write, before or after the write takes effect.
+It can kill the controller at its k-th write, before or after the write takes effect.
 """
 
 import copy
@@ -28,11 +28,11 @@ T = TypeVar("T")
 
 
 class Killed(BaseException):
-    """The controller's process ends here."""
+    """Simulated death of the controller process."""
 
 
 class FakeCluster:
-    """Implements `Cluster`. Everything that goes in or out is a copy."""
+    """In-memory implementation of `Cluster`. All arguments and results are copied."""
 
     def __init__(self) -> None:
         self._versions = itertools.count(1)
@@ -40,55 +40,55 @@ class FakeCluster:
         self.jobs: dict[Key, Manifest] = {}
         self.children: dict[str, dict[Key, Manifest]] = {"Pod": {}, "Service": {}}
         self.agents: dict[str, AgentStatus] = {}
-        """Answers of agents, by pod uid."""
-        self.asked: list[str] = []
-        """Names of the pods whose agents were asked."""
+        """Agent statuses by pod uid."""
+        self.polled: list[str] = []
+        """Names of the pods whose agents were polled."""
         self.writes: list[str] = []
-        """Every write that was tried, as `verb name`."""
+        """All attempted writes, as `verb kind name`."""
         self.statuses: list[Manifest] = []
-        """Every status that was written."""
+        """All statuses that were written."""
         self.events: list[Event] = []
         self.orders: list[tuple[str, AttemptOrder]] = []
-        """What agents were told directly."""
+        """Attempt orders that were sent to agents, with the address."""
         self.refusals: dict[str, ClusterError] = {}
-        """What to answer to writes that begin with these words."""
+        """Errors to raise, by the prefix of the write."""
         self.watching: Cache | None = None
-        """The cache that a watch feeds at once; with none it lags behind."""
+        """Cache that gets every change at once, or None for a cache that lags behind."""
         self.after_write: Callable[[], None] = lambda: None
         self._kill: tuple[int, bool] | None = None
         self._dead = False
 
     def kill_at(self, write: int, *, after: bool) -> None:
-        """Let the controller die at a write, counted from 1."""
+        """Kill the controller at a write, counted from 1."""
         self._kill = (write, after)
 
     def revive(self) -> None:
-        """A new process may talk to the API server; it is not killed."""
+        """Accept requests again, from a new controller process that is not killed."""
         self._kill, self._dead = None, False
 
     def _write(self, what: str, effect: Callable[[], T]) -> T:
         if self._dead:
             raise Killed(what)
         self.writes.append(what)
-        hit, after = False, False
+        is_target, after = False, False
         if self._kill is not None:
-            hit, after = len(self.writes) == self._kill[0], self._kill[1]
-        self._dead = hit
-        if hit and not after:
+            is_target, after = len(self.writes) == self._kill[0], self._kill[1]
+        self._dead = is_target
+        if is_target and not after:
             raise Killed(what)
-        for beginning, error in self.refusals.items():
-            if what.startswith(beginning):
+        for prefix, error in self.refusals.items():
+            if what.startswith(prefix):
                 raise error
         outcome = effect()
         self.after_write()
-        if hit:
+        if is_target:
             raise Killed(what)
         return outcome
 
-    # --- What other parties do ------------------------------------------------------------------
+    # --- Changes by users and kubelets ------------------------------------------------------------
 
     def apply(self, job: Manifest) -> Manifest:
-        """Create a job, or replace its spec as a user does."""
+        """Create a job or replace its spec, as a user does."""
         key = _key(job)
         known = self.jobs.get(key)
         metadata = {**job["metadata"]}
@@ -98,13 +98,13 @@ class FakeCluster:
         return self._store_job({**copy.deepcopy(job), "metadata": metadata, "status": status})
 
     def change_pod(self, name: str, **status: object) -> Manifest:
-        """Change the status of a pod as its kubelet does."""
+        """Change the status of a pod, as its kubelet does."""
         found = self.pod(name)
         found["status"] = {**found["status"], **status}
         return self._store_child("Pod", found)
 
     def remove_pod(self, name: str) -> None:
-        """The pod is gone for good."""
+        """Remove the pod object."""
         self._drop_child("Pod", self.pod(name))
 
     def pod(self, name: str) -> Manifest:
@@ -140,12 +140,12 @@ class FakeCluster:
         def effect() -> Manifest:
             known = self.children[kind].get(_key(manifest))
             if known is None:
-                made = copy.deepcopy(manifest)
-                made["metadata"]["uid"] = f"{name}#{next(self._uids)}"
-                made["status"] = {"phase": "Pending"} if kind == "Pod" else {}
+                created = copy.deepcopy(manifest)
+                created["metadata"]["uid"] = f"{name}#{next(self._uids)}"
+                created["status"] = {"phase": "Pending"} if kind == "Pod" else {}
                 if kind == "Pod":
-                    made["spec"]["nodeName"] = f"machine-{name.rpartition('-')[2]}"
-                return self._store_child(kind, made)
+                    created["spec"]["nodeName"] = f"machine-{name.rpartition('-')[2]}"
+                return self._store_child(kind, created)
             if _owner(known) != _owner(manifest):
                 raise NameTakenError(f"{kind} {name} exists already and is not this job's")
             return copy.deepcopy(known)
@@ -189,7 +189,7 @@ class FakeCluster:
             del self.jobs[key]
             if self.watching is not None:
                 self.watching.drop_job(known)
-            for kind, children in self.children.items():  # The garbage collector's work.
+            for kind, children in self.children.items():  # As the garbage collector does.
                 for child in [c for c in children.values() if _owner(c) == uid]:
                     self._drop_child(kind, child)
 
@@ -209,14 +209,14 @@ class FakeCluster:
     async def emit(self, job: Manifest, event: Event) -> None:
         self._write(f"event {job['metadata']['name']}", lambda: self.events.append(event))
 
-    async def ask_agent(self, pod: PodView) -> AgentStatus | None:
-        self.asked.append(pod.name)
+    async def get_agent_status(self, pod: PodView) -> AgentStatus | None:
+        self.polled.append(pod.name)
         return self.agents.get(pod.uid)
 
-    async def await_agent(self, pod: PodView, revision: int) -> AgentStatus | None:
-        """Answers at once: the caller asks again."""
-        word = self.agents.get(pod.uid)
-        return word if word is None or word.revision != revision else None
+    async def watch_agent_status(self, pod: PodView, revision: int) -> AgentStatus | None:
+        """Return at once, unlike a real agent. The caller retries."""
+        status = self.agents.get(pod.uid)
+        return status if status is None or status.revision != revision else None
 
     async def order_attempt(self, address: str, order: AttemptOrder) -> None:
         self.orders.append((address, order))

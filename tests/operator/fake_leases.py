@@ -1,4 +1,4 @@
-"""A Lease in memory, and candidates' connections to it that are slow, lose words, or are down."""
+"""In-memory Lease, and candidates' connections to it with delays, losses and outages."""
 
 import asyncio
 import copy
@@ -15,13 +15,13 @@ def never() -> float:
 
 
 class LeaseServer:
-    """What the API server holds."""
+    """API server with one Lease."""
 
     def __init__(self) -> None:
         self.lease: Manifest | None = None
         self._version = 0
         self.writers: list[str] = []
-        """Who held the Lease after each write; empty for a release."""
+        """Holder of the Lease after each write, empty for a release."""
 
     @property
     def holder(self) -> str:
@@ -42,21 +42,21 @@ class LeaseServer:
         return copy.deepcopy(self.lease)
 
     def give_to(self, holder: str) -> None:
-        """Let another one hold it, as if it had waited for its turn."""
+        """Transfer the Lease to another holder."""
         assert self.lease is not None
         spec = {**self.lease["spec"], "holderIdentity": holder}
         self.put({**self.lease, "spec": spec})
 
 
 class Connection:
-    """One candidate's way to the server. Implements `Leases`."""
+    """Connection of one candidate to the server. Implements `Leases`."""
 
     def __init__(self, server: LeaseServer) -> None:
         self.server = server
-        self.there: Delay = lambda: 0.0
+        self.request_delay: Delay = lambda: 0.0
         """Seconds until a request takes effect."""
-        self.back: Delay = lambda: 0.0
-        """Seconds from then until its answer is here."""
+        self.response_delay: Delay = lambda: 0.0
+        """Seconds from then until the response arrives."""
         self.down = False
         self.requests: list[str] = []
 
@@ -78,8 +78,8 @@ class Connection:
         self.requests.append(verb)
         if self.down:
             raise ClusterError("connection refused")
-        there, back = self.there(), self.back()
-        # A request that is on its way takes effect even when nobody waits for its answer any more.
+        request_delay, response_delay = self.request_delay(), self.response_delay()
+        # A request that was sent takes effect even if the caller no longer waits for the response.
         answer: asyncio.Future[Manifest | None] = asyncio.get_running_loop().create_future()
 
         def arrive() -> None:
@@ -93,18 +93,18 @@ class Connection:
                 if not answer.done():
                     answer.set_result(outcome)
 
-        asyncio.get_running_loop().call_later(there, arrive)
+        asyncio.get_running_loop().call_later(request_delay, arrive)
         try:
             return await asyncio.shield(answer)
         finally:
-            await asyncio.sleep(back)
+            await asyncio.sleep(response_delay)
 
 
 def flaky(seed: int) -> tuple[Delay, Delay]:
-    """Delays of a bad network: mostly short, at times longer than any deadline."""
-    dice = random.Random(seed)  # noqa: S311
+    """Return delays of a bad network: mostly short, sometimes longer than any deadline."""
+    rng = random.Random(seed)  # noqa: S311
 
     def delay() -> float:
-        return dice.choice([0.01, 0.05, 0.2, 1.0, 3.0]) if dice.random() < 0.9 else 20.0
+        return rng.choice([0.01, 0.05, 0.2, 1.0, 3.0]) if rng.random() < 0.9 else 20.0
 
     return delay, delay

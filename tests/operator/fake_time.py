@@ -1,4 +1,4 @@
-"""An event loop whose time jumps: what waits for a minute is done at once, in the right order."""
+"""Event loop with virtual time, which jumps to the next timer instead of waiting for it."""
 
 import asyncio
 import selectors
@@ -8,28 +8,28 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class _JumpSelector(selectors.SelectSelector):
+class _VirtualTimeSelector(selectors.SelectSelector):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout is None:
-            raise RuntimeError("everything waits and nothing will ever happen")
+            raise RuntimeError("deadlock: all tasks wait and no timer is set")
         self.now += max(0.0, timeout)
         return super().select(0)
 
 
-class _JumpLoop(asyncio.SelectorEventLoop):
+class _VirtualTimeLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
-        self._jumps = _JumpSelector()
-        super().__init__(self._jumps)
+        self._virtual = _VirtualTimeSelector()
+        super().__init__(self._virtual)
 
     def time(self) -> float:
-        return self._jumps.now
+        return self._virtual.now
 
 
 def run_in_fake_time(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end in a loop whose time jumps from one timer to the next."""
-    with asyncio.Runner(loop_factory=_JumpLoop) as runner:
+    """Run a coroutine to its end in virtual time."""
+    with asyncio.Runner(loop_factory=_VirtualTimeLoop) as runner:
         return runner.run(work)

@@ -1,4 +1,4 @@
-"""Candidates for the leadership, as processes: for the tests of the election."""
+"""Simulated processes for the tests of leader election."""
 
 import asyncio
 import contextlib
@@ -11,11 +11,11 @@ from tests.operator.fake_leases import Connection, LeaseServer
 
 LEASE, RENEW, RETRY = 15.0, 10.0, 2.0
 STEP = 1.2 * RETRY
-"""The longest time between two looks of a candidate."""
+"""Longest time between two reads of the Lease by a candidate, in seconds."""
 
 
 class Candidate:
-    """A process: it acquires, holds, and ends when it loses."""
+    """Process that acquires the Lease, holds it, and ends when it loses it."""
 
     def __init__(self, server: LeaseServer, identity: str) -> None:
         self.connection = Connection(server)
@@ -30,17 +30,17 @@ class Candidate:
         self.led_at: float | None = None
         self.ended_at: float | None = None
         self.lost = ""
-        self.task = asyncio.ensure_future(self._live())
+        self.task = asyncio.ensure_future(self._run())
 
-    async def _live(self) -> None:
+    async def _run(self) -> None:
         try:
             if not await self.elector.acquire(self.stop):
                 return
             self.led_at = now()
             holding = asyncio.ensure_future(self.elector.hold())
-            asked = asyncio.ensure_future(self.stop.wait())
-            await asyncio.wait([holding, asked], return_when=asyncio.FIRST_COMPLETED)
-            asked.cancel()
+            stopped = asyncio.ensure_future(self.stop.wait())
+            await asyncio.wait([holding, stopped], return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
             if holding.done():
                 self.lost = str(holding.exception())
                 assert isinstance(holding.exception(), NotLeadingError)
@@ -52,7 +52,7 @@ class Candidate:
             self.ended_at = now()
 
     async def kill(self) -> None:
-        """SIGKILL: nothing is released."""
+        """Stop the process as SIGKILL does, without a release."""
         self.task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self.task
@@ -64,21 +64,21 @@ def now() -> float:
 
 
 def pause(seconds: float) -> None:
-    """Time passes and nothing of this process runs."""
+    """Advance the time while no task runs, as during SIGSTOP."""
     loop: Any = asyncio.get_running_loop()
-    loop._jumps.now += seconds
+    loop._virtual.now += seconds
 
 
 @contextlib.asynccontextmanager
 async def candidates(server: LeaseServer, *names: str) -> AsyncIterator[list[Candidate]]:
-    """Candidates that begin one after the other, so that the first leads."""
+    """Start candidates one after another, so that the first one leads."""
     found = []
     for name in names:
         found.append(Candidate(server, name))
         await asyncio.sleep(0.1)
     yield found
-    for one in found:
-        await one.kill()
+    for candidate in found:
+        await candidate.kill()
 
 
 async def until_leads(candidate: Candidate, limit: float = 60.0) -> float:

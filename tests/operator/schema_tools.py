@@ -1,4 +1,4 @@
-"""The API server's view of the CRD's schema, as far as JSON Schema can express it."""
+"""Validation against the CRD schema as the API server does it, with JSON Schema."""
 
 import functools
 import re
@@ -12,7 +12,7 @@ from ddp_operator.api.crd import Schema, build_crd
 
 @functools.cache
 def version() -> dict[str, Any]:
-    """The one version of the generated CRD."""
+    """Return the only version of the generated CRD."""
     found: dict[str, Any] = build_crd()["spec"]["versions"][0]
     return found
 
@@ -23,13 +23,13 @@ def root_schema() -> Schema:
 
 
 def part(name: str) -> Schema:
-    """The schema of `spec` or `status`."""
+    """Return the schema of `spec` or `status`."""
     found: Schema = root_schema()["properties"][name]
     return found
 
 
 def walk(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
-    """Every node of a schema with its path."""
+    """Yield every node of a schema with its path."""
     yield path, schema
     for name, value in schema.get("properties", {}).items():
         yield from walk(value, f"{path}.{name}")
@@ -40,7 +40,7 @@ def walk(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
 
 
 def strict(schema: Schema) -> Schema:
-    """The schema under strict field validation: unknown fields are refused."""
+    """Return the schema with strict field validation, which refuses unknown fields."""
     out = dict(schema)
     if "properties" in out:
         out["properties"] = {k: strict(v) for k, v in out["properties"].items()}
@@ -54,7 +54,7 @@ def strict(schema: Schema) -> Schema:
 
 
 def _go_pattern(_: Any, pattern: str, instance: object, __: Schema) -> Iterator[ValidationError]:
-    """As the API server reads patterns: Go's classes are ASCII and its $ is the very end."""
+    """Match as Go does: character classes are ASCII and $ matches only the end of the text."""
     if isinstance(instance, str) and not re.search(
         re.sub(r"(?<!\\)\$", r"\\Z", pattern), instance, re.ASCII
     ):
@@ -70,10 +70,10 @@ def _validator(name: str) -> Any:
 
 
 def server_accepts(name: str, value: object) -> bool:
-    """Whether the API server's schema takes a value for `spec` or `status`."""
+    """Return whether the API server's schema accepts a value for `spec` or `status`."""
     return bool(_validator(name).is_valid(value))
 
 
 def server_findings(name: str, value: object) -> list[str]:
-    """What the API server's schema finds wrong."""
+    """Return the validation errors of the API server's schema."""
     return [error.message for error in _validator(name).iter_errors(value)]

@@ -1,6 +1,6 @@
-"""A small world around the controller: kubelets, agents, a clock, and a controller that may die.
+"""Simulation of a controller with kubelets, agents, a clock and controller crashes.
 
-Every step is a second: the controller looks until it has nothing left to write, then pods move.
+Each step is one second: the controller reconciles until it writes nothing more, then pods move.
 """
 
 import itertools
@@ -13,13 +13,13 @@ from ddp_operator.runtime.controller import Controller
 from ddp_wire import contract
 from tests.operator.fake_cluster import FakeCluster, Killed
 from tests.operator.support import DEFAULTS, NOW
-from tests.scenarios.flows import NAME, Flow, timeless
+from tests.scenarios.flows import NAME, Flow, without_times
 from tests.scenarios.pods import (
     TERMINAL,
-    End,
+    EndContainer,
     Move,
-    PlayedPods,
-    Say,
+    ReportStatus,
+    ScriptedPods,
     ended_status,
     running_status,
 )
@@ -28,55 +28,55 @@ KEY = ("team-a", NAME)
 
 
 class Simulation:
-    """One job from its creation to its end."""
+    """Run of one job from its creation to its end."""
 
     def __init__(self, flow: Flow, *, writes_per_life: int = 0) -> None:
-        """With `writes_per_life`, each controller dies after that many writes."""
+        """Create a simulation. Each controller is killed after `writes_per_life` writes if set."""
         self._flow, self._writes_per_life = flow, writes_per_life
         self.cluster, self.now = FakeCluster(), NOW
         self.cluster.after_write = self._check
         self.cluster.apply(flow.job())
-        self._played = PlayedPods(flow.script)
-        self.cluster.agents = self._played.agents
+        self._pods = ScriptedPods(flow.script)
+        self.cluster.agents = self._pods.agents
         self.deaths = 0
         self._start_controller()
 
     async def run(self, *, seconds: int = 60) -> None:
-        """Let the run come to its end."""
+        """Run until the flow has ended."""
         for second in range(seconds):
             await self._settle()
             job = self.cluster.jobs.get(KEY)
-            if self._flow.over(job, lives=bool(self.cluster.living())):
+            if self._flow.is_over(job, has_live_pods=bool(self.cluster.living())):
                 return
             if job is not None and second in self._flow.script.edits:
                 changed = {**job["spec"], **self._flow.script.edits[second]}
                 job = self.cluster.apply({**job, "spec": changed})
             nodes = job["spec"]["nodes"] if job is not None else 0
-            for move in self._played.step(self.cluster.pods(), nodes, self.now):
-                self._carry_out(move)
+            for move in self._pods.step(self.cluster.pods(), nodes, self.now):
+                self._apply(move)
             self.now += timedelta(seconds=1)
-        raise AssertionError(f"not at its end after {seconds} s: {self.outcome()}")
+        raise AssertionError(f"the run did not end within {seconds} s: {self.outcome()}")
 
     def outcome(self) -> Any:
-        """The last status that was written, without times, and what is left in the cluster."""
+        """Return the last written status without times, and the remaining objects."""
         return (
-            timeless(self.cluster.statuses[-1]),
+            without_times(self.cluster.statuses[-1]),
             sorted(p["metadata"]["name"] for p in self.cluster.pods()),
             len(self.cluster.children["Service"]),
             KEY in self.cluster.jobs,
         )
 
-    def _carry_out(self, move: Move) -> None:
+    def _apply(self, move: Move) -> None:
         name = move.pod["metadata"]["name"]
-        if isinstance(move, Say):
+        if isinstance(move, ReportStatus):
             self.cluster.change_pod(name, **running_status("10.0.0.1", ready=move.ready))
-        elif isinstance(move, End):
-            self.cluster.change_pod(name, **ended_status(move.code, move.word))
+        elif isinstance(move, EndContainer):
+            self.cluster.change_pod(name, **ended_status(move.code, move.status))
         else:
             self.cluster.remove_pod(name)
 
     def _start_controller(self) -> None:
-        """A new process: it knows nothing but what it reads."""
+        """Start a new controller process, which knows only what it reads."""
         self.cluster.revive()
         if self._writes_per_life:
             self.cluster.kill_at(len(self.cluster.writes) + self._writes_per_life, after=True)
@@ -92,11 +92,11 @@ class Simulation:
                 continue
             if len(self.cluster.writes) == before:
                 return
-        raise AssertionError(f"the controller finds no rest: {self.cluster.writes[-20:]}")
+        raise AssertionError(f"the controller never stops writing: {self.cluster.writes[-20:]}")
 
-    async def _survives(self, look: Awaitable[object]) -> bool:
+    async def _survives(self, reconcile: Awaitable[object]) -> bool:
         try:
-            await look
+            await reconcile
         except Killed:
             self.deaths += 1
             self._start_controller()
@@ -104,23 +104,25 @@ class Simulation:
         return True
 
     def _check(self) -> None:
-        """What must hold after every single write."""
-        places = [
+        """Check the invariants that hold after every write."""
+        node_keys = [
             (p["metadata"]["labels"][contract.LABEL_JOB_UID], index)
             for p in self.cluster.living()
             if (index := p["metadata"]["labels"][contract.LABEL_NODE_INDEX])
         ]
-        assert len(places) == len(set(places)), "two living pods of one node"
+        assert len(node_keys) == len(set(node_keys)), "two living pods have the same node index"
         attempts = [s.get("attempt", 0) for s in self.cluster.statuses]
         for before, after in itertools.pairwise(attempts):
-            assert after - before in {0, 1}, "an attempt is skipped or taken back"
+            assert after - before in {0, 1}, "the attempt number skips or decreases"
         for budget in ("restarts", "infrastructureRestarts", "freeRestarts"):
             spent = [s.get(budget, 0) for s in self.cluster.statuses]
-            assert spent == sorted(spent), "a restart is taken back"
+            assert spent == sorted(spent), "a restart counter decreases"
         newest = attempts[-1] if attempts else 0
         for pod in self.cluster.pods():
-            told = pod["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]
-            assert told == contract.ATTEMPT_STOP or int(told) <= newest, "acted before it was said"
+            order = pod["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]
+            assert order == contract.ATTEMPT_STOP or int(order) <= newest, (
+                "an order precedes the status"
+            )
         assert {p["status"]["phase"] for p in self.cluster.pods()} <= TERMINAL | {
             "Pending",
             "Running",

@@ -1,4 +1,4 @@
-"""Builders of jobs, pods, agents' words and worlds."""
+"""Builders of jobs, pods, agent statuses and observed worlds for tests."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -33,7 +33,7 @@ def after(seconds: float) -> datetime:
 
 
 def job_manifest(name: str = "digits", **spec: Any) -> Manifest:
-    """A job as the API server holds it; the spec's fields are given in camelCase."""
+    """Return a job as the API server stores it. Spec fields are named in camelCase."""
     if "task" not in spec and "command" not in spec:
         spec["task"] = "ddp_trainer.tasks.miniresnet:build"
     metadata = {
@@ -51,7 +51,7 @@ def new_job(name: str = "digits", **spec: Any) -> DDPJob:
 
 
 def with_status(job: DDPJob, **fields: Any) -> DDPJob:
-    """The job with fields of its status changed, named as in Python."""
+    """Return the job with changed status fields, which are named as in Python."""
     return job.model_copy(update={"status": job.status.model_copy(update=fields)})
 
 
@@ -68,7 +68,7 @@ def condition(kind: ConditionType, value: str, reason: str = "Test") -> Conditio
 def active_job(
     *, attempt: int = 1, formed: bool = True, status: Mapping[str, Any] | None = None, **spec: Any
 ) -> DDPJob:
-    """A job in the given attempt, begun at NOW; `formed` when all its ranks have joined."""
+    """Return a job whose attempt started at NOW. `formed`: all ranks have joined."""
     job = new_job(**({"nodes": 2} | spec))
     return with_status(
         job,
@@ -92,7 +92,7 @@ def finished_job(*, succeeded: bool, **spec: Any) -> DDPJob:
 
 
 def pod(job: DDPJob, index: int = 0, **fields: Any) -> PodView:
-    """A pod of the job's current attempt that runs and is ready, but for the fields given."""
+    """Return a running, ready pod of the current attempt. `fields` override its fields."""
     name = names.pod_name(job, index)
     given: dict[str, Any] = {
         "name": name,
@@ -112,8 +112,10 @@ def all_pods(job: DDPJob, **fields: Any) -> tuple[PodView, ...]:
     return tuple(pod(job, index, **fields) for index in range(job.spec.nodes))
 
 
-def word(index: int = 0, *, attempt: int = 1, phase: str = "Training", **more: Any) -> AgentStatus:
-    """What the agent of a node says of itself."""
+def agent_status(
+    index: int = 0, *, attempt: int = 1, phase: str = "Training", **more: Any
+) -> AgentStatus:
+    """Return the status that the agent of a node reports."""
     return AgentStatus(
         node_index=index,
         attempt=attempt,
@@ -123,8 +125,8 @@ def word(index: int = 0, *, attempt: int = 1, phase: str = "Training", **more: A
     )
 
 
-def failed_word(index: int = 0, *, attempt: int = 1, **failure: Any) -> AgentStatus:
-    """The word of an agent whose attempt has failed, a second before NOW unless `at` is given."""
+def failed_status(index: int = 0, *, attempt: int = 1, **failure: Any) -> AgentStatus:
+    """Return the status after a failure, one second before NOW unless `at` is given."""
     given: dict[str, Any] = {
         "attempt": attempt,
         "at": after(-1).timestamp(),
@@ -134,11 +136,11 @@ def failed_word(index: int = 0, *, attempt: int = 1, **failure: Any) -> AgentSta
     if "signal" in failure:
         given["exit_code"] = None
     cause = Failure(**(given | failure))
-    return word(index, attempt=attempt, phase="Failed", failure=cause)
+    return agent_status(index, attempt=attempt, phase="Failed", failure=cause)
 
 
 def ended(code: int = 0, *, final: AgentStatus | None = None, **fields: Any) -> Termination:
-    """How a container ended, at NOW."""
+    """Return the termination of a container that ended at NOW."""
     given = {"reason": "Completed" if code == 0 else "Error", "at": NOW}
     return Termination(exit_code=code, final=final, **(given | fields))
 
@@ -153,23 +155,23 @@ def world(
     pods: Iterable[PodView] = (),
     *,
     now: datetime = NOW,
-    words: Mapping[int, AgentStatus] | None = None,
+    statuses: Mapping[int, AgentStatus] | None = None,
     service: bool = True,
     blocked: str | None = None,
 ) -> World:
-    """What is observed of a job; `words` are the agents' answers by node index."""
+    """Return the observed world of a job. `statuses` are agent statuses by node index."""
     seen = tuple(pods)
-    reports = {p.uid: words[p.index] for p in seen if words and p.index in words}
+    reports = {p.uid: statuses[p.index] for p in seen if statuses and p.index in statuses}
     return World(job, now, seen, service, reports, blocked)
 
 
 def plan_for(*arguments: Any, **named: Any) -> Plan:
-    """What is decided about `world(...)`."""
+    """Return the plan for `world(...)`."""
     return decide(world(*arguments, **named), DEFAULTS)
 
 
 def summary(status: DDPJobStatus) -> tuple[str, str, str]:
-    """Value, reason and message of the summary condition."""
+    """Return value, reason and message of the summary condition."""
     found = status.condition(ConditionType.SUCCEEDED)
     assert found is not None
     return found.status.value, found.reason, found.message
@@ -184,13 +186,13 @@ def only(actions: Iterable[Action], kind: type[Any]) -> list[Any]:
 
 
 def to_wire(status: DDPJobStatus) -> dict[str, Any]:
-    """The status as it is sent to the API server."""
+    """Return the status as it is sent to the API server."""
     sent: dict[str, Any] = json.loads(status.model_dump_json(by_alias=True, exclude_none=True))
     return sent
 
 
 def pod_manifest(job: DDPJob, index: int = 0, *, version: int = 1, **status: Any) -> Manifest:
-    """A pod as the API server gives it, as far as caches and views need it."""
+    """Return a pod manifest with the parts that caches and views read."""
     name = names.pod_name(job, index)
     return {
         "apiVersion": "v1",

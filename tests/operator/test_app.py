@@ -1,4 +1,4 @@
-"""The operator as a process, against an API server over real HTTP."""
+"""The operator as a process, with an API server over real HTTP."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from tests.operator.fake_api import FakeApi, refusal
 
 
 class Process:
-    """A running `ddp-operator`."""
+    """Running `ddp-operator` process."""
 
     def __init__(self, child: asyncio.subprocess.Process, port: int) -> None:
         self.child, self.port = child, port
@@ -35,7 +35,7 @@ class Process:
             return 0, ""
 
     async def until_ready(self, text: str) -> None:
-        """Wait until /readyz says so."""
+        """Wait until /readyz answers 200 with this text."""
         deadline, found = time.monotonic() + 60, (0, "")
         while time.monotonic() < deadline:
             found = await self.get("/readyz")
@@ -46,10 +46,10 @@ class Process:
         raise AssertionError(found)
 
     async def ended(self) -> tuple[int, str]:
-        """Its exit code and what it logged."""
-        _, said = await asyncio.wait_for(self.child.communicate(), 30)
+        """Wait for the end of the process. Return its exit code and its log."""
+        _, log = await asyncio.wait_for(self.child.communicate(), 30)
         assert self.child.returncode is not None
-        return self.child.returncode, said.decode()
+        return self.child.returncode, log.decode()
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ async def operator(api: FakeApi, folder: Path, **settings: str) -> AsyncIterator
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mine = {
+    defaults = {
         "TRAINER_IMAGE": "mine:1",
         "HEALTH_PORT": str(port),
         "LEASE_NAMESPACE": "ddp-system",
@@ -82,7 +82,7 @@ async def operator(api: FakeApi, folder: Path, **settings: str) -> AsyncIterator
         env={
             **os.environ,
             "KUBECONFIG": str(api.kubeconfig(folder)),
-            **{f"DDP_OPERATOR_{name}": value for name, value in mine.items()},
+            **{f"DDP_OPERATOR_{name}": value for name, value in defaults.items()},
         },
         stderr=asyncio.subprocess.PIPE,
     )
@@ -100,36 +100,38 @@ async def eventually(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_process_that_loses_the_lease_ends_with_one_line(
+async def test_process_that_loses_the_lease_exits_with_one_log_line(
     api: FakeApi, tmp_path: Path
 ) -> None:
     async with operator(api, tmp_path) as process:
         await process.until_ready("ok")
         assert api.leases.holder.startswith("pod-1_")
         api.leases.give_to("other")
-        code, said = await process.ended()
+        code, log = await process.ended()
         assert code == 1
-        last = said.splitlines()[-1]
+        last = log.splitlines()[-1]
         assert last.endswith("CRITICAL ddp_operator: this process ends: the Lease is held by other")
-        assert "Traceback" not in said
+        assert "Traceback" not in log
         assert api.leases.holder == "other"
 
 
 @pytest.mark.slow
-async def test_a_process_that_cannot_renew_the_lease_ends(api: FakeApi, tmp_path: Path) -> None:
+async def test_process_that_cannot_renew_the_lease_exits(api: FakeApi, tmp_path: Path) -> None:
     async with operator(api, tmp_path, LOG_FORMAT="json") as process:
         await process.until_ready("ok")
-        api.fault = lambda _: refusal(500, "etcd is away")
-        code, said = await process.ended()
+        api.fault = lambda _: refusal(500, "etcd is unavailable")
+        code, log = await process.ended()
         assert code == 1
-        last = json.loads(said.splitlines()[-1])
+        last = json.loads(log.splitlines()[-1])
         assert last["level"] == "CRITICAL"
         assert "the Lease was not renewed for 4 s" in last["message"]
-        assert api.leases.holder.startswith("pod-1_"), "it runs out by itself"
+        assert api.leases.holder.startswith("pod-1_"), (
+            "the Lease is not released, so it must expire"
+        )
 
 
 @pytest.mark.slow
-async def test_a_process_that_was_paused_ends_and_leaves_the_lease_to_the_next(
+async def test_paused_process_exits_and_does_not_write_the_lease(
     api: FakeApi, tmp_path: Path
 ) -> None:
     async with operator(api, tmp_path) as process:
@@ -144,7 +146,7 @@ async def test_a_process_that_was_paused_ends_and_leaves_the_lease_to_the_next(
         assert len(api.leases.writers) == written
 
 
-async def test_a_replica_stands_by_until_the_leader_ends_and_then_takes_over(
+async def test_standby_replica_takes_over_after_the_leader_ends(
     api: FakeApi, tmp_path: Path
 ) -> None:
     async with (
@@ -157,11 +159,11 @@ async def test_a_replica_stands_by_until_the_leader_ends_and_then_takes_over(
         )
         leader = api.leases.holder
         await leading.until_ready("ok")
-        await waiting.until_ready(f"standing by: {leader} leads")
+        await waiting.until_ready(f"standing by: {leader} holds the Lease")
         assert await waiting.get("/healthz") == (200, "ok")
         leading.child.terminate()
-        code, said = await leading.ended()
-        assert (code, said.splitlines()[-1].partition(" INFO ")[2]) == (
+        code, log = await leading.ended()
+        assert (code, log.splitlines()[-1].partition(" INFO ")[2]) == (
             0,
             "ddp_operator.runtime.leader: the Lease is released",
         )
@@ -171,21 +173,19 @@ async def test_a_replica_stands_by_until_the_leader_ends_and_then_takes_over(
         assert (await waiting.ended())[0] == 0
 
 
-async def test_a_process_that_is_told_to_be_alone_asks_for_no_lease(
+async def test_process_without_leader_election_does_not_use_the_lease(
     api: FakeApi, tmp_path: Path
 ) -> None:
     async with operator(api, tmp_path, LEADER_ELECTION="false") as process:
         await process.until_ready("ok")
         process.child.terminate()
-        code, said = await process.ended()
-        assert code == 0, said
-        assert not [path for _, path in api.seen if "leases" in path]
+        code, log = await process.ended()
+        assert code == 0, log
+        assert not [path for _, path in api.requests if "leases" in path]
 
 
 @pytest.mark.slow
-async def test_an_api_server_that_is_away_at_first_is_waited_for(
-    api: FakeApi, tmp_path: Path
-) -> None:
+async def test_process_waits_for_an_unavailable_api_server(api: FakeApi, tmp_path: Path) -> None:
     api.fault = lambda r: refusal(503, "starting") if "ddpjobs" in r.path else None
     async with operator(api, tmp_path) as process:
         sentence = "jobs and pods have not been listed yet: starting"
@@ -198,7 +198,7 @@ async def test_an_api_server_that_is_away_at_first_is_waited_for(
 
 
 @pytest.mark.slow
-async def test_when_nothing_can_be_watched_any_more_it_begins_anew_and_is_not_ready(
+async def test_process_reexecutes_itself_and_is_not_ready_when_watches_end(
     api: FakeApi, tmp_path: Path
 ) -> None:
     def without_crd(request: web.Request) -> web.StreamResponse | None:
@@ -214,7 +214,7 @@ async def test_when_nothing_can_be_watched_any_more_it_begins_anew_and_is_not_re
         api.fault = lambda _: None
         await process.until_ready("ok")
         process.child.terminate()
-        code, said = await process.ended()
-        assert code == 0, said
-        assert said.count("beginning anew: jobs and pods cannot be watched: ") == 1
-        assert "Traceback" not in said
+        code, log = await process.ended()
+        assert code == 0, log
+        assert log.count("re-executing the operator: jobs and pods cannot be watched: ") == 1
+        assert "Traceback" not in log

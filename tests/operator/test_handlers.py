@@ -1,4 +1,4 @@
-"""kopf's part: an event keeps the cache and becomes a key, and nothing else happens."""
+"""Kopf handlers: an event updates the cache and adds a key, without other effects."""
 
 import itertools
 from collections.abc import Iterable
@@ -22,21 +22,21 @@ class Bench:
         self.registry = build_registry(self.cache, self.queue)
 
     async def event(self, plural: str, kind: str | None, item: Manifest) -> None:
-        """Let the watch bring an event, as kopf calls the handler."""
+        """Call the handler of an event, as kopf does."""
         handlers: list[Any] = list(self.registry._watching.get_all_handlers())
         (handler,) = [h for h in handlers if h.selector.any_name == plural]
         await handler.fn(event={"type": kind, "object": item}, name="x", logger=None)
 
 
 @pytest.mark.parametrize("kind", ["ADDED", "MODIFIED", None], ids=["new", "changed", "first list"])
-async def test_a_job_that_comes_or_changes_is_known_and_looked_at(kind: str | None) -> None:
+async def test_new_or_changed_job_is_cached_and_queued(kind: str | None) -> None:
     bench = Bench()
     await bench.event("ddpjobs", kind, job_manifest())
     assert bench.cache.job(KEY) == job_manifest()
     assert await bench.queue.get() == KEY
 
 
-async def test_a_job_that_goes_is_forgotten_and_looked_at() -> None:
+async def test_deleted_job_is_dropped_and_queued() -> None:
     bench = Bench()
     bench.cache.put_job(job_manifest())
     await bench.event("ddpjobs", "DELETED", job_manifest())
@@ -45,7 +45,7 @@ async def test_a_job_that_goes_is_forgotten_and_looked_at() -> None:
 
 
 @pytest.mark.parametrize(("plural", "kind"), [("pods", "Pod"), ("services", "Service")])
-async def test_a_childs_event_is_a_look_at_its_job(plural: str, kind: str) -> None:
+async def test_event_of_a_child_queues_its_job(plural: str, kind: str) -> None:
     bench = Bench()
     child = pod_manifest(active_job())
     await bench.event(plural, "MODIFIED", child)
@@ -57,16 +57,16 @@ async def test_a_childs_event_is_a_look_at_its_job(plural: str, kind: str) -> No
     assert len(bench.queue) == 1
 
 
-async def test_a_strangers_pod_is_nothing_to_look_at() -> None:
+async def test_foreign_pod_queues_nothing() -> None:
     bench = Bench()
-    stranger = pod_manifest(active_job())
-    stranger["metadata"]["labels"] = {}
-    await bench.event("pods", "MODIFIED", stranger)
+    foreign = pod_manifest(active_job())
+    foreign["metadata"]["labels"] = {}
+    await bench.event("pods", "MODIFIED", foreign)
     assert len(bench.queue) == 0
 
 
-def test_kopf_watches_and_does_nothing_else() -> None:
-    """No finalizers, daemons, timers, indexes, webhooks: nothing of kopf's lands on an object."""
+def test_kopf_only_watches() -> None:
+    """Without finalizers, daemons, timers, indexes and webhooks kopf never writes to an object."""
     registry = Bench().registry
     watching: list[Any] = list(registry._watching.get_all_handlers())
     watched = {h.selector.any_name for h in watching}
@@ -75,7 +75,7 @@ def test_kopf_watches_and_does_nothing_else() -> None:
         assert list(other.get_all_handlers()) == []
 
 
-def test_kopf_watches_only_our_pods_and_posts_no_events_of_its_own() -> None:
+def test_kopf_watches_only_managed_children_and_posts_no_events() -> None:
     settings = build_settings()
     assert settings.posting.enabled is False
     assert settings.peering.standalone is True
@@ -84,10 +84,10 @@ def test_kopf_watches_only_our_pods_and_posts_no_events_of_its_own() -> None:
         assert selector == "app.kubernetes.io/managed-by=ddp-trainer"
 
 
-def test_a_watch_is_tried_again_without_end_and_never_seldom() -> None:
+def test_watch_backoffs_are_endless_and_short() -> None:
     backoffs = build_settings().networking.error_backoffs
     assert isinstance(backoffs, Iterable)
-    for _ in range(2):  # Each request begins with the first of them.
+    for _ in range(2):  # Each request starts with the first backoff.
         seconds = list(itertools.islice(backoffs, 100))
         assert (seconds[0], max(seconds), len(seconds)) == (1.0, 5.0, 100)
 
@@ -96,7 +96,7 @@ def test_a_watch_is_tried_again_without_end_and_never_seldom() -> None:
     ("host", "server"),
     [("10.0.0.1", "https://10.0.0.1:443"), ("fd00::1", "https://[fd00::1]:443")],
 )
-def test_in_a_pod_watches_go_to_the_address_that_the_pod_was_given(
+def test_watches_in_a_pod_use_the_address_from_its_environment(
     host: str, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     account = kopf.ConnectionInfo(server="https://kubernetes.default.svc", token="t")  # noqa: S106

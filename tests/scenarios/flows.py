@@ -1,6 +1,6 @@
-"""Runs of a job: what goes wrong in each, and what is to become of it.
+"""Scripted runs of a job: the faults of each run and its expected end.
 
-The same flows are played in memory (tests/unit) and on a real API server (tests/api).
+The same flows run in memory (tests/operator) and on a real API server (tests/api).
 """
 
 import json
@@ -13,12 +13,12 @@ from tests.operator.support import NOW, job_manifest
 from tests.scenarios.pods import Script
 
 NAME = "digits"
-"""Name of the job of every flow."""
+"""Name of the job in every flow."""
 
 
 @dataclass(frozen=True)
 class Flow:
-    """A run and what is to become of it."""
+    """One run: its script, its spec and its expected end."""
 
     script: Script
     attempt: int
@@ -30,40 +30,40 @@ class Flow:
 
     @property
     def end(self) -> tuple[str, int, int, int]:
-        """Reason, attempt and restarts by cause at the end."""
+        """Return the expected final reason, attempt, and restarts by cause."""
         return self.reason, self.attempt, self.restarts, self.infrastructure
 
     def job(self) -> Manifest:
-        """The job as a user applies it."""
+        """Return the job as a user applies it."""
         spec = {"nodes": 2, **({"ttlSecondsAfterFinished": 5} if self.ttl else {}), **self.spec}
         return job_manifest(NAME, **spec)
 
-    def over(self, job: Manifest | None, *, lives: bool) -> bool:
-        """Whether the run is at its end, given the job and whether any of its pods lives."""
+    def is_over(self, job: Manifest | None, *, has_live_pods: bool) -> bool:
+        """Return whether the run has ended."""
         if self.ttl or job is None:
             return job is None
-        return "completionTime" in job.get("status", {}) and not lives
+        return "completionTime" in job.get("status", {}) and not has_live_pods
 
 
 def end_of(status: Manifest) -> tuple[str, int, int, int]:
-    """What a status says of a run, to be compared with `Flow.end`."""
+    """Return the end that a status describes, for comparison with `Flow.end`."""
     reasons = {c["type"]: c["reason"] for c in status["conditions"]}
     counts = status["attempt"], status["restarts"], status["infrastructureRestarts"]
     return reasons["Succeeded"], *counts
 
 
-def timeless(document: Any) -> Any:
-    """The document without times, which depend on when the controller died."""
+def without_times(document: Any) -> Any:
+    """Return a copy without times, because times depend on when the controller was killed."""
     if isinstance(document, dict):
         kept = {k: v for k, v in document.items() if not k.lower().endswith("time")}
-        return {k: timeless(v) for k, v in kept.items()}
+        return {k: without_times(v) for k, v in kept.items()}
     if isinstance(document, list):
-        return sorted((timeless(item) for item in document), key=json.dumps)
+        return sorted((without_times(item) for item in document), key=json.dumps)
     return document
 
 
-def fall(attempt: int = 1, **more: Any) -> Failure:
-    """How a rank falls."""
+def rank_failure(attempt: int = 1, **more: Any) -> Failure:
+    """Return the failure of rank 1 in an attempt."""
     given = {
         "attempt": attempt,
         "at": NOW.timestamp(),
@@ -74,29 +74,31 @@ def fall(attempt: int = 1, **more: Any) -> Failure:
     return Failure(**(given | more))
 
 
-_SAVES: dict[str, Any] = {"checkpoint": {"claimName": "shared"}, "maxRestarts": 9}
+_WITH_CHECKPOINTS: dict[str, Any] = {"checkpoint": {"claimName": "shared"}, "maxRestarts": 9}
 
 FLOWS = {
     "undisturbed": Flow(Script(), 1, 0, "Completed"),
-    "a rank falls": Flow(Script(falls={(1, 1): fall()}), 2, 1, "Completed"),
-    "two ranks fall one after the other": Flow(
-        Script(falls={(1, 1): fall(), (2, 0): fall(2)}), 3, 2, "Completed"
+    "a rank fails": Flow(Script(failures={(1, 1): rank_failure()}), 2, 1, "Completed"),
+    "ranks fail in two attempts": Flow(
+        Script(failures={(1, 1): rank_failure(), (2, 0): rank_failure(2)}), 3, 2, "Completed"
     ),
-    "a pod dies": Flow(Script(dies=frozenset({(1, 1)})), 2, 0, "Completed", infrastructure=1),
-    "node 0's pod dies": Flow(
-        Script(dies=frozenset({(1, 0)})), 2, 0, "Completed", infrastructure=1
+    "a pod is killed": Flow(Script(kills=frozenset({(1, 1)})), 2, 0, "Completed", infrastructure=1),
+    "the pod of node 0 is killed": Flow(
+        Script(kills=frozenset({(1, 0)})), 2, 0, "Completed", infrastructure=1
     ),
-    "ranks fall too often": Flow(
-        Script(falls={(1, 1): fall(), (2, 1): fall(2)}),
+    "rank failures exceed the budget": Flow(
+        Script(failures={(1, 1): rank_failure(), (2, 1): rank_failure(2)}),
         2,
         1,
         "Failed",
         {"maxRestarts": 1},
         ttl=False,
     ),
-    "bad input": Flow(Script(falls={(1, 1): fall(exit_code=2)}), 1, 0, "Failed", ttl=False),
-    "pods die too often": Flow(
-        Script(dies=frozenset({(1, 1), (2, 0)})),
+    "a rank reports bad input": Flow(
+        Script(failures={(1, 1): rank_failure(exit_code=2)}), 1, 0, "Failed", ttl=False
+    ),
+    "pod losses exceed the budget": Flow(
+        Script(kills=frozenset({(1, 1), (2, 0)})),
         2,
         0,
         "Failed",
@@ -104,25 +106,34 @@ FLOWS = {
         ttl=False,
         infrastructure=1,
     ),
-    "a pod is made anew because its attempt stalled": Flow(
-        Script(falls={(1, 1): fall()}), 2, 1, "Completed", _SAVES
+    "one stalled attempt recreates the failed pod": Flow(
+        Script(failures={(1, 1): rank_failure()}), 2, 1, "Completed", _WITH_CHECKPOINTS
     ),
-    "all pods are made anew because two attempts stalled": Flow(
-        Script(falls={(1, 1): fall(), (2, 0): fall(2)}), 3, 2, "Completed", _SAVES
+    "two stalled attempts recreate all pods": Flow(
+        Script(failures={(1, 1): rank_failure(), (2, 0): rank_failure(2)}),
+        3,
+        2,
+        "Completed",
+        _WITH_CHECKPOINTS,
     ),
-    "three attempts stall": Flow(
-        Script(falls={(n, 1): fall(n) for n in (1, 2, 3)}), 3, 2, "Failed", _SAVES, ttl=False
+    "three stalled attempts fail the job": Flow(
+        Script(failures={(n, 1): rank_failure(n) for n in (1, 2, 3)}),
+        3,
+        2,
+        "Failed",
+        _WITH_CHECKPOINTS,
+        ttl=False,
     ),
-    "a saved step between stalled attempts": Flow(
-        Script(falls={(n, 1): fall(n) for n in (1, 2, 3, 4)}, saves={3: 10}),
+    "a checkpoint resets the stall count": Flow(
+        Script(failures={(n, 1): rank_failure(n) for n in (1, 2, 3, 4)}, saves={3: 10}),
         5,
         4,
         "Completed",
-        _SAVES,
+        _WITH_CHECKPOINTS,
     ),
     "suspended and resumed": Flow(
         Script(edits={2: {"suspend": True}, 6: {"suspend": False}}), 2, 0, "Completed"
     ),
-    "scaled down while it trains": Flow(Script(edits={2: {"nodes": 1}}), 2, 0, "Completed"),
+    "scaled down while training": Flow(Script(edits={2: {"nodes": 1}}), 2, 0, "Completed"),
     "cleaned up": Flow(Script(), 1, 0, "Completed", {"cleanPodPolicy": "All"}, ttl=False),
 }

@@ -1,4 +1,4 @@
-"""Brings up a cluster for a person: two nodes, the chart installed, a namespace with a claim."""
+"""Start a cluster for manual use: two nodes, the chart installed, a namespace with a claim."""
 
 import argparse
 import sys
@@ -13,7 +13,7 @@ NAMESPACE = "demo"
 
 
 def main() -> None:
-    """Bring the cluster up and say how to use it."""
+    """Start the cluster and print how to use it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wheels", type=Path, default=Path("wheels"))
     wheels: Path = parser.parse_args().wheels
@@ -23,11 +23,11 @@ def main() -> None:
         cluster = Cluster.up(2)
         install.load_images(cluster, built)
         install.install_chart(cluster)
-        install.make_namespace(cluster, NAMESPACE)
+        install.create_namespace(cluster, NAMESPACE)
     except HarnessError as error:
         sys.exit(f"make cluster: {error}")
     cluster.kubectl("config", "set-context", "--current", f"--namespace={NAMESPACE}")
-    print(f"ready after {time.monotonic() - started:.0f} s; end it with `make cluster-down`. Try:")
+    print(f"ready after {time.monotonic() - started:.0f} s. Stop it: make cluster-down. Try:")
     print("  kubectl apply -f manifests/samples/digits.yaml")
     print("  kubectl get ddpjobs --watch")
     print(f"export PATH={Path(sys.executable).parent}:$PATH")

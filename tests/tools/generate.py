@@ -1,4 +1,4 @@
-"""Writes the files that are generated from code, or with --check says which have drifted."""
+"""Write the generated files, or with --check name those that differ from the code."""
 
 import argparse
 import sys
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def generated() -> dict[Path, str]:
-    """Every generated file with its content."""
+    """Return every generated file with its content."""
     crd = to_yaml(build_crd())
     return {
         ROOT / "manifests" / "crd" / "ddpjobs.yaml": crd,
@@ -25,17 +25,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    drifted = []
+    outdated = []
     for path, content in generated().items():
         if path.exists() and path.read_text(encoding="utf-8") == content:
             continue
-        drifted.append(str(path.relative_to(ROOT)))
+        outdated.append(str(path.relative_to(ROOT)))
         if not check:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content, encoding="utf-8")
-    if check and drifted:
-        sys.exit(f"drifted from the code, run `make generate`: {', '.join(drifted)}")
-    print("generated files: " + (", ".join(drifted) + " written" if drifted else "no drift"))
+    if check and outdated:
+        sys.exit(f"generated files are out of date, run `make generate`: {', '.join(outdated)}")
+    print("generated files: " + (", ".join(outdated) + " written" if outdated else "up to date"))
 
 
 if __name__ == "__main__":

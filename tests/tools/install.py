@@ -1,4 +1,4 @@
-"""Installs the product into a cluster of the harness, as an administrator would."""
+"""Install the product into a cluster of the harness, as an administrator does."""
 
 import json
 import os
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 SYSTEM_NAMESPACE = "ddp-system"
 RELEASE = "ddp-trainer"
 OPERATOR_USER = f"system:serviceaccount:{SYSTEM_NAMESPACE}:{RELEASE}"
-"""The operator's name in the audit log."""
+"""The operator's user name in the audit log."""
 VERSION = "0.1.0"
 REPOSITORY = "localhost/ddp-trainer"
 CLAIM = "training-shared"
@@ -25,14 +25,14 @@ _USER = 1000
 
 @dataclass(frozen=True)
 class Images:
-    """Archives of both images."""
+    """Image archives of operator and trainer."""
 
     operator: Path
     trainer: Path
 
 
 def build_images(wheels: Path) -> Images:
-    """Build both images, with the CPU build of torch where the folder of wheels has one."""
+    """Build both images, with the CPU build of torch if the wheels folder has one."""
     cpu = any(wheels.glob("torch-*+cpu-*")) if wheels.is_dir() else False
     operator = images.build("operator", f"{REPOSITORY}/operator:{VERSION}", {}, None)
     trainer = images.build(
@@ -51,7 +51,7 @@ def load_images(cluster: Cluster, built: Images) -> None:
 
 
 def install_chart(cluster: Cluster, values: Mapping[str, str] | None = None) -> None:
-    """`helm install` with the images of this tree, and wait until the operator is ready."""
+    """Install the chart with the images of this tree, and wait until the operator is ready."""
     settings = {
         "image.repository": f"{REPOSITORY}/operator",
         "trainerImage.repository": f"{REPOSITORY}/trainer",
@@ -65,8 +65,8 @@ def install_chart(cluster: Cluster, values: Mapping[str, str] | None = None) -> 
     )  # fmt: skip
 
 
-def make_namespace(cluster: Cluster, name: str) -> None:
-    """A namespace under Restricted Pod Security with a claim that all nodes share."""
+def create_namespace(cluster: Cluster, name: str) -> None:
+    """Create a namespace with Restricted Pod Security and a claim that all nodes share."""
     directory = cluster.shared_dir / name
     directory.mkdir(parents=True)
     os.chown(directory, _USER, _USER)
@@ -100,7 +100,7 @@ def make_namespace(cluster: Cluster, name: str) -> None:
     ]
     for document in documents:
         cluster.kubectl("apply", "-f", "-", input=json.dumps(document))
-    # Right after a namespace is created its pods are refused for want of the service account.
+    # The API server rejects pods until the namespace has its default service account.
     eventually(
         lambda: (
             cluster.kubectl("-n", name, "get", "serviceaccount", "default", check=False).returncode
@@ -111,15 +111,15 @@ def make_namespace(cluster: Cluster, name: str) -> None:
 
 
 def eventually(
-    holds: Callable[[], bool], what: str, seconds: float = 60.0, every: float = 0.2
+    holds: Callable[[], bool], condition: str, seconds: float = 60.0, every: float = 0.2
 ) -> None:
-    """Wait until a condition holds, looking every so many seconds.
+    """Wait until a condition holds, checking it at an interval in seconds.
 
     Raises:
-        TimeoutError: It does not within the time.
+        TimeoutError: The condition did not hold within the time.
     """
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {seconds:.0f} s: {what}")
+            raise TimeoutError(f"condition not met within {seconds:.0f} s: {condition}")
         time.sleep(every)

@@ -3,7 +3,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# Before torch or NumPy are imported: two cores are shared by all ranks of a test.
+# Must be set before the import of torch or NumPy. All ranks of a test share two cores.
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -1,7 +1,7 @@
-"""Ranks for tests: processes forked from a server that has imported torch already.
+"""Ranks for tests, forked from a server process that has already imported torch.
 
-They get the environment that torchrun would give them. Starting one takes some hundredths of a
-second instead of seconds.
+They get the environment that torchrun would set. A start takes hundredths of a second instead of
+seconds.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class Gang:
     folder: Path
 
     def wait(self, timeout: float = 60) -> list[int | None]:
-        """Exit codes by rank; negative for a signal. Kills what is left at the time-out."""
+        """Return exit codes by rank, negative for a signal. Kill late ranks at the time-out."""
         deadline = time.monotonic() + timeout
         for process in self.processes:
             process.join(max(0, deadline - time.monotonic()))
@@ -53,15 +53,15 @@ class Gang:
         return (self.folder / f"{rank}.err").read_text()
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """Events of rank 0."""
+        """Return the events of rank 0."""
         found = [json.loads(line) for line in self.out(0).splitlines()]
         return [event for event in found if kind in (None, event["event"])]
 
-    def until(self, ready: Callable[[], bool], timeout: float = 30) -> None:
-        """Waits until something holds."""
+    def wait_until(self, ready: Callable[[], bool], timeout: float = 30) -> None:
+        """Wait until a condition holds."""
         deadline = time.monotonic() + timeout
         while not ready():
-            assert time.monotonic() < deadline, f"not in time: {self.err(0)}\n{self.out(0)}"
+            assert time.monotonic() < deadline, f"time-out: {self.err(0)}\n{self.out(0)}"
             assert any(process.is_alive() for process in self.processes), self.err(0)
             time.sleep(0.01)
 
@@ -72,7 +72,7 @@ class Gang:
 
 
 class Launcher:
-    """Starts gangs, and ends them with the test."""
+    """Launcher of gangs, which it kills at the end of the test."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -80,19 +80,21 @@ class Launcher:
         self._ports: set[int] = set()
 
     def train(self, *arguments: str, world: int | None = 1, **environ: str) -> Gang:
-        """Starts `ddp-trainer train` with a test task; a world of None has no rendezvous."""
-        return self.call("rank_processes:_command", ["train", *arguments], world=world, **environ)
+        """Start `ddp-trainer train`. With a world of None there is no rendezvous."""
+        return self.call(
+            "rank_processes:run_command", ["train", *arguments], world=world, **environ
+        )
 
     def call(self, function: str, argument: Any, world: int | None = 1, **environ: str) -> Gang:
-        """Calls `module:function(argument)` on every rank."""
+        """Call `module:function(argument)` on every rank."""
         folder = self._folder / f"gang-{len(self._gangs)}"
         folder.mkdir()
-        port = str(_free_port(self._ports))
+        port = str(free_port(self._ports))
         processes = []
         for rank in range(world or 1):
-            place = _place(rank, world, port) if world else {}
-            place["TORCHELASTIC_ERROR_FILE"] = str(folder / f"{rank}.error.json")
-            arguments = (function, argument, place | environ, str(folder / str(rank)))
+            variables = _variables(rank, world, port) if world else {}
+            variables["TORCHELASTIC_ERROR_FILE"] = str(folder / f"{rank}.error.json")
+            arguments = (function, argument, variables | environ, str(folder / str(rank)))
             processes.append(_CONTEXT.Process(target=_rank, args=arguments))
             processes[-1].start()
         self._gangs.append(Gang(processes, folder))
@@ -106,16 +108,16 @@ class Launcher:
                 process.join()
 
 
-def _place(rank: int, world: int, port: str) -> dict[str, str]:
+def _variables(rank: int, world: int, port: str) -> dict[str, str]:
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
     return {name: str(value) for name, value in names.items()} | address
 
 
-def _free_port(used: set[int]) -> int:
-    """A port below those that outgoing connections take, and that no other gang was given."""
+def free_port(used: set[int]) -> int:
+    """Return an unused port below the range of outgoing connections."""
     while True:
-        port = random.randrange(10_000, 28_000)  # noqa: S311 (any will do)
+        port = random.randrange(10_000, 28_000)  # noqa: S311 - not used for security
         with contextlib.closing(socket.socket()) as probe, contextlib.suppress(OSError):
             if port not in used:
                 probe.bind(("127.0.0.1", port))
@@ -133,5 +135,5 @@ def _rank(function: str, argument: Any, environ: dict[str, str], stem: str) -> N
     sys.exit(getattr(importlib.import_module(module), name)(argument))
 
 
-def _command(arguments: list[str]) -> int:
+def run_command(arguments: list[str]) -> int:
     return main(arguments)

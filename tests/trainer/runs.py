@@ -1,4 +1,4 @@
-"""Runs in the test's own process."""
+"""Functions that open or train a run in the process of the test."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ from torch import nn
 
 from ddp_trainer.config import RunConfig
 from ddp_trainer.config.settings import resolve
-from ddp_trainer.observe.beats import BeatWriter
+from ddp_trainer.observe.heartbeats import HeartbeatWriter
 from ddp_trainer.ranks.environment import Ranks
-from ddp_trainer.run.opening import Order, open_run
+from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.run.run import Run
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.train import loop
@@ -18,8 +18,8 @@ SGD = {"optimizer": {"name": "sgd", "lr": 0.1}, "schedule": {"name": "constant"}
 
 def opened(path: str = "sample_tasks:build", /, **settings: Any) -> Run:
     config: RunConfig = resolve(SGD | settings)
-    order = Order(path, config)
-    return open_run(order, Ranks(), StopFlag(), BeatWriter(None, Ranks(), 0))
+    request = RunRequest(path, config)
+    return open_run(request, Ranks(), StopFlag(), HeartbeatWriter(None, Ranks(), 0))
 
 
 def trained(path: str = "sample_tasks:build", /, **settings: Any) -> Run:

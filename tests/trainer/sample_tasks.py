@@ -1,4 +1,4 @@
-"""Tasks for tests: small, deterministic, and able to die at a stated point."""
+"""Small deterministic tasks for tests. They can fail at a given point."""
 
 import os
 import signal
@@ -24,26 +24,27 @@ class ProbeConfig(BaseModel):
     batch_norm: bool = False
     tied: bool = False
     unused: bool = False
-    """Whether the model has weights that no update goes through."""
+    """Whether the model has weights without a gradient."""
     own_optimizer: bool = False
     uneven: bool = False
-    """Whether samples count differently, as tokens would."""
+    """Whether samples have different weights, like sequences of tokens."""
     noise: float = 0.0
-    """Randomness in preparing samples."""
+    """Standard deviation of random noise in each sample."""
     log_dir: str | None = None
-    """Where each rank notes the samples that it trains on."""
+    """Folder in which each rank writes the numbers of its training samples."""
     die_rank: int = -1
     die_after: int = -1
-    """Forward passes in training after which that rank dies."""
+    """Number of forward passes in training after which that rank fails."""
     die_how: str = "kill"
     bad_loss: bool = False
     refuse_rank: int = -1
-    """The rank that finds bad data in its third forward pass."""
-    spoilt: str = ""
+    """Rank that raises an InputError in its third forward pass."""
+    bad_sample: str = ""
+    """Defect of sample 17 in `build_bad_sample`."""
     nan_sample: int = -1
-    """Sample whose loss is not a number."""
+    """Number of the sample whose loss is NaN."""
     slow: float = 0.0
-    """Seconds that each sample takes."""
+    """Seconds to read one sample."""
 
 
 class Points(torch.utils.data.Dataset[tuple[Tensor, ...]]):
@@ -64,7 +65,7 @@ class Points(torch.utils.data.Dataset[tuple[Tensor, ...]]):
 
 
 class Stream(torch.utils.data.IterableDataset[tuple[Tensor, ...]]):
-    """The same points in an order of each pass's own, without a length."""
+    """The same points as a stream without a length. Each epoch has another order."""
 
     def __init__(self, points: Points) -> None:
         self.points, self.epoch = points, 0
@@ -137,7 +138,7 @@ class ProbeTask:
             if self.cfg.die_how == "late":
                 raise RuntimeError("the file server timed out")
             if self.cfg.die_how == "raise":
-                raise RuntimeError("the probe shall die")
+                raise RuntimeError("the probe must fail")
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -169,15 +170,15 @@ def build_stream(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
     return task
 
 
-class Spoilt(Points):
-    """Points of which number 17 is unlike the others."""
+class PointsWithBadSample(Points):
+    """Points of which number 17 has a defect."""
 
-    how = ""
+    defect = ""
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         x, y, *rest = super().__getitem__(index)
         if index == 17:
-            match self.how:
+            match self.defect:
                 case "label":
                     y = torch.tensor(7)
                 case "shape":
@@ -191,10 +192,10 @@ class Spoilt(Points):
         return x, y, *rest
 
 
-def build_spoilt(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
+def build_bad_sample(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
     task = ProbeTask(cfg, env)
-    data = Spoilt(cfg.samples, 1, cfg)
-    data.how, task.train_data = cfg.spoilt, data
+    data = PointsWithBadSample(cfg.samples, 1, cfg)
+    data.defect, task.train_data = cfg.bad_sample, data
     return task
 
 

@@ -1,4 +1,4 @@
-"""What only a GPU can show."""
+"""Tests that need a CUDA device."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import nn
 
 from ddp_trainer.data.loader import by_update
 from ddp_trainer.data.prefetch import on_device
-from ddp_trainer.observe.phases import Phases
+from ddp_trainer.observe.phases import PhaseTimer
 from ddp_trainer.step import train_step
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import distance, opened, trained
@@ -18,16 +18,14 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 CUDA: dict[str, Any] = {"device": "cuda", "global_batch": 10, "clip_norm": 1.0}
 
 
-def test_one_rank_on_nccl_trains(launcher: Launcher) -> None:
+def test_one_rank_trains_with_nccl(launcher: Launcher) -> None:
     gang = launcher.train("--task=sample_tasks:build", "--device=cuda", "--epochs=2", world=1)
     assert gang.wait() == [0], gang.err(0)
     assert gang.events("start")[0]["device"] == "cuda:0"
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp2"])
-def test_strategies_on_nccl_resume_exactly(
-    launcher: Launcher, tmp_path: Any, strategy: str
-) -> None:
+def test_strategies_resume_with_nccl(launcher: Launcher, tmp_path: Any, strategy: str) -> None:
     arguments = ["--task=sample_tasks:build", "--device=cuda", f"--parallel.strategy={strategy}"]
     folder = {"DDP_CHECKPOINT_DIR": str(tmp_path)}
     for epochs in (1, 2):
@@ -37,7 +35,7 @@ def test_strategies_on_nccl_resume_exactly(
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
-def test_precisions_learn_alike(precision: str) -> None:
+def test_precisions_reach_a_similar_loss(precision: str) -> None:
     exact = trained(epochs=2, **CUDA)
     rough = trained(epochs=2, precision=precision, **CUDA)
     for run in (exact, rough):
@@ -45,14 +43,14 @@ def test_precisions_learn_alike(precision: str) -> None:
     assert rough.metrics["loss"] == pytest.approx(exact.metrics["loss"], rel=0.05)
 
 
-def test_cuda_computes_what_the_cpu_computes() -> None:
+def test_cuda_computes_the_same_weights_as_the_cpu() -> None:
     on_cpu = trained(epochs=1, **(CUDA | {"device": "cpu"}))
     on_cuda = trained(epochs=1, **CUDA)
     assert distance(on_cpu.learner.model, on_cuda.learner.model.cpu()) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_an_overflow_in_fp16_is_skipped_on_the_device(name: str) -> None:
+def test_fp16_overflow_skips_the_update_on_the_device(name: str) -> None:
     run = opened(precision="fp16", optimizer={"name": name}, **CUDA)
     before = [param.clone() for param in run.learner.model.parameters()]
     run.learner.scaler = torch.amp.GradScaler("cuda", init_scale=1e38)
@@ -60,11 +58,11 @@ def test_an_overflow_in_fp16_is_skipped_on_the_device(name: str) -> None:
     train_step(run.learner, next(updates), 0, 1.0)
     after = run.learner.model.parameters()
     assert all(a.equal(b) for a, b in zip(after, before, strict=True))
-    assert run.learner.tally.read()[2] == 1
+    assert run.learner.totals.read()[2] == 1
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_fifty_steady_steps_never_stop_the_host(precision: str) -> None:
+def test_fifty_steady_steps_need_no_host_sync(precision: str) -> None:
     run = opened(precision=precision, epochs=20, ema={"decay": 0.9}, **(CUDA | {"global_batch": 8}))
     updates = by_update(on_device(run.train_loader, run.learner.device))
     for step in range(5):
@@ -77,7 +75,7 @@ def test_fifty_steady_steps_never_stop_the_host(precision: str) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_sync_batch_norm_is_put_in_and_keeps_the_names() -> None:
+def test_sync_batch_norm_replaces_batch_norm_and_keeps_the_names() -> None:
     plain = opened(task={"batch_norm": True}, **CUDA)
     synced = opened(task={"batch_norm": True}, sync_batch_norm=True, **CUDA)
     modules = [type(module) for module in synced.learner.model.modules()]
@@ -86,14 +84,14 @@ def test_sync_batch_norm_is_put_in_and_keeps_the_names() -> None:
     assert synced.learner.model.state_dict().keys() == plain.learner.model.state_dict().keys()
 
 
-def test_a_compiled_model_computes_the_same() -> None:
+def test_compiled_model_computes_the_same_weights() -> None:
     plain = trained(max_steps=5, **CUDA)
     fast = trained(max_steps=5, compile=True, **CUDA)
     assert distance(plain.learner.model, fast.learner.model) < 1e-5
 
 
-def test_the_parts_of_an_update_are_timed_by_the_device() -> None:
-    phases = Phases(torch.device("cuda"), 1, step=0)
+def test_device_measures_the_phases_of_an_update() -> None:
+    phases = PhaseTimer(torch.device("cuda"), 1, step=0)
     matrix = torch.randn(2048, 2048, device="cuda")
     with phases.range("forward"):
         for _ in range(20):

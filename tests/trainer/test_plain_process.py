@@ -1,4 +1,4 @@
-"""Where there is neither operator nor network, and with code that comes as a ConfigMap."""
+"""Tests of training without operator or network, under Slurm, and with code from a ConfigMap."""
 
 import os
 import subprocess
@@ -8,26 +8,26 @@ from pathlib import Path
 import pytest
 
 from ddp_trainer.ranks.slurm import variables_of_slurm
-from tests.trainer.rank_processes import Launcher, _free_port
+from tests.trainer.rank_processes import Launcher, free_port
 
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "own-task.yaml"
 
 
 @pytest.mark.parametrize("world", [None, 2])
-def test_nothing_outside_this_machine_is_asked_for(launcher: Launcher, world: int | None) -> None:
-    gang = launcher.call("probes:without_network", [], world=world)
+def test_training_connects_to_no_other_host(launcher: Launcher, world: int | None) -> None:
+    gang = launcher.call("probes:train_without_network", [], world=world)
     assert gang.wait() == [0] * (world or 1), gang.err(0)
     assert gang.events("summary")
 
 
 @pytest.mark.slow
-def test_slurm_starts_ranks_that_find_each_other(tmp_path: Path) -> None:
+def test_ranks_under_slurm_form_one_process_group(tmp_path: Path) -> None:
     slurm = {
         "SLURM_STEP_ID": "0",
         "SLURM_NTASKS": "2",
         "SLURM_TASKS_PER_NODE": "2",
         "SLURM_JOB_NODELIST": "localhost",
-        "MASTER_PORT": str(_free_port(set())),
+        "MASTER_PORT": str(free_port(set())),
     }
     assert variables_of_slurm({**slurm, "SLURM_PROCID": "1", "SLURM_LOCALID": "1"})["RANK"] == "1"
     command = [sys.executable, "-m", "ddp_trainer", "train", "--max_steps=2"]
@@ -44,16 +44,16 @@ def test_slurm_starts_ranks_that_find_each_other(tmp_path: Path) -> None:
         for rank in range(2)
     ]
     try:
-        spoken = [rank.communicate(timeout=120) for rank in ranks]
+        outputs = [rank.communicate(timeout=120) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], spoken
-    assert '"world_size": 2' in spoken[0][0]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    assert '"world_size": 2' in outputs[0][0]
 
 
 @pytest.mark.slow
-def test_a_task_in_a_config_map_is_trained_as_the_sample_stands(tmp_path: Path) -> None:
+def test_sample_job_trains_a_task_from_its_config_map(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ddp_operator.cli.main", "run", str(SAMPLE)]
     done = subprocess.run(
         [*command, "--dir", str(tmp_path)],

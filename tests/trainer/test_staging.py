@@ -1,4 +1,4 @@
-"""Data are copied to a node once, whole or not at all."""
+"""Staging: a node copies data once and never uses an incomplete copy."""
 
 import os
 import shutil
@@ -24,17 +24,17 @@ def folder(tmp_path: Path) -> Path:
     return source
 
 
-def test_of_all_ranks_of_a_node_one_copies(
+def test_one_rank_per_node_copies(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meet, copied, copying = threading.Barrier(RANKS), list[Path](), shutil.copy2
+    barrier, copied, copying = threading.Barrier(RANKS), list[Path](), shutil.copy2
 
     def counted(source: Path, target: Path) -> None:
         copied.append(target)
         copying(source, target)
 
     def rank(_: int) -> str:
-        meet.wait(60)
+        barrier.wait(60)
         return staging.staged(folder / "train" / "0.txt", tmp_path / "node").read_text()
 
     monkeypatch.setattr("shutil.copy2", counted)
@@ -43,7 +43,7 @@ def test_of_all_ranks_of_a_node_one_copies(
     assert len(copied) == 1
 
 
-def test_a_task_finds_the_copy_again_until_the_source_changes(
+def test_copy_is_reused_until_the_source_changes(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
@@ -60,7 +60,7 @@ def test_a_task_finds_the_copy_again_until_the_source_changes(
     assert sorted(path.name for path in newer.iterdir()) == ["test", "train"]
 
 
-def test_a_file_keeps_its_name_and_a_broken_copy_is_not_used(tmp_path: Path) -> None:
+def test_file_keeps_its_name_and_an_incomplete_copy_is_not_used(tmp_path: Path) -> None:
     source = tmp_path / "text.bin"
     source.write_bytes(b"whole")
     copy = staging.staged(source, tmp_path / "node")
@@ -70,15 +70,15 @@ def test_a_file_keeps_its_name_and_a_broken_copy_is_not_used(tmp_path: Path) -> 
     assert [path.name for path in copy.parent.iterdir()] == ["text.bin"]
 
 
-def test_what_cannot_be_copied_is_read_where_it_is(
+def test_source_is_read_in_place_when_copying_fails(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "node").write_text("not a folder")
     assert staging.staged(folder, tmp_path / "node") == folder
-    assert f"warning: {folder} is read where it is" in capsys.readouterr().err
+    assert f"warning: cannot stage {folder}, reading it in place: " in capsys.readouterr().err
 
 
-def test_what_another_user_laid_there_is_not_read(
+def test_copy_of_another_user_is_not_used(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = staging.staged(folder, tmp_path / "node")
@@ -87,7 +87,7 @@ def test_what_another_user_laid_there_is_not_read(
     assert staging.staged(folder, tmp_path / "node") == folder
 
 
-def test_a_full_disk_leaves_nothing_behind(
+def test_full_disk_leaves_no_partial_copy(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: Path, target: Path) -> None:
@@ -100,6 +100,6 @@ def test_a_full_disk_leaves_nothing_behind(
     assert [list(path.iterdir()) for path in left] == [[]]
 
 
-def test_a_source_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^data: there is no /none/such to be staged$"):
+def test_missing_source_is_an_input_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^data: cannot stage /none/such: it does not exist$"):
         staging.staged(Path("/none/such"), tmp_path)

@@ -1,4 +1,4 @@
-"""The arithmetic of one update, and what it costs."""
+"""Tests of the arithmetic and the cost of one update."""
 
 import json
 from typing import Any
@@ -18,8 +18,8 @@ from tests.trainer.runs import SGD, distance, opened, trained
 
 
 @pytest.mark.parametrize("uneven", [False, True])
-def test_accumulation_equals_one_big_batch(uneven: bool) -> None:
-    # 50 samples in batches of 12: the last update of an epoch has two, in shares of 4.
+def test_accumulation_equals_one_large_batch(uneven: bool) -> None:
+    # 50 samples in batches of 12: the last update of an epoch has two samples.
     settings: dict[str, Any] = {"global_batch": 12, "epochs": 3, "task": {"uneven": uneven}}
     big = trained(**settings)
     small = trained(micro_batch=4, **settings)
@@ -27,7 +27,7 @@ def test_accumulation_equals_one_big_batch(uneven: bool) -> None:
     assert distance(big.learner.model, small.learner.model) < 1e-6
 
 
-def test_an_update_is_that_of_plain_torch() -> None:
+def test_update_equals_that_of_plain_torch() -> None:
     settings: dict[str, Any] = {"global_batch": 10, "task": {"uneven": True}}
     run, twin = opened(clip_norm=0.5, **settings), opened(**settings).learner.model
     weights = [param for param in twin.parameters() if param.dim() > 1]
@@ -50,8 +50,8 @@ def test_an_update_is_that_of_plain_torch() -> None:
         assert distance(run.learner.model, twin) < 1e-6
 
 
-def test_ranks_end_with_the_weights_of_one_process(launcher: Launcher, tmp_path: Any) -> None:
-    # 50 samples in batches of 12 leave 2 for 3 ranks: one of them has none.
+def test_several_ranks_reach_the_weights_of_one_process(launcher: Launcher, tmp_path: Any) -> None:
+    # 50 samples in batches of 12 leave 2 samples for 3 ranks, so one rank has none.
     config = SGD | {"global_batch": 12, "epochs": 2, "task": {"uneven": True}, "clip_norm": 1.0}
     gangs = {}
     for world in (1, 2, 3):
@@ -85,33 +85,33 @@ STEADY: dict[str, Any] = {"global_batch": 8, "micro_batch": 2, "clip_norm": 1.0}
         ({"parallel": {"local_sgd": {"period": 100}}}, 0, []),
     ],
 )
-def test_a_steady_step_costs_its_buckets_and_no_host_sync(
+def test_steady_step_reduces_each_bucket_once_without_host_sync(
     launcher: Launcher, settings: dict[str, Any], reductions: int, others: list[str]
 ) -> None:
-    gang = launcher.call("probes:steady_step", STEADY | settings, world=2)
+    gang = launcher.call("probes:profile_steady_step", STEADY | settings, world=2)
     assert gang.wait() == [0, 0]
-    (found,) = gang.events("probe")
-    assert found["buckets"] == 1
-    assert found["reductions"] == reductions
-    assert found["other"] == others
-    assert found["syncs"] == 0
+    (counts,) = gang.events("probe")
+    assert counts["buckets"] == 1
+    assert counts["reductions"] == reductions
+    assert counts["other"] == others
+    assert counts["syncs"] == 0
 
 
 @pytest.mark.parametrize(
     ("setting", "reductions"), [("find_unused_parameters", 2), ("static_graph", 1)]
 )
-def test_a_static_graph_finds_out_once_what_is_unused(
+def test_static_graph_detects_unused_parameters_only_once(
     launcher: Launcher, setting: str, reductions: int
 ) -> None:
     settings = STEADY | {"parallel": {setting: True}, "task": {"unused": True}}
-    gang = launcher.call("probes:steady_step", settings, world=2)
+    gang = launcher.call("probes:profile_steady_step", settings, world=2)
     assert gang.wait() == [0, 0]
-    (found,) = gang.events("probe")
-    assert found["reductions"] == reductions
+    (counts,) = gang.events("probe")
+    assert counts["reductions"] == reductions
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
-def test_other_precisions_learn_alike(precision: str) -> None:
+def test_other_precisions_reach_a_similar_loss(precision: str) -> None:
     settings: dict[str, Any] = {"global_batch": 10, "epochs": 2, "clip_norm": 1.0}
     exact = trained(**settings)
     rough = trained(precision=precision, **settings)
@@ -121,7 +121,7 @@ def test_other_precisions_learn_alike(precision: str) -> None:
     assert rough.learner.scaler.is_enabled() == (precision == "fp16")
 
 
-def test_an_overflow_in_fp16_skips_the_update_and_lowers_the_scale() -> None:
+def test_fp16_overflow_skips_the_update_and_lowers_the_scale() -> None:
     run = opened(global_batch=10, precision="fp16", max_steps=2)
     before = [param.clone() for param in run.learner.model.parameters()]
     run.learner.scaler = torch.amp.GradScaler("cpu", init_scale=1e38)
@@ -131,27 +131,27 @@ def test_an_overflow_in_fp16_skips_the_update_and_lowers_the_scale() -> None:
     assert all(a.equal(b) for a, b in zip(after, before, strict=True))
     assert run.learner.scaler.get_scale() == pytest.approx(5e37)
     assert all(param.grad is None for param in after)
-    assert run.learner.tally.read()[2] == 1
+    assert run.learner.totals.read()[2] == 1
     twin = opened(global_batch=10, max_steps=2)
     others = by_update(on_device(twin.train_loader, twin.learner.device))
     assert len(list(next(others))) == 1
     for learner, batches in ((run.learner, updates), (twin.learner, others)):
         learner.scaler = torch.amp.GradScaler("cpu", enabled=False)
-        learner.precision, learner.share = "fp32", 1.0
+        learner.precision, learner.sum_scale = "fp32", 1.0
         train_step(learner, next(batches), 1, 1.0)
-    # The momentum of the first update that is made is its gradient, whatever was skipped before.
+    # The momentum of the first completed update is its gradient. Skipped updates do not change it.
     assert distance(run.learner.model, twin.learner.model) == 0
 
 
-def test_tied_weights_and_batch_norm_survive_a_checkpoint(tmp_path: Any) -> None:
+def test_checkpoint_restores_tied_weights_and_batch_norm(tmp_path: Any) -> None:
     settings: dict[str, Any] = {
         "task": {"tied": True, "batch_norm": True},
         "checkpoint": {"directory": str(tmp_path)},
     }
     run = trained(**settings)
     run.save()
-    again = opened(epochs=2, **settings)
-    assert again.position.step == run.position.step > 0
-    old, new = run.learner.model.state_dict(), again.learner.model.state_dict()
+    resumed = opened(epochs=2, **settings)
+    assert resumed.position.step == run.position.step > 0
+    old, new = run.learner.model.state_dict(), resumed.learner.model.state_dict()
     assert all(old[key].equal(new[key]) for key in old)
     assert new["middle.weight"].data_ptr() == new["again.weight"].data_ptr()

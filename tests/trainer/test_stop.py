@@ -1,4 +1,4 @@
-"""Ends that are not the end of the run: signals, dead peers, exceptions."""
+"""Early ends of an attempt: signals, lost peers, exceptions and time limits."""
 
 import json
 import re
@@ -21,20 +21,20 @@ LONG = [
 ]
 
 
-def steps(launched_beats: Path) -> int:
+def steps(beats: Path) -> int:
     try:
-        return int(json.loads((launched_beats / "0.json").read_text())["step"])
+        return int(json.loads((beats / "0.json").read_text())["step"])
     except FileNotFoundError:
         return 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_one_rank_makes_all_save_and_stop(
+def test_signal_to_one_rank_stops_all_ranks_after_saving(
     launcher: Launcher, tmp_path: Path, number: signal.Signals
 ) -> None:
     environ = {"DDP_CHECKPOINT_DIR": str(tmp_path / "ck"), "DDP_BEATS_DIR": str(tmp_path / "beats")}
     gang = launcher.train(*LONG, "--checkpoint.every_steps=1000000", world=2, **environ)
-    gang.until(lambda: steps(tmp_path / "beats") > 20)
+    gang.wait_until(lambda: steps(tmp_path / "beats") > 20)
     sent = time.monotonic()
     gang.signal(1, number)
     assert gang.wait() == [85, 85]
@@ -47,15 +47,15 @@ def test_a_signal_to_one_rank_makes_all_save_and_stop(
     assert json.loads((tmp_path / "beats" / "1.json").read_text())["phase"] == "Done"
 
 
-def test_a_signal_before_the_first_update_stops_too(launcher: Launcher, tmp_path: Path) -> None:
+def test_signal_before_the_first_update_stops_all_ranks(launcher: Launcher, tmp_path: Path) -> None:
     environ = {"DDP_BEATS_DIR": str(tmp_path)}
     gang = launcher.train(*LONG, world=2, **environ)
-    gang.until((tmp_path / "1.json").exists)
+    gang.wait_until((tmp_path / "1.json").exists)
     gang.signal(1, signal.SIGTERM)
     assert gang.wait() == [85, 85]
 
 
-def test_the_death_of_a_peer_ends_the_others_within_seconds(launcher: Launcher) -> None:
+def test_killed_rank_ends_the_other_ranks_within_seconds(launcher: Launcher) -> None:
     die = ["--task.die_rank=1", "--task.die_after=5"]
     gang = launcher.train(*LONG, *die, world=3)
     gang.processes[1].join(60)
@@ -64,12 +64,12 @@ def test_the_death_of_a_peer_ends_the_others_within_seconds(launcher: Launcher) 
     assert time.monotonic() - died < 10
     for rank in (0, 2):
         (sentence,) = gang.err(rank).splitlines()
-        assert re.match(rf"rank {rank}, update \d+: another rank has gone: .* by peer", sentence)
+        assert re.match(rf"rank {rank}, update \d+: lost another rank: .* by peer", sentence)
         assert describe(attempt=0, rank=rank, returncode=1, text=sentence, at=0).secondary
 
 
 @pytest.mark.slow
-def test_the_first_update_may_take_longer_than_the_others(launcher: Launcher) -> None:
+def test_first_update_has_its_own_timeout(launcher: Launcher) -> None:
     sleep = ["--task.die_rank=1", "--task.die_how=sleep", "--max_steps=9"]
     limits = ["--parallel.timeout_seconds=4", "--parallel.first_timeout_seconds=60"]
     in_first, later = (
@@ -81,20 +81,20 @@ def test_the_first_update_may_take_longer_than_the_others(launcher: Launcher) ->
     assert later.err(0).startswith("rank 0, update 6: waited 4.")
 
 
-def test_an_exception_is_shown_once_and_written_down(launcher: Launcher) -> None:
+def test_exception_is_printed_once_and_recorded(launcher: Launcher) -> None:
     die = ["--task.die_rank=0", "--task.die_after=5", "--task.die_how=raise"]
     gang = launcher.train(*LONG, *die, world=2)
     assert gang.wait() == [1, 1]
-    assert gang.err(0).startswith("rank 0, update 6: RuntimeError: the probe shall die\n")
+    assert gang.err(0).startswith("rank 0, update 6: RuntimeError: the probe must fail\n")
     assert gang.err(0).count("Traceback") == 1
-    assert gang.err(1).startswith("rank 1, update 6: another rank has gone: ")
+    assert gang.err(1).startswith("rank 1, update 6: lost another rank: ")
     assert gang.err(1).count("\n") == 1
     error = json.loads((gang.folder / "0.error.json").read_text())
-    assert error["message"]["message"] == "RuntimeError: the probe shall die"
+    assert error["message"]["message"] == "RuntimeError: the probe must fail"
     assert "in _note" in error["message"]["extraInfo"]["py_callstack"]
 
 
-def test_time_that_is_used_up_completes_the_run(launcher: Launcher, tmp_path: Path) -> None:
+def test_max_seconds_completes_the_run(launcher: Launcher, tmp_path: Path) -> None:
     environ = {"DDP_CHECKPOINT_DIR": str(tmp_path)}
     arguments = [*LONG[:-1], "--log.every_steps=1", "--max_seconds=0.5"]
     arguments += ["--checkpoint.every_steps=1000000"]
@@ -103,16 +103,16 @@ def test_time_that_is_used_up_completes_the_run(launcher: Launcher, tmp_path: Pa
     (summary,) = gang.events("summary")
     assert 0.5 <= summary["seconds"] < 5
     assert summary["steps"] < summary["total_steps"]
-    told = [event["eta_seconds"] for event in gang.events("progress")]
-    assert told
-    assert all(0 <= seconds <= 1 for seconds in told)
+    remaining = [event["eta_seconds"] for event in gang.events("progress")]
+    assert remaining
+    assert all(0 <= seconds <= 1 for seconds in remaining)
     again = launcher.train(*arguments, world=2, **environ)
     assert again.wait() == [0, 0]
     assert "nothing left to train" in again.events("complete")[0]["message"]
 
 
 @pytest.mark.slow
-def test_checkpoints_follow_the_clock(launcher: Launcher, tmp_path: Path) -> None:
+def test_checkpoints_are_saved_by_the_clock(launcher: Launcher, tmp_path: Path) -> None:
     environ = {"DDP_CHECKPOINT_DIR": str(tmp_path), "DDP_CHECKPOINT_EVERY_SECONDS": "1"}
     gang = launcher.train(*LONG, "--max_seconds=2.5", world=2, **environ)
     assert gang.wait() == [0, 0]

@@ -1,4 +1,4 @@
-"""The wire contract: neighbouring versions understand each other, and nothing is lost."""
+"""The wire contract: documents are complete, and neighbouring releases can read them."""
 
 import json
 from typing import Any
@@ -13,11 +13,11 @@ from ddp_wire.contract import (
     AgentPhase,
     AgentStatus,
     AttemptOrder,
-    Beat,
     CheckpointInfo,
     Env,
     ExitCode,
     Failure,
+    Heartbeat,
     Progress,
     RankPhase,
     Timeline,
@@ -33,18 +33,20 @@ FULL = AgentStatus(
     since=1.5,
     command=["torchrun", "--nnodes=2"],
     timeline=Timeline(noticed=0.5, ordered=1.0, launched=1.5, stepped=2.5),
-    ranks=[Beat(attempt=2, rank=3, local_rank=1, phase=RankPhase.TRAINING, at=1.0, resumed_from=4)],
+    ranks=[
+        Heartbeat(attempt=2, rank=3, local_rank=1, phase=RankPhase.TRAINING, at=1.0, resumed_from=4)
+    ],
     progress=Progress(step=5, total_steps=9, loss=0.5, metrics={"a": 0.25}),
     checkpoint=CheckpointInfo(step=4, path="/c/ü", at=0.5),
     failure=Failure(attempt=2, at=1.25, signal="SIGKILL", secondary=True),
 )
 
 
-def test_a_status_survives_the_wire() -> None:
+def test_status_is_unchanged_after_serialisation() -> None:
     assert AgentStatus.model_validate_json(FULL.to_json()) == FULL
 
 
-def test_the_wire_speaks_camel_case_on_one_line_and_leaves_empty_fields_out() -> None:
+def test_json_is_one_line_of_camel_case_fields_without_empty_ones() -> None:
     text = FULL.to_json()
     sent = json.loads(text)
     assert "\n" not in text
@@ -55,10 +57,10 @@ def test_the_wire_speaks_camel_case_on_one_line_and_leaves_empty_fields_out() ->
 
 
 @pytest.mark.parametrize("model", WireModel.__subclasses__(), ids=lambda m: m.__name__)
-def test_fields_of_a_newer_neighbour_are_ignored(model: type[WireModel]) -> None:
+def test_fields_of_a_newer_release_are_ignored(model: type[WireModel]) -> None:
     documents = {
         AgentStatus: FULL,
-        Beat: FULL.ranks[0],
+        Heartbeat: FULL.ranks[0],
         Progress: FULL.progress,
         CheckpointInfo: FULL.checkpoint,
         Failure: FULL.failure,
@@ -79,14 +81,12 @@ NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
     rate=NUMBERS,
     metrics=st.dictionaries(st.text(max_size=5), NUMBERS, max_size=3),
 )
-def test_any_progress_can_be_read_by_the_other_side(
-    loss: float, rate: float, metrics: dict[str, float]
-) -> None:
+def test_any_progress_can_be_parsed(loss: float, rate: float, metrics: dict[str, float]) -> None:
     sent = Progress(step=1, loss=loss, samples_per_second=rate, metrics=metrics)
     assert Progress.model_validate_json(sent.to_json()).step == 1
 
 
-def test_names_of_labels_and_annotations_belong_to_the_api_group() -> None:
+def test_labels_and_annotations_belong_to_the_api_group() -> None:
     names = [
         contract.LABEL_JOB_NAME,
         contract.LABEL_JOB_UID,
@@ -99,16 +99,16 @@ def test_names_of_labels_and_annotations_belong_to_the_api_group() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_variables_begin_with_the_prefix_that_jobs_may_not_use() -> None:
+def test_variables_start_with_the_reserved_prefix() -> None:
     assert all(name.startswith("DDP_") for name in Env)
 
 
-def test_exit_codes_that_mean_something_are_no_signals_and_differ() -> None:
+def test_exit_codes_differ_from_each_other_and_from_signals() -> None:
     codes: list[Any] = list(ExitCode)
     assert len(set(codes)) == 4
     assert all(0 <= code < 126 for code in codes)
     assert ExitCode.PREEMPTED not in {0, 1, 2}
 
 
-def test_the_order_to_stop_is_no_number() -> None:
+def test_stop_order_is_not_a_number() -> None:
     assert not contract.ATTEMPT_STOP.isdigit()

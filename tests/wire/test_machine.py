@@ -1,4 +1,4 @@
-"""What the machine grants: CPU quotas of both kinds of cgroup."""
+"""CPU quotas and memory events of both cgroup versions, and the OOM score."""
 
 import os
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 from ddp_wire import machine
 from ddp_wire.machine import (
     cpu_count,
-    fall_first,
     out_of_memory_kills,
+    prefer_for_oom_kill,
     threads_per_rank,
     throttled_seconds,
 )
@@ -47,7 +47,7 @@ def v1(home: Path, quota: str, period: str) -> Path:
     ],
     ids=["4", "1.5", "half", "more than cores", "no quota", "empty", "nonsense"],
 )
-def test_the_quota_of_cgroup_v2(tmp_path: Path, text: str, cpus: int) -> None:
+def test_cpu_count_follows_the_quota_of_cgroup_v2(tmp_path: Path, text: str, cpus: int) -> None:
     assert cpu_count(v2(tmp_path, text)) == cpus
 
 
@@ -56,22 +56,24 @@ def test_the_quota_of_cgroup_v2(tmp_path: Path, text: str, cpus: int) -> None:
     [("200000", "100000", 2), ("-1", "100000", CORES), ("", "100000", CORES)],
     ids=["2", "no quota", "empty"],
 )
-def test_the_quota_of_cgroup_v1(tmp_path: Path, quota: str, period: str, cpus: int) -> None:
+def test_cpu_count_follows_the_quota_of_cgroup_v1(
+    tmp_path: Path, quota: str, period: str, cpus: int
+) -> None:
     assert cpu_count(v1(tmp_path, quota, period)) == cpus
 
 
-def test_without_cgroups_the_cores_count(tmp_path: Path) -> None:
+def test_cpu_count_without_cgroups_is_the_number_of_cores(tmp_path: Path) -> None:
     assert cpu_count(tmp_path) == CORES
 
 
-def test_affinity_counts_where_it_is_less_than_the_quota(
+def test_cpu_count_follows_an_affinity_below_the_quota(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
     assert cpu_count(v2(tmp_path, "400000 100000")) == 1
 
 
-def test_on_a_machine_without_affinity_all_cores_count(
+def test_cpu_count_without_affinity_is_the_number_of_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
@@ -80,7 +82,9 @@ def test_on_a_machine_without_affinity_all_cores_count(
 
 
 @pytest.mark.parametrize(("cpus", "ranks", "threads"), [(8, 2, 4), (8, 3, 2), (4, 8, 1), (1, 1, 1)])
-def test_the_threads_of_all_ranks_together_fit(cpus: int, ranks: int, threads: int) -> None:
+def test_threads_of_all_ranks_together_fit_the_cpu_count(
+    cpus: int, ranks: int, threads: int
+) -> None:
     assert threads_per_rank(cpus, ranks) == threads
 
 
@@ -94,7 +98,7 @@ def test_the_threads_of_all_ranks_together_fit(cpus: int, ranks: int, threads: i
     ],
     ids=["version 2", "version 1", "unreadable", "no limit"],
 )
-def test_processes_that_the_kernel_ended_for_memory_are_counted(
+def test_processes_that_the_kernel_killed_for_lack_of_memory_are_counted(
     tmp_path: Path, file: str, text: str, kills: int
 ) -> None:
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
@@ -103,14 +107,14 @@ def test_processes_that_the_kernel_ended_for_memory_are_counted(
 
 
 @pytest.mark.parametrize(("given", "raised"), [(-997, -697), (0, 300), (968, 1000)])
-def test_a_rank_falls_before_the_others(tmp_path: Path, given: int, raised: int) -> None:
+def test_rank_raises_its_oom_score(tmp_path: Path, given: int, raised: int) -> None:
     (tmp_path / "oom_score_adj").write_text(f"{given}\n")
-    fall_first(tmp_path)
+    prefer_for_oom_kill(tmp_path)
     assert int((tmp_path / "oom_score_adj").read_text()) == raised
 
 
-def test_where_there_is_no_such_score_nothing_is_said(tmp_path: Path) -> None:
-    fall_first(tmp_path)
+def test_missing_oom_score_is_ignored(tmp_path: Path) -> None:
+    prefer_for_oom_kill(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -125,7 +129,9 @@ def test_where_there_is_no_such_score_nothing_is_said(tmp_path: Path) -> None:
     ],
     ids=["v2", "v1", "no quota", "nonsense", "none"],
 )
-def test_the_time_that_a_quota_took(tmp_path: Path, file: str, text: str, seconds: float) -> None:
+def test_throttled_seconds_of_both_cgroup_versions(
+    tmp_path: Path, file: str, text: str, seconds: float
+) -> None:
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text(text)
     assert throttled_seconds(tmp_path) == pytest.approx(seconds)

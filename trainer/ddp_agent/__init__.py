@@ -1,1 +1,1 @@
-"""The agent: PID 1 of each worker container. It runs one attempt after the other under torchrun."""
+"""Agent, PID 1 of each worker container: it runs one attempt after another under torchrun."""

@@ -1,4 +1,4 @@
-"""The agent's configuration, from the environment that the operator sets."""
+"""Reads the agent's configuration from the environment that the operator sets."""
 
 import json
 import os
@@ -12,11 +12,11 @@ from ddp_wire.contract import Env
 
 
 class BadEnvironmentError(ValueError):
-    """The environment is not the operator's. The text is one sentence."""
+    """A variable is missing or invalid. The text is one sentence."""
 
 
 class AgentConfig(BaseModel):
-    """One worker container, as the operator describes it."""
+    """Configuration of one worker container."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -40,10 +40,10 @@ class AgentConfig(BaseModel):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "AgentConfig":
-        """Read the configuration.
+        """Read and validate the environment variables.
 
         Raises:
-            BadEnvironmentError: A variable is missing or wrong.
+            BadEnvironmentError: A variable is missing or invalid.
         """
         given = dict(os.environ if environment is None else environment)
         if Env.JOB_UID not in given:
@@ -61,7 +61,7 @@ class AgentConfig(BaseModel):
         return config
 
     def rank_command(self) -> list[str]:
-        """What each rank runs, without an interpreter in front when it is a module."""
+        """Return the command of each rank. For a task it is a module, without an interpreter."""
         if self.command is not None:
             return list(json.loads(self.command))
         return ["-m", "ddp_trainer", "train"]

@@ -1,4 +1,4 @@
-"""What a forked rank runs in place of a new interpreter."""
+"""Entry point of a forked rank: runs a script or module as a new interpreter would."""
 
 import os
 import runpy
@@ -7,25 +7,25 @@ import sys
 import traceback
 
 from ddp_agent.failures import without_launcher
-from ddp_wire.machine import fall_first
+from ddp_wire.machine import prefer_for_oom_kill
 
 
 def run_rank(*command: str) -> None:
-    """Run a script or module as `python` would, in this process.
+    """Run a script or module in this process.
 
     Raises:
-        SystemExit: As the script does, or with 1 after an exception, whose traceback is printed.
+        SystemExit: The script exited.
     """
-    # Inherited from the launcher, whose handlers raise in whatever it is doing.
+    # The launcher's handlers, which the fork inherits, would raise in user code.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    fall_first()
+    prefer_for_oom_kill()
     try:
         if command[0] == "-m":
             sys.argv = ["-m", *command[2:]]
             if not sys.flags.safe_path:
-                sys.path[0] = os.getcwd()  # noqa: PTH109 (as the interpreter puts it there)
+                sys.path[0] = os.getcwd()  # noqa: PTH109 (as the interpreter sets it)
             runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = list(command)
@@ -35,7 +35,7 @@ def run_rank(*command: str) -> None:
     except SystemExit:
         raise
     except BaseException:
-        # torch's worker records the exception, but says nothing where a person looks for it.
+        # torch's worker records the exception, but does not print it to stderr.
         lines = traceback.format_exc().splitlines()
         print("\n".join(without_launcher(lines)), file=sys.stderr)
         raise

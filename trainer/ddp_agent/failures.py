@@ -1,38 +1,48 @@
-"""From an exit code and the text that a rank left to a failure that a person understands."""
+"""Turns exit codes, tracebacks and logs of ranks into failures that a person understands."""
 
 import re
 import signal
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from ddp_wire.contract import ExitCode, Failure
 
 FAILURE_FILE_ENV = "DDP_FAILURE_FILE"
-"""Names the file in which torchrun's wrapper tells the agent what it saw."""
+"""Environment variable with the path of the file in which the launcher describes the failure."""
 
 _TAIL_LINES = 20
 _LOG_TAIL_BYTES = 64 * 1024
 
-_PEER_GONE = re.compile(
+_PEER_LOST = re.compile(
     r"Connection closed by peer|Connection reset by peer|Read error|Broken pipe|Connection refused"
     r"|remote process exited|NCCL communicator was aborted|Socket Timeout|failed to recv"
     r"|DistNetworkError|DistStoreError|RendezvousConnectionError|RendezvousClosedError"
     r"|RendezvousTimeoutError"
 )
-"""What ranks and torchrun say when another one has gone."""
+"""Messages of ranks and of torchrun that have lost a peer."""
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
-"""torch puts it before each line of an uncaught traceback."""
+"""Prefix that torch adds to each line of an uncaught traceback."""
 
 _LAUNCHER_FRAME = re.compile(
     r'File "(<frozen runpy>|.*/ddp_agent/entry\.py|.*/elastic/multiprocessing/errors/__init__\.py)"'
 )
 
-_STOPPED = {signal.SIGTERM, signal.SIGINT}
-"""A rank that one of these ended was told to go: it is not what failed first."""
+_STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
+"""Signals that stop a rank on request. Such a rank was not the first to fail."""
 
 
 def describe(*, attempt: int, rank: int, returncode: int, text: str, at: float) -> Failure:
-    """A rank's end. `returncode` is negative for a signal, `text` a traceback or a log's tail."""
+    """Return the failure of a rank.
+
+    Args:
+        attempt: Number of the attempt.
+        rank: Global rank.
+        returncode: Exit code, negative for a signal.
+        text: Traceback or end of the log.
+        at: Unix seconds.
+    """
     lines = [_RANK_PREFIX.sub("", line).rstrip() for line in text.splitlines() if line.strip()]
     lines = without_launcher(lines)
     message = lines[-1].strip() if lines else ""
@@ -44,16 +54,16 @@ def describe(*, attempt: int, rank: int, returncode: int, text: str, at: float) 
         rank=rank,
         exit_code=returncode if returncode >= 0 else None,
         signal=name,
-        # A signal leaves no last words: what stands last in the log has nothing to do with it.
+        # The last line of the log does not explain a signal.
         message="" if name else message[:1024],
         traceback="" if name else "\n".join(lines[-_TAIL_LINES:])[-4096:],
-        # Of ranks that refuse one and the same input only one says why: that one is the cause.
-        secondary=-returncode in _STOPPED or bool(_PEER_GONE.search(text)) or silent,
+        # All ranks reject the same bad input, but only one prints why: only that one is the cause.
+        secondary=-returncode in _STOP_SIGNALS or bool(_PEER_LOST.search(text)) or silent,
     )
 
 
 def without_launcher(lines: list[str]) -> list[str]:
-    """A traceback without the frames by which a rank was started: they tell its author nothing."""
+    """Return the lines of a traceback without the launcher's frames, which are not user code."""
     kept, skipping = [], False
     for line in lines:
         if line.startswith("  File "):
@@ -66,18 +76,27 @@ def without_launcher(lines: list[str]) -> list[str]:
 
 
 def from_exception(error: BaseException, attempt: int, at: float) -> Failure:
-    """Torchrun's own end, with no rank to blame."""
+    """Return the failure of torchrun itself. It names no rank."""
     text = f"{type(error).__name__}: {error}".strip().splitlines()[0]
     return Failure(
         attempt=attempt,
         at=at,
         message=f"torchrun: {text}"[:1024],
-        secondary=bool(_PEER_GONE.search(f"{type(error).__name__}: {error}")),
+        secondary=bool(_PEER_LOST.search(f"{type(error).__name__}: {error}")),
     )
 
 
+def read_failure(path: Path, attempt: int, returncode: int | None, at: float) -> Failure:
+    """Return the failure from the launcher's file, or else a failure with its exit code."""
+    try:
+        return Failure.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        message = f"torchrun ended with exit code {returncode} and wrote no readable failure file"
+        return Failure(attempt=attempt, at=at, message=message)
+
+
 def traceback_in_logs(log_dir: Path, local_rank: int) -> str:
-    """The last traceback in a rank's stderr, or else its last line; empty when it left none."""
+    """Return the last traceback in a rank's stderr log, or else its last line, or else ""."""
     logs = sorted(log_dir.glob(f"*/attempt_0/{local_rank}/stderr.log"))
     if not logs:
         return ""
@@ -92,7 +111,7 @@ def traceback_in_logs(log_dir: Path, local_rank: int) -> str:
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9, and so on."""
+    """Return the name of a signal, for example SIGKILL for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -100,9 +119,16 @@ def signal_name(number: int) -> str:
 
 
 def exit_code(failure: Failure | None) -> int:
-    """What the agent exits with after a failure: the rank's own code, 128 + signal, or 1."""
+    """Return the agent's exit code after a failure: the rank's own code, 128 + signal, or 1."""
     if failure is None:
         return ExitCode.FAILED
     if failure.signal is not None and failure.signal in signal.Signals.__members__:
         return 128 + signal.Signals[failure.signal]
     return failure.exit_code or ExitCode.FAILED
+
+
+def to_sentence(failure: Failure) -> str:
+    """Return the failure as one sentence for the log."""
+    subject = f"rank {failure.rank}" if failure.rank is not None else "this node"
+    verb = f"was ended by {failure.signal}" if failure.signal else "failed"
+    return f"{subject} {verb}" + (f": {failure.message}" if failure.message else "")

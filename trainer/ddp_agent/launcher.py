@@ -1,4 +1,4 @@
-"""The torchrun line of an attempt, and the environment of its ranks."""
+"""Builds the torchrun command line of an attempt and the environment of its ranks."""
 
 import os
 import sys
@@ -12,64 +12,64 @@ from ddp_wire.contract import Env, rendezvous_port
 from ddp_wire.machine import cpu_count, threads_per_rank
 
 JOIN_SECONDS = 600
-"""How long torchrun waits for all nodes: pods may come minutes apart."""
+"""Maximum wait of torchrun for all nodes, in seconds. Pods may start minutes apart."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One attempt on this node, ready to start."""
+    """Everything needed to start one attempt on this node."""
 
     attempt: int
     arguments: list[str]
-    """Arguments of torchrun."""
+    """Command-line arguments of torchrun."""
     environment: dict[str, str]
-    beats_dir: Path
+    heartbeats_dir: Path
     log_dir: Path
-    kept_log_dir: Path | None
-    """Where the logs are kept too: on the shared volume, where there is one."""
+    log_copy_dir: Path | None
+    """Directory for a copy of the logs on the shared volume. None without a volume."""
     failure_file: Path
 
     @property
     def line(self) -> list[str]:
-        """What a person would type for the same."""
+        """Equivalent torchrun command line, for people."""
         return ["torchrun", *self.arguments]
 
     @property
     def command(self) -> list[str]:
-        """What is run: torchrun, wrapped so that it writes down which rank failed and why."""
+        """Command of a cold start: torchrun in a wrapper that writes the failure file."""
         return [sys.executable, "-u", "-m", "ddp_agent.torchrun", *self.arguments]
 
 
 def prepare(
     config: AgentConfig, attempt: int, scratch: Path, environment: Mapping[str, str] | None = None
 ) -> Launch:
-    """Make the directories of an attempt and put its torchrun line together.
+    """Create the directories of an attempt and build its torchrun command line.
 
-    Each attempt has directories of its own, so that nothing of the one before is mistaken for news.
+    Each attempt has new directories, so that files of the previous one cannot be mistaken for its.
     """
     home = scratch / f"attempt-{attempt}"
-    beats_dir, failure_file = home / "beats", home / "failure.json"
-    beats_dir.mkdir(parents=True, exist_ok=True)
+    heartbeats_dir, failure_file = home / "beats", home / "failure.json"
+    heartbeats_dir.mkdir(parents=True, exist_ok=True)
     log_dir = home / "logs"
     log_dir.mkdir(exist_ok=True)
     given = dict(os.environ if environment is None else environment)
     return Launch(
         attempt=attempt,
         arguments=_arguments(config, attempt, log_dir),
-        environment=given | _rank_environment(config, attempt, beats_dir, failure_file, given),
-        beats_dir=beats_dir,
+        environment=given | _rank_environment(config, attempt, heartbeats_dir, failure_file, given),
+        heartbeats_dir=heartbeats_dir,
         log_dir=log_dir,
-        kept_log_dir=_kept_log_dir(config, attempt),
+        log_copy_dir=_log_copy_dir(config, attempt),
         failure_file=failure_file,
     )
 
 
 def _threads(config: AgentConfig, given: Mapping[str, str]) -> str:
-    fitting = threads_per_rank(cpu_count(), config.procs_per_node)
-    return given.get("OMP_NUM_THREADS", str(fitting))
+    default = threads_per_rank(cpu_count(), config.procs_per_node)
+    return given.get("OMP_NUM_THREADS", str(default))
 
 
-def _kept_log_dir(config: AgentConfig, attempt: int) -> Path | None:
+def _log_copy_dir(config: AgentConfig, attempt: int) -> Path | None:
     if config.checkpoint_dir is None:
         return None
     return config.checkpoint_dir / "logs" / f"attempt-{attempt}" / f"node-{config.node_index}"
@@ -81,11 +81,11 @@ def _arguments(config: AgentConfig, attempt: int, log_dir: Path) -> list[str]:
     arguments = [
         f"--nnodes={config.nodes}",
         f"--nproc-per-node={config.procs_per_node}",
-        "--max-restarts=0",  # Recovery is a new attempt, never torchrun's own.
+        "--max-restarts=0",  # A new attempt replaces torchrun's own restarts.
         "--rdzv-backend=c10d",
-        f"--rdzv-id={config.job_uid}-{attempt}",  # Never reused: a closed id stays closed.
+        f"--rdzv-id={config.job_uid}-{attempt}",  # Never reused: a closed rendezvous stays closed.
         f"--rdzv-endpoint={config.rendezvous_host}:{port}",
-        # Stated, because torchrun's guess by comparing names can find that nobody hosts the store.
+        # Without is_host, torchrun compares host names and may decide that no node hosts the store.
         f"--rdzv-conf=is_host={host},join_timeout={JOIN_SECONDS},last_call_timeout=1",
         f"--local-addr={config.pod_address}",
         f"--log-dir={log_dir}",
@@ -96,37 +96,37 @@ def _arguments(config: AgentConfig, attempt: int, log_dir: Path) -> list[str]:
 
 
 def can_be_forked(config: AgentConfig) -> bool:
-    """Whether ranks run Python code that a process which has torch imported can run."""
+    """Return whether the ranks run a Python script or module, which a fork can run."""
     return _entrypoint(config.rank_command())[0] != "--no-python"
 
 
 def _entrypoint(command: list[str]) -> list[str]:
-    """The command as torchrun takes it: a script, a module, or anything else by itself."""
+    """Return the command as torchrun expects it: script, -m module, or --no-python program."""
     if command[0] in {"python", "python3"} and len(command) > 1:
         script_or_flag = command[1]
         if script_or_flag == "-m" or not script_or_flag.startswith("-"):
             return command[1:]
-        command = [sys.executable, *command[1:]]  # The agent's own, whatever PATH says.
+        command = [sys.executable, *command[1:]]  # The agent's interpreter, not that on PATH.
     return command if command[0] == "-m" else ["--no-python", *command]
 
 
 def _rank_environment(
     config: AgentConfig,
     attempt: int,
-    beats_dir: Path,
+    heartbeats_dir: Path,
     failure_file: Path,
     given: Mapping[str, str],
 ) -> dict[str, str]:
     return {
         "OMP_NUM_THREADS": _threads(config, given),
         "PYTHONUNBUFFERED": "1",
-        # The agent's store must not serve the ranks: a restart with it hangs one time in three
+        # The ranks must not reuse the agent's store: one restart in three then hangs
         # (docs/decisions/0004-rendezvous.md).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        # Mode 1, torchrun's own choice, can lose NCCL's flight-recorder dump (pytorch#121055).
+        # Mode 1, the default of torchrun, can lose NCCL's flight-recorder dump (pytorch#121055).
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": given.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"),
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${role_name} ${rank}] ",
         Env.ATTEMPT: str(attempt),
-        Env.BEATS_DIR: str(beats_dir),
+        Env.BEATS_DIR: str(heartbeats_dir),
         FAILURE_FILE_ENV: str(failure_file),
     }

@@ -1,58 +1,61 @@
-"""The agent's HTTP endpoints: /healthz, /readyz, /status and /attempt."""
+"""HTTP endpoints of the agent: /healthz, /readyz, /status and /attempt."""
 
 import math
 import threading
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic import ValidationError
 
-from ddp_wire.contract import LONGEST_WAIT_SECONDS, AgentPhase, AgentStatus, AttemptOrder
+from ddp_agent.orders import AttemptOrders
+from ddp_agent.status_cell import AgentStatusCell
+from ddp_wire.contract import LONGEST_WAIT_SECONDS, AgentPhase, AttemptOrder
 
 _POLL_SECONDS = 0.05
-"""How long closing may take: it delays the end of the container."""
-_ORDER_BYTES = 1024
-"""An order is shorter."""
-
-
-class Served(Protocol):
-    """What the server needs of the agent. Every method is safe to call from any thread."""
-
-    def status(self) -> AgentStatus:
-        """What the agent says of itself now."""
-
-    def news(self, revision: int, seconds: float) -> AgentStatus:
-        """The same, once it is of another revision, or after a time."""
-
-    def alive(self) -> bool:
-        """Whether the agent's loop has moved lately."""
-
-    def order(self, order: AttemptOrder) -> bool:
-        """Take note of an ordered attempt. False when it is for another job's agent."""
+"""Maximum time to close the server, in seconds. It delays the end of the container."""
+_MAX_BODY_BYTES = 1024
+"""Maximum request body, in bytes."""
 
 
 class AgentServer:
-    """Serves what the agent says of itself, from a thread, so that a probe is never late."""
+    """HTTP server with one thread per request, so that no request delays a probe."""
 
-    def __init__(self, bind: str, port: int, agent: Served) -> None:
-        self._server = _Server((bind, port), agent)
+    def __init__(
+        self,
+        bind: str,
+        port: int,
+        status: AgentStatusCell,
+        orders: AttemptOrders,
+        is_alive: Callable[[], bool],
+    ) -> None:
+        """Bind to an address.
+
+        Args:
+            bind: Address, or "" for all addresses.
+            port: Port, or 0 for any free one.
+            status: Agent status to serve.
+            orders: Receiver of attempt orders.
+            is_alive: Whether the agent's loop advances. Threads of the server call it.
+        """
+        self._server = _Server((bind, port), status, orders, is_alive)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_SECONDS,), daemon=True
         )
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """Port on which the server listens."""
         return int(self._server.server_address[1])
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Serve requests in a thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stop serving requests."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -60,12 +63,18 @@ class AgentServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], agent: Served) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        status: AgentStatusCell,
+        orders: AttemptOrders,
+        is_alive: Callable[[], bool],
+    ) -> None:
         super().__init__(address, _Handler)
-        self.agent = agent
+        self.status, self.orders, self.is_alive = status, orders, is_alive
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that breaks off is its own affair: the log belongs to the training."""
+        """Ignore clients that disconnect early. The log belongs to the training."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -77,13 +86,13 @@ class _Handler(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         match address.path:
             case "/healthz":
-                self._answer(self.server.agent.alive(), "ok\n", "the agent's loop hangs\n")
+                self._send_probe(self.server.is_alive(), "the agent's loop hangs\n")
             case "/readyz":
-                now = self.server.agent.status()
+                now = self.server.status.current()
                 ready = now.phase is AgentPhase.TRAINING
-                self._answer(ready, "ok\n", f"attempt {now.attempt} is {now.phase}\n")
+                self._send_probe(ready, f"attempt {now.attempt} is {now.phase}\n")
             case "/status":
-                self._tell(parse_qs(address.query))
+                self._send_status(parse_qs(address.query))
             case _:
                 self._send(HTTPStatus.NOT_FOUND, "not found\n")
 
@@ -92,20 +101,22 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path != "/attempt":
             self._refuse(HTTPStatus.NOT_FOUND, "not found\n")
             return
-        if not length.isdigit() or int(length) > _ORDER_BYTES:
-            self._refuse(HTTPStatus.BAD_REQUEST, f"at most {_ORDER_BYTES} bytes of JSON\n")
+        if not length.isdigit() or int(length) > _MAX_BODY_BYTES:
+            text = f"the body must be JSON of at most {_MAX_BODY_BYTES} bytes\n"
+            self._refuse(HTTPStatus.BAD_REQUEST, text)
             return
         try:
             order = AttemptOrder.model_validate_json(self.rfile.read(int(length)))
         except ValidationError as error:
             self._send(HTTPStatus.BAD_REQUEST, f"{error.errors()[0]['msg']}\n")
             return
-        if self.server.agent.order(order):
+        if self.server.orders.accept(order):
             self._send(HTTPStatus.OK, "ok\n")
         else:
-            self._send(HTTPStatus.CONFLICT, "this agent works for another job\n")
+            self._send(HTTPStatus.CONFLICT, "this agent belongs to another job\n")
 
-    def _tell(self, query: dict[str, list[str]]) -> None:
+    def _send_status(self, query: dict[str, list[str]]) -> None:
+        """Send the agent status, after waiting for a new revision if the query asks for it."""
         try:
             revision = int(query.get("revision", ["-1"])[0])
             wait = float(query.get("wait", ["0"])[0])
@@ -113,15 +124,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.BAD_REQUEST, "revision and wait must be numbers\n")
             return
         wait = min(max(wait, 0.0), LONGEST_WAIT_SECONDS) if math.isfinite(wait) else 0.0
-        self._send(
-            HTTPStatus.OK, self.server.agent.news(revision, wait).to_json(), "application/json"
-        )
+        status = self.server.status.wait_for_change(revision, wait)
+        self._send(HTTPStatus.OK, status.to_json(), "application/json")
 
-    def _answer(self, good: bool, yes: str, no: str) -> None:
-        self._send(HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE, yes if good else no)
+    def _send_probe(self, good: bool, otherwise: str) -> None:
+        """Answer a kubelet probe."""
+        code = HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE
+        self._send(code, "ok\n" if good else otherwise)
 
     def _refuse(self, code: HTTPStatus, text: str) -> None:
-        """Answer a request whose body is not read: the connection cannot go on after it."""
+        """Reject a request without reading its body. The connection cannot be reused after that."""
         self.close_connection = True
         self._send(code, text)
 
@@ -134,4 +146,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Probes come each second: they are not worth a line."""
+        """Do not log requests: probes arrive every second."""

@@ -1,7 +1,7 @@
-"""The standby process: imports everything once, then forks one launcher per attempt.
+"""The standby process: imports torch once, then forks one launcher per attempt.
 
-It stays single-threaded and touches no GPU, for only then is forking it safe; and it imports
-nothing of the user's, whose code may do anything at import.
+A fork is safe only from a process with one thread that has never opened the GPU. So the standby
+imports no user code, because user code may do anything at import.
 """
 
 import contextlib
@@ -17,35 +17,31 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ddp_agent import dynamo
-
-IDLE_SECONDS = 300.0
-"""After so long without an order it imports what is seldom needed, for later attempts."""
-_MODULES = (
+PRELOADED_MODULES = (
     "ddp_agent.torchrun",
     "torch.nn.parallel.distributed",
     "torch.distributed.algorithms.join",
+    "torch._dynamo",  # DDP, process groups and optimizers import it on first use
     "torch.utils.data",
     "numpy.random",
     "safetensors.torch",
     "ddp_trainer.commands.main",
     "ddp_trainer.train",
 )
+"""Modules that ranks need. An image without `ddp_trainer` skips those that it lacks."""
 
 
 def import_all() -> None:
-    """Import what ranks will need. A module that is not there is not needed."""
-    with _no_garbage():
-        for name in _MODULES:
+    """Import the preloaded modules."""
+    with _no_garbage_collection():
+        for name in PRELOADED_MODULES:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
-        with contextlib.suppress(ImportError):
-            dynamo.put_off()
 
 
 @contextlib.contextmanager
-def _no_garbage() -> Iterator[None]:
-    """For imports: nothing of them is garbage, and looking for some takes a fifth of the time."""
+def _no_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection for imports: it finds nothing and takes a fifth of their time."""
     gc.disable()
     try:
         yield
@@ -56,52 +52,45 @@ def _no_garbage() -> Iterator[None]:
 
 def main() -> None:
     """Serve fork orders until the agent closes the pipe. Arguments: both pipe ends."""
-    orders, words = int(sys.argv[1]), int(sys.argv[2])
+    orders, messages = int(sys.argv[1]), int(sys.argv[2])
     began = time.monotonic()
     import_all()
-    _exit_unless_alone()
+    _exit_if_threaded()
     wakeup_in, wakeup_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakeup_out, warn_on_full_buffer=False)
-    _say(words, ready=time.monotonic() - began)
+    _send(messages, ready=time.monotonic() - began)
     buffer = b""
-    idle: float | None = IDLE_SECONDS
     while True:
-        readable, _, _ = select.select([orders, wakeup_in], [], [], idle)
-        if not readable:
-            idle = None
-            # An attempt is running, which needs this process more than the compiler.
-            with _no_garbage(), contextlib.suppress(Exception):
-                dynamo.load()
-            continue
+        readable, _, _ = select.select([orders, wakeup_in], [], [])
         if wakeup_in in readable:
             with contextlib.suppress(BlockingIOError):
                 os.read(wakeup_in, 4096)
-        _report_exits(words)
+        _report_exits(messages)
         if orders not in readable:
             continue
         chunk = os.read(orders, 65536)
         if not chunk:
-            return  # The agent is gone, and with it the reason to be here.
+            return  # The agent has ended.
         *lines, buffer = (buffer + chunk).split(b"\n")
         for line in lines:
             order = json.loads(line)
-            _exit_unless_alone()
+            _exit_if_threaded()
             pid = os.fork()
             if pid == 0:
-                _become_launcher(order, [orders, words, wakeup_in, wakeup_out])
-            _say(words, started=pid)
+                _become_launcher(order, [orders, messages, wakeup_in, wakeup_out])
+            _send(messages, started=pid)
 
 
-def _exit_unless_alone() -> None:
-    """End this process if it has threads: they would be missing in its forks."""
+def _exit_if_threaded() -> None:
+    """Exit if this process has several threads, because a fork has only the calling thread."""
     if threading.active_count() > 1:
-        sys.exit("ddp-agent: the standby has threads, attempts start cold")
+        sys.exit("ddp-agent: the standby has several threads, so attempts start cold")
 
 
 def _become_launcher(order: dict[str, Any], descriptors: list[int]) -> None:
-    """In the fork: run one attempt and exit without any of the standby's clean-up."""
-    from ddp_agent import torchrun  # noqa: PLC0415 (imported long since)
+    """Run one attempt in the fork, and exit without the standby's cleanup handlers."""
+    from ddp_agent import torchrun  # noqa: PLC0415 (already imported by the standby)
 
     code = 1
     try:
@@ -119,7 +108,8 @@ def _become_launcher(order: dict[str, Any], descriptors: list[int]) -> None:
         os._exit(code)
 
 
-def _report_exits(words: int) -> None:
+def _report_exits(messages: int) -> None:
+    """Reap launchers that have ended, and send their exit codes."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -127,11 +117,12 @@ def _report_exits(words: int) -> None:
             return
         if pid == 0:
             return
-        _say(words, exited=pid, code=os.waitstatus_to_exitcode(status))
+        _send(messages, exited=pid, code=os.waitstatus_to_exitcode(status))
 
 
-def _say(words: int, **word: float) -> None:
-    os.write(words, json.dumps(word).encode() + b"\n")
+def _send(messages: int, **message: float) -> None:
+    """Write a message to the agent's pipe."""
+    os.write(messages, json.dumps(message).encode() + b"\n")
 
 
 if __name__ == "__main__":

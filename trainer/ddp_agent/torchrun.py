@@ -1,6 +1,7 @@
-"""torchrun, which writes down which rank fell first and why, in place of a table for the eye.
+"""Runs torchrun and writes a failure file, which names the rank that failed first and why.
 
-The only module of the agent that imports torch; it runs in a process of its own.
+Besides `torchrun_patches`, it is the only module of the agent that imports torch. It runs in the
+launcher process, not in the agent itself.
 """
 
 import os
@@ -14,16 +15,16 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, parse_args, run
 
+from ddp_agent import torchrun_patches
 from ddp_agent.entry import run_rank
 from ddp_agent.failures import FAILURE_FILE_ENV, describe, from_exception, traceback_in_logs
-from ddp_agent.haste import hasten
 from ddp_wire.contract import Env, ExitCode, Failure
 
 
 def first_failure(error: ChildFailedError, attempt: int, log_dir: Path) -> Failure:
-    """What the first of this node's fallen ranks died of.
+    """Return the earliest failure of this node's ranks.
 
-    The first by time, but a rank that fell because its peer had gone speaks for nobody.
+    A secondary failure or one without any message counts only if there is no other.
     """
     found = [
         (_of_rank(rank, process, attempt, log_dir), process.timestamp)
@@ -33,27 +34,28 @@ def first_failure(error: ChildFailedError, attempt: int, log_dir: Path) -> Failu
 
 
 def _is_silent(failure: Failure) -> bool:
-    """Whether it tells nothing: of ranks that end together one usually says why."""
+    """Return whether a failure has neither signal nor message: another rank usually has one."""
     return failure.signal is None and not failure.message
 
 
 def _of_rank(rank: int, process: ProcessFailure, attempt: int, log_dir: Path) -> Failure:
-    left = traceback_in_logs(log_dir, process.local_rank)
+    """Return the failure of one rank."""
+    logged = traceback_in_logs(log_dir, process.local_rank)
     recorded = _recorded(process.message)
-    # Who refuses says why in one line, which beats the traceback of saying so.
-    refused = process.exitcode == ExitCode.BAD_INPUT or recorded.rstrip().endswith(f": {left}")
-    text = left if refused else recorded or left
+    # A rank that prints its reason in one line needs no traceback.
+    one_line = process.exitcode == ExitCode.BAD_INPUT or recorded.rstrip().endswith(f": {logged}")
+    text = logged if one_line else recorded or logged
     return describe(
         attempt=attempt,
         rank=rank,
         returncode=process.exitcode,
         text=text,
-        at=time.time(),  # torch's own stamp is in whole seconds.
+        at=time.time(),  # torch's own timestamp has whole seconds only.
     )
 
 
 def _recorded(message: Any) -> str:
-    """The traceback from the error file of a rank whose entry point is wrapped by `record`."""
+    """Return the traceback from the error file of a rank that uses `record`, or else ""."""
     if not isinstance(message, dict):
         return ""
     inner = message.get("message", message)
@@ -62,12 +64,11 @@ def _recorded(message: Any) -> str:
 
 
 def main(arguments: list[str], *, warm: bool = False) -> int:
-    """Run torchrun with these arguments. Exit code 0, 1, or 128 + signal.
+    """Run torchrun. Return the exit code: 0, 1, or 128 + signal.
 
     Args:
-        arguments: As on torchrun's command line.
-        warm: Fork the ranks of this process, which has imported everything, instead of starting
-            new interpreters.
+        arguments: Arguments of torchrun's command line.
+        warm: Fork the ranks from this process instead of starting new interpreters.
     """
     args = parse_args(arguments)
     attempt = int(os.environ[Env.ATTEMPT])
@@ -77,7 +78,7 @@ def main(arguments: list[str], *, warm: bool = False) -> int:
         failure = first_failure(error, attempt, Path(args.log_dir))
     except SignalException as error:
         return 128 + int(error.sigval)
-    except Exception as error:  # noqa: BLE001 (whatever torchrun dies of is to be told)
+    except Exception as error:  # noqa: BLE001 (every failure of torchrun must be reported)
         failure = from_exception(error, attempt, time.time())
         print(f"ddp-agent: torchrun failed: {failure.message}", file=sys.stderr)
     else:
@@ -87,8 +88,8 @@ def main(arguments: list[str], *, warm: bool = False) -> int:
 
 
 def _launch_forked(args: Any) -> None:
-    """Torchrun by its own launcher API, with ranks that are forks of this process."""
-    hasten()
+    """Run torchrun through its launcher API, with ranks that are forks of this process."""
+    torchrun_patches.apply()
     config, _, command = config_from_args(args)
     config.start_method = "fork"
     entry = command[1:] if command[:1] == ["-u"] else command

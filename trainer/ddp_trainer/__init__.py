@@ -1,1 +1,1 @@
-"""Trains a task on any number of ranks, and resumes wherever it was ended."""
+"""Train a task on any number of ranks, and resume it from its newest checkpoint."""

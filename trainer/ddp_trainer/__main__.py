@@ -1,4 +1,4 @@
-"""`python -m ddp_trainer`."""
+"""Run the command line as `python -m ddp_trainer`."""
 
 import sys
 

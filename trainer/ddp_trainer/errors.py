@@ -1,41 +1,40 @@
-"""The errors that are answers to a person rather than defects of the program."""
+"""Errors that the command reports to the user as one sentence, without a traceback."""
 
 from ddp_wire.contract import ExitCode
 
 
-class Refusal(Exception):  # noqa: N818 - what it is to the person who reads it
-    """Why a rank ends: one sentence, printed without a traceback."""
+class ReportedError(Exception):
+    """An error that ends a rank. The command prints its one sentence without a traceback."""
 
     code = ExitCode.FAILED
-    """What the rank exits with."""
+    """Exit code of the rank."""
 
-    def __init__(self, sentence: str, *, own: bool = False) -> None:
-        """Holds the sentence.
+    def __init__(self, sentence: str, *, rank_specific: bool = False) -> None:
+        """Store the sentence.
 
         Args:
-            sentence: For the person who asked.
-            own: Whether this rank alone knows, and so has to say it itself. Otherwise all ranks
-                have the same sentence and rank 0 says it.
+            sentence: Error message for the user.
+            rank_specific: Whether only this rank knows the error and must print it. Otherwise all
+                ranks raise the same error and only rank 0 prints it.
         """
         super().__init__(sentence)
-        self.own = own
+        self.rank_specific = rank_specific
 
 
-class InputError(Refusal, ValueError):
-    """What was asked for cannot be done, however often it is tried.
+class InputError(ReportedError, ValueError):
+    """An error in the user's input that no retry can fix.
 
-    Its text is one sentence for the person who asked. The command prints that sentence once and
-    ends every rank with `ExitCode.BAD_INPUT`. A task's `build` may raise it too, for example when a
-    data folder is empty.
+    The command prints the sentence once, and every rank exits with `ExitCode.BAD_INPUT`. A task's
+    `build` may raise it too, for example when a data folder is empty.
     """
 
     code = ExitCode.BAD_INPUT
 
 
-class FencedError(Refusal):
-    """A newer attempt has opened the run's directory: this one may no longer change it."""
+class FencedError(ReportedError):
+    """An attempt to write to a run's directory after a newer attempt has opened it."""
 
 
-def refusal(code: int, sentence: str) -> Refusal:
-    """The refusal of another rank, to be raised here too."""
-    return InputError(sentence) if code == ExitCode.BAD_INPUT else Refusal(sentence)
+def reported_error(code: int, sentence: str) -> ReportedError:
+    """Return the error of another rank, to raise it on this rank too."""
+    return InputError(sentence) if code == ExitCode.BAD_INPUT else ReportedError(sentence)

@@ -1,4 +1,4 @@
-"""What learns: model, optimizer and all that an update reads or changes."""
+"""Model, optimizer and all other state that an update reads or changes."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from ddp_trainer.config import Precision, RunConfig
 from ddp_trainer.numerics.ema import Ema
 from ddp_trainer.numerics.guard import Guard
 from ddp_trainer.numerics.model import prepare
-from ddp_trainer.numerics.optimizer import begin_momentum, build_optimizer
+from ddp_trainer.numerics.optimizer import build_optimizer, init_momentum
 from ddp_trainer.numerics.precision import autocast, grad_scaler
 from ddp_trainer.numerics.schedule import peak_factor
-from ddp_trainer.numerics.tally import Tally
+from ddp_trainer.numerics.totals import LossTotals
 from ddp_trainer.observe.trace import Trace
 from ddp_trainer.parallel.compression import Compression
 from ddp_trainer.parallel.local_sgd import LocalSgd
@@ -25,63 +25,63 @@ from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.task import HasOptimizer, Task
 
 MOMENTS = 2
-"""Numbers per weight that an optimizer keeps, unless it is known better: those of Adam."""
+"""Numbers per weight in the state of an unknown optimizer: those of Adam."""
 
 
 @dataclass(slots=True)
 class Learner:
-    """Everything that an update reads or changes."""
+    """All state that an update reads or changes."""
 
     strategy: Strategy
     objective: nn.Module
-    """Model and loss, wrapped for the process group if there is one."""
+    """Model and loss, wrapped by the strategy."""
     model: nn.Module
     """The bare model."""
-    carrier: nn.Parameter
-    """Its gradient is the count that the gradients of the sum are divided by."""
+    count_param: nn.Parameter
+    """A parameter that is always zero. Its gradient is the loss count (see `Objective`)."""
     params: list[nn.Parameter]
-    """The parameters that are trained."""
+    """The trained parameters."""
     optimizer: torch.optim.Optimizer
     peak_lrs: list[float]
-    """Per parameter group."""
+    """Peak learning rate of each parameter group."""
     scaler: torch.amp.GradScaler
     guard: Guard
     device: torch.device
     precision: Precision
     clip_norm: float | None
-    share: float
-    """Factor of sum and count, a constant, which cancels out."""
+    sum_scale: float
+    """Constant factor of loss sum and count. It cancels out in the mean."""
     seed: int
     rank: int
-    tally: Tally
+    totals: LossTotals
     ema: Ema | None = None
     local_sgd: LocalSgd | None = None
     compression: Compression | None = None
     grad_norm: Tensor | None = None
-    """Norm before clipping of the newest update, on the device; only when clipping."""
+    """Gradient norm of the newest update before clipping, on the device; only when clipping."""
     trace: Trace = field(default_factory=Trace)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Context of the forward pass."""
+        """Return the context of the forward pass."""
         return autocast(self.precision, self.device)
 
     def evaluated(self, *, averaged: bool) -> AbstractContextManager[None]:
-        """Context of an evaluation: with averaged weights if they are asked for."""
+        """Return the context of an evaluation: with the averaged weights, if requested."""
         return self.ema.applied() if self.ema and averaged else nullcontext()
 
     def gradients(self) -> list[Tensor]:
-        """Those that there are now."""
+        """Return the gradients of all parameters that have one."""
         return [grad for param in self.params if (grad := param.grad) is not None]
 
 
 def build_learner(task: Task, config: RunConfig, ranks: Ranks, device: torch.device) -> Learner:
-    """Prepares, wraps and equips the task's model. Every rank must call it, with equal models.
+    """Create the learner of a task. Every rank must call it, with equal models.
 
     Args:
-        task: As `build` made it; its model is changed in place.
-        config: Resolved.
+        task: The result of `build`; its model is changed in place.
+        config: The resolved config.
         ranks: This process's place.
-        device: The rank's.
+        device: The device of this rank.
     """
     strategy = choose_strategy(device, config.parallel)
     task.model = prepare(task.model, config, device)
@@ -92,43 +92,38 @@ def build_learner(task: Task, config: RunConfig, ranks: Ranks, device: torch.dev
     factor = peak_factor(config.global_batch, config.schedule)
     peak_lrs = [float(group["lr"]) * factor for group in optimizer.param_groups]
     strategy.split(optimizer)
-    begin_momentum(optimizer)
+    init_momentum(optimizer)
     learner = Learner(
         strategy=strategy,
         objective=wrapped,
         model=task.model,
-        carrier=objective.carrier,
+        count_param=objective.count_param,
         params=params,
         optimizer=optimizer,
         peak_lrs=peak_lrs,
         scaler=grad_scaler(config.precision, device),
-        guard=Guard(
-            strategy,
-            optimizer,
-            config.nonfinite.policy,
-            bundled=not isinstance(task, HasOptimizer),
-        ),
+        guard=Guard(strategy, optimizer, config.nonfinite.policy),
         device=device,
         precision=config.precision,
         clip_norm=config.clip_norm,
-        share=_share(config, ranks),
+        sum_scale=_sum_scale(config, ranks),
         seed=config.seed,
         rank=ranks.rank,
-        tally=Tally(device),
+        totals=LossTotals(device),
     )
     _equip(learner, config)
     return learner
 
 
-def _share(config: RunConfig, ranks: Ranks) -> float:
-    """Keeps gradients of sums in the range of fp16, where they are rounded to it on their way."""
+def _sum_scale(config: RunConfig, ranks: Ranks) -> float:
+    """Return the factor that keeps gradients of sums in the range of fp16."""
     if config.precision != "fp16" and config.parallel.compression.name == "none":
         return 1.0
     return 1 / config.batch_split(ranks.world_size).per_rank
 
 
 def footprint(learner: Learner) -> Footprint:
-    """What training keeps in memory, over all ranks."""
+    """Return the memory for weights, gradients, optimizer state and average, before any split."""
     weights = sum(param.numel() * param.element_size() for param in learner.model.parameters())
     trained = sum(param.numel() * param.element_size() for param in learner.params)
     moments = MOMENTS
@@ -145,7 +140,7 @@ def _optimizer(task: Task, params: list[nn.Parameter], config: RunConfig) -> tor
 
 
 def _equip(learner: Learner, config: RunConfig) -> None:
-    """Adds what is switched on."""
+    """Add moving average, local SGD and compression, where the config enables them."""
     if config.ema.decay is not None:
         learner.ema = Ema(learner.model, config.ema, config.ema.decay)
     parallel = config.parallel

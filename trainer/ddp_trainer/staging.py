@@ -1,4 +1,4 @@
-"""Copies of data on a node's own disk, made once per node, for volumes that are slow to read."""
+"""Copies of slow shared data on a node's local disk, made once per node."""
 
 import fcntl
 import hashlib
@@ -12,57 +12,57 @@ from ddp_trainer.errors import InputError
 
 
 def staged(source: Path, into: Path | None = None) -> Path:
-    """A copy of a file or folder on this node's own disk.
+    """Copy a file or folder to this node's local disk and return the copy.
 
-    The first process of the node that asks makes it, the others wait; later attempts find it. It is
-    made anew when the source's own size or modification time is another one (a folder's changes
-    with its entries, not with what is in their files).
+    The first process of the node that calls this makes the copy; the others wait for it. Later
+    attempts reuse it. A change of the source's size or modification time causes a new copy. A
+    folder's own time changes with its entries, not with the contents of its files.
 
     Args:
-        source: On a shared volume, say.
-        into: Folder of all copies; one of this user's in the place for temporary files when not
-            stated (`TMPDIR`, or `/tmp`: in a pod a volume that goes with it).
+        source: Path of the data, for example on a shared volume.
+        into: Folder that holds all copies. Default: a folder of this user in the directory for
+            temporary files (`TMPDIR`, or `/tmp`). In a pod that directory ends with the pod.
 
     Returns:
-        The copy, or the source itself where it cannot be copied: a warning says why then.
+        Path of the copy. If copying fails, print a warning and return `source` itself.
 
     Raises:
-        InputError: If there is no such source.
+        InputError: If `source` does not exist.
     """
     try:
-        copy = _place(source.resolve(strict=True), into or _own_folder())
+        copy = _copy_path(source.resolve(strict=True), into or _default_folder())
     except FileNotFoundError as error:
-        raise InputError(f"data: there is no {source} to be staged") from error
+        raise InputError(f"data: cannot stage {source}: it does not exist") from error
     try:
         folder = copy.parent.parent
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
-            raise PermissionError(f"{folder} is another user's")
+            raise PermissionError(f"another user owns {folder}")
         copy.parent.mkdir(exist_ok=True)
         with copy.parent.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # goes with this process, whatever ends it
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it when this process ends
             if not copy.exists():
                 _copy(source, copy)
     except OSError as error:
-        sentence = f"warning: {source} is read where it is, for it cannot be staged: {error}"
+        sentence = f"warning: cannot stage {source}, reading it in place: {error}"
         print(sentence, file=sys.stderr, flush=True)
         return source
     return copy
 
 
-def _own_folder() -> Path:
+def _default_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"ddp-staged-{os.getuid()}"
 
 
-def _place(source: Path, folder: Path) -> Path:
-    """Where the copy of this version of the source belongs."""
-    seen = source.stat()
-    version = repr((str(source), seen.st_size, seen.st_mtime_ns)).encode()
+def _copy_path(source: Path, folder: Path) -> Path:
+    """Return the path for the copy of this version of the source."""
+    found = source.stat()
+    version = repr((str(source), found.st_size, found.st_mtime_ns)).encode()
     return folder / hashlib.blake2b(version, digest_size=8).hexdigest() / source.name
 
 
 def _copy(source: Path, copy: Path) -> None:
-    """Copies under another name first: under its own it is whole."""
+    """Copy to a temporary name and rename, so that `copy` is complete whenever it exists."""
     pending = copy.with_name(f".{copy.name}.tmp")
     _remove(pending)
     try:

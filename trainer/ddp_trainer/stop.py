@@ -1,32 +1,32 @@
-"""The wish to stop, from a signal."""
+"""Stop requests from SIGTERM and SIGINT."""
 
 import signal
 from types import FrameType
 
 
 class StopFlag:
-    """Remembers that SIGTERM or SIGINT came, and does nothing else.
+    """A flag that the first SIGTERM or SIGINT sets.
 
-    The handler runs at any point of the program, even inside a collective, so the ranks agree
-    later, after an update, where all of them are in the same place.
+    The handler only sets the flag, because it may run at any point, even inside a collective. The
+    ranks agree to stop later, after an update, where all ranks are at the same point.
     """
 
     def __init__(self) -> None:
         self.signal_name: str | None = None
-        """Name of the first signal, as SIGTERM."""
+        """Name of the first signal, for example SIGTERM. None before any signal."""
 
     @property
     def requested(self) -> bool:
-        """Whether a signal came."""
+        """Whether a signal has arrived."""
         return self.signal_name is not None
 
     def install(self) -> None:
-        """Handles SIGTERM and SIGINT from here on. Main thread only."""
+        """Install the handler for SIGTERM and SIGINT. Call it in the main thread only."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
 
     def ignore(self) -> None:
-        """Ignores both from here on, so that a late signal cannot replace the exit code."""
+        """Ignore both signals from now on, so that a late signal cannot replace the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
 

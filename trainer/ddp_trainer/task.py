@@ -1,7 +1,7 @@
-"""The door for user code: what a task is, and how it is found.
+"""The interface between user code and the trainer: the task and the function that builds it.
 
-A task is any object with a model, training data and a loss. It needs no base class: the function
-`build(cfg, env)` returns it, where `cfg` is the user's own pydantic model.
+A task is any object with a model, training data and a loss. It needs no base class. The user's
+function `build(cfg, env)` returns the task; `cfg` is an instance of the user's own pydantic model.
 """
 
 import importlib
@@ -23,39 +23,39 @@ from ddp_trainer.staging import staged
 
 @dataclass(frozen=True, slots=True)
 class Weighted:
-    """A sum and the number of things it sums over, instead of their mean.
+    """A sum and the number of items in it, used in place of a mean.
 
-    Sums and counts can be added over micro-batches and ranks before they are divided, which is what
-    makes accumulation, uneven shares and losses per token exact.
+    The trainer adds sums and counts over micro-batches and ranks, and divides once at the end. This
+    makes gradient accumulation, batches of unequal size and losses per token exact.
     """
 
     sum: Tensor
-    """Scalar; for a loss with a gradient."""
+    """Scalar tensor. A training loss must have a gradient."""
     count: Tensor | float
-    """How many samples or tokens `sum` covers; a scalar tensor or a number."""
+    """Number of samples or tokens in `sum`, as a scalar tensor or a number."""
 
     def count_tensor(self) -> Tensor:
-        """The count as a scalar fp32 tensor beside `sum`, without stopping the host."""
+        """Return the count as a scalar fp32 tensor on the device of `sum`, without a host sync."""
         if isinstance(self.count, Tensor):
             return self.count.detach().to(self.sum.device, torch.float32)
         return torch.full((), self.count, dtype=torch.float32, device=self.sum.device)
 
 
 class Indexed(Protocol):
-    """A map-style data set, as torch's. `__getitems__(indices)` is used where it exists."""
+    """A map-style data set, as in torch. The trainer calls `__getitems__(indices)` if defined."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
 
 
 Data = Indexed | Iterable[Any]
-"""What a task trains on or is evaluated on: with an index, or else to be read from the beginning
+"""Training or evaluation data: a map-style data set, or an iterable that is read from its start
 (see `data.stream`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnv:
-    """What `build` may need to know about the process that it runs in."""
+    """The environment of the process that calls `build`."""
 
     rank: int
     world_size: int
@@ -63,31 +63,33 @@ class RunEnv:
     local_world_size: int
     device: torch.device
     seed: int
-    """The run's seed, equal on all ranks. Global generators are already seeded by it."""
+    """Seed of the run, equal on all ranks. The global generators are seeded before `build`."""
 
     def staged(self, source: str | Path) -> Path:
-        """A copy of a file or folder on this node's own disk, made once per node.
+        """Copy a file or folder to this node's local disk, once per node, and return the copy.
 
         Args:
-            source: Where the data are: on a shared volume that is slow to read, say.
+            source: Path of the data, for example on a shared volume that is slow to read.
 
         Returns:
-            The copy; the source itself, with a warning, where it cannot be copied.
+            Path of the copy. If copying fails, print a warning and return `source` itself.
 
         Raises:
-            InputError: If there is no such source.
+            InputError: If `source` does not exist.
         """
         return staged(Path(source))
 
 
 @runtime_checkable
 class Task(Protocol):
-    """What `build` returns.
+    """The object that `build` returns.
 
-    Optional members: `metrics(model, batch) -> dict[str, Weighted]` for evaluation (the loss when
-    absent), `optimizer(params) -> torch.optim.Optimizer`, `collate(samples) -> batch`, which is
-    given the list of samples, or what the data's `__getitems__` returned, and `flops_per_sample`,
-    the floating-point operations of one sample's forward and backward pass.
+    Optional members:
+
+    - `metrics(model, batch) -> dict[str, Weighted]`: evaluation metrics. Default: the loss.
+    - `optimizer(params) -> torch.optim.Optimizer`: replaces the configured optimizer.
+    - `collate(samples) -> batch`: joins a list of samples, or the result of `__getitems__`.
+    - `flops_per_sample`: floating-point operations of one sample's forward and backward pass.
     """
 
     model: nn.Module
@@ -95,38 +97,38 @@ class Task(Protocol):
     eval_data: Data | None
 
     def loss(self, model: nn.Module, batch: Any, /) -> Weighted:
-        """Loss of one batch, summed, under the run's precision.
+        """Return the summed loss of one batch. The trainer calls it under the run's precision.
 
-        Called in training, where an attempt may begin with one call that is not used, and in
-        evaluation if the task has no metrics.
+        The trainer calls it in training, and in evaluation if the task has no metrics. An attempt
+        may start with one extra call whose result is discarded.
         """
         ...
 
 
 @runtime_checkable
 class HasMetrics(Protocol):
-    """A task with its own evaluation."""
+    """A task that defines its evaluation metrics."""
 
     def metrics(self, model: nn.Module, batch: Any, /) -> Mapping[str, Weighted]:
-        """Named sums and counts of one batch; the same names for every batch."""
+        """Return the metrics of one batch by name. Every batch must return the same names."""
         ...
 
 
 @runtime_checkable
 class HasOptimizer(Protocol):
-    """A task with its own update rule. The schedule multiplies each group's learning rate."""
+    """A task that creates its optimizer. The schedule multiplies each group's learning rate."""
 
     def optimizer(self, params: list[nn.Parameter], /) -> torch.optim.Optimizer:
-        """An optimizer of all `params`."""
+        """Return an optimizer of all `params`."""
         ...
 
 
 @runtime_checkable
 class HasCollate(Protocol):
-    """A task that joins samples to batches itself."""
+    """A task that joins samples to batches."""
 
     def collate(self, samples: Any, /) -> Any:
-        """One batch."""
+        """Return one batch."""
         ...
 
 
@@ -134,18 +136,19 @@ Build = Callable[[Any, RunEnv], Task]
 
 
 def load_build(path: str) -> tuple[Build, type[BaseModel]]:
-    """Finds a task's `build` and the model of its settings.
+    """Import a task's `build` function and find the model of its settings.
 
     Args:
-        path: Import path `package.module:function`.
+        path: Import path, `package.module:function`.
 
     Returns:
-        The function, and the pydantic model that its first parameter is annotated with.
+        The function, and the pydantic model that annotates its first parameter.
 
     Raises:
-        InputError: If there is no such function, or its first parameter names no pydantic model.
+        InputError: If the function does not exist, or if its first parameter is not annotated with
+            a pydantic model.
     """
-    build = _import(path)
+    build = _import_build(path)
     try:
         parameters = list(inspect.signature(build).parameters)
         annotation = typing.get_type_hints(build).get(parameters[0]) if parameters else None
@@ -157,15 +160,15 @@ def load_build(path: str) -> tuple[Build, type[BaseModel]]:
 
 
 def check_task(task: object, path: str) -> Task:
-    """Refuses what is not a task.
+    """Return `task` if it is a complete task.
 
     Raises:
-        InputError: With the first thing that is missing or of the wrong kind.
+        InputError: If a member is missing or has the wrong type; names the first such member.
     """
     for name in ("model", "train_data", "eval_data", "loss"):
         if not hasattr(task, name):
             kind = type(task).__name__
-            raise InputError(f'task: "{path}" gave a value of type {kind} without "{name}"')
+            raise InputError(f'task: "{path}" returned a value of type {kind} without "{name}"')
     if not isinstance(task, Task) or not isinstance(task.model, nn.Module):
         raise InputError(f'task: "model" of "{path}" must be a torch.nn.Module')
     if not any(param.requires_grad for param in task.model.parameters()):
@@ -184,39 +187,39 @@ def check_task(task: object, path: str) -> Task:
 
 
 def peak_rate(task: Task, tflops: float) -> float:
-    """Samples per second at which the devices would do nothing but the task's arithmetic.
+    """Return the highest possible throughput in samples per second, limited by arithmetic only.
 
     Args:
-        task: What is trained.
-        tflops: What all devices together can do, in TFLOP/s.
+        task: Task with `flops_per_sample`.
+        tflops: Peak arithmetic rate of all devices together, in TFLOP/s.
 
     Raises:
-        InputError: If the task does not say what a sample costs.
+        InputError: If the task has no positive `flops_per_sample`.
     """
     flops = getattr(task, "flops_per_sample", None)
     if not isinstance(flops, int | float) or not flops > 0:
         raise InputError(
-            "config: log.peak_tflops needs a task that says its flops_per_sample, a number above 0,"
-            f" not {flops!r}"
+            "config: log.peak_tflops requires a task with flops_per_sample, a number greater than"
+            f" 0, not {flops!r}"
         )
     return tflops * 1e12 / flops
 
 
 def is_indexed(data: object) -> TypeGuard[Indexed]:
-    """Whether samples can be asked for by number."""
-    if isinstance(data, IterableDataset):  # its base class has an index that only raises
+    """Return whether samples can be read by index."""
+    if isinstance(data, IterableDataset):  # its base class defines an index that only raises
         return False
     return hasattr(data, "__len__") and hasattr(data, "__getitem__")
 
 
-def _import(path: str) -> Build:
+def _import_build(path: str) -> Build:
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise InputError(f'task: "{path}" must have the form package.module:function')
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        # A module that the user's own code misses is that code's failure, with its traceback.
+        # If the user's own code imports a missing module, its traceback must stay visible.
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
             raise InputError(f'task: there is no module "{error.name}"') from error
         raise

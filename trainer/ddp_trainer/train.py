@@ -1,51 +1,54 @@
-"""The run: open, loop, close. Every start is a resume."""
+"""Training: open the run, loop over updates, close the run. Every start is a resume."""
 
 import gc
 import sys
 
 from ddp_trainer.data.loader import by_update
 from ddp_trainer.data.prefetch import on_device
-from ddp_trainer.errors import Refusal
+from ddp_trainer.errors import ReportedError
 from ddp_trainer.numerics.schedule import lr_factor
-from ddp_trainer.observe.beats import BeatWriter
+from ddp_trainer.observe.heartbeats import HeartbeatWriter
 from ddp_trainer.ranks import process_group, timeouts
-from ddp_trainer.ranks.agreement import Verdict
+from ddp_trainer.ranks.agreement import Decision
 from ddp_trainer.ranks.collectives import wait_for_all
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.run.garbage import Collector
-from ddp_trainer.run.opening import Order, open_run
+from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.run.run import Run
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
 from ddp_wire.contract import ExitCode, RankPhase
 
 
-def train(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> ExitCode:
-    """Trains until the run is complete or asked to stop.
+def train(
+    request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: HeartbeatWriter
+) -> ExitCode:
+    """Train until the run is complete or a stop is requested.
 
     Args:
-        order: What to train.
-        ranks: This process's place.
-        stop: Raised by signals.
-        beats: Where this rank shows that it lives.
+        request: The requested run.
+        ranks: This process's rank.
+        stop: Flag that signal handlers set.
+        heartbeats: Writer of this rank's heartbeats.
 
     Returns:
-        OK when the run is complete, PREEMPTED when it stopped on request after saving.
+        OK if the run is complete, PREEMPTED if it stopped on request after saving.
 
     Raises:
-        InputError: On every rank, if the run can never succeed as it was asked for.
-        StalledError: On every rank that waited for another one until its time was up.
+        InputError: On every rank, if the run can never succeed with these settings.
+        StalledError: On every rank whose collective timed out because another rank did not join.
     """
     try:
-        run = open_run(order, ranks, stop, beats)
+        run = open_run(request, ranks, stop, heartbeats)
         stopped = loop(run)
         code = close(run, stopped=stopped)
     except RuntimeError as error:
-        timeouts.explain(error, ranks, f"rank {ranks.rank}")
+        timeouts.raise_if_peer_failed(error, ranks, f"rank {ranks.rank}")
         raise
-    beats.phase(RankPhase.DONE)
-    # DDP's reducer must go before the group. If it held the last reference to it, it would join the
-    # threads of gloo with the interpreter lock held, while they may wait for that lock: a deadlock.
+    heartbeats.phase(RankPhase.DONE)
+    # Free DDP's reducer before the process group. If the reducer held the last reference to the
+    # group, it would join gloo's threads while holding the interpreter lock. These threads may wait
+    # for that lock: a deadlock.
     del run
     gc.collect()
     process_group.leave()
@@ -53,44 +56,44 @@ def train(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> Exit
 
 
 def loop(run: Run) -> bool:
-    """Makes updates until the run is complete.
+    """Make updates until the run is complete.
 
     Returns:
-        Whether it ended before, because a rank was asked to stop.
+        Whether the loop ended early, because a rank received a stop request.
     """
     if run.complete:
-        run.report.nothing_left(run.position.step)
+        run.report.already_complete(run.position.step)
         return False
-    verdict = run.meet()
+    decision = run.exchange_requests()
     trace = run.learner.trace
     arriving = on_device(run.train_loader, run.learner.device, run.report.data_wait)
     arriving = trace.ranges("data", arriving)
     with Collector(run.config.collect_every_steps) as garbage:
-        for micros in by_update(arriving):
-            if verdict.stop or verdict.finish:
+        for micro_batches in by_update(arriving):
+            if decision.stop or decision.finish:
                 break
             step = run.position.step
             factor = lr_factor(step, run.total_steps, run.config.schedule)
             try:
-                samples = train_step(run.learner, micros, step, factor)
+                samples = train_step(run.learner, micro_batches, step, factor)
             except Exception as error:
-                _tell_place(error, run.ranks, step)
+                _add_location(error, run.ranks, step)
                 raise
             run.advance(samples)
-            garbage.updated(run.position.step)
-            verdict = _between_updates(run, verdict)
-            run.report.traced(trace.updated(run.position.step))
+            garbage.after_update(run.position.step)
+            decision = _between_updates(run, decision)
+            run.report.traced(trace.after_update(run.position.step))
     run.report.traced(trace.end(run.position.step))
-    run.settle()
-    return verdict.stop and not verdict.finish and run.position.step < run.total_steps
+    run.stop_clock()
+    return decision.stop and not decision.finish and run.position.step < run.total_steps
 
 
 def close(run: Run, *, stopped: bool) -> ExitCode:
-    """Saves, and evaluates a complete run. No rank returns before the checkpoint is committed.
+    """Save, and evaluate a complete run. No rank returns before the checkpoint is committed.
 
     Args:
-        run: After its loop.
-        stopped: Whether the run is not complete.
+        run: The run after its loop.
+        stopped: Whether the loop ended early, so that the run is not complete.
     """
     run.save(required=True)
     if stopped:
@@ -102,37 +105,37 @@ def close(run: Run, *, stopped: bool) -> ExitCode:
     return ExitCode.PREEMPTED if stopped else ExitCode.OK
 
 
-def _tell_place(error: Exception, ranks: Ranks, step: int) -> None:
-    """Says on which rank and in which update it was that something failed.
+def _add_location(error: Exception, ranks: Ranks, step: int) -> None:
+    """Add the rank and the update to the report of an error.
 
     Raises:
-        Refusal: With the place in its sentence, in place of one that only this rank may know of.
+        ReportedError: A copy of a reported error, with the location in its message.
     """
     where = f"rank {ranks.rank}, update {step + 1}"
-    timeouts.explain(error, ranks, where)
-    if not isinstance(error, Refusal):
+    timeouts.raise_if_peer_failed(error, ranks, where)
+    if not isinstance(error, ReportedError):
         print(f"{where}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     elif ranks.world_size > 1:
-        raise type(error)(f"{where}: {error}", own=True) from error
+        raise type(error)(f"{where}: {error}", rank_specific=True) from error
 
 
-def _between_updates(run: Run, verdict: Verdict) -> Verdict:
-    """Meets, saves and evaluates where that is due.
+def _between_updates(run: Run, decision: Decision) -> Decision:
+    """Exchange requests, save and evaluate, if each is due.
 
     Returns:
-        The newest verdict.
+        The newest decision.
     """
     step = run.position.step
     if step == run.total_steps:
-        return run.meet()  # the last checkpoint and evaluation come when the run closes
+        return run.exchange_requests()  # `close` saves and evaluates.
     by_clock = False
     if run.agreement.due(step):
-        verdict = run.meet()
-        by_clock = verdict.save
+        decision = run.exchange_requests()
+        by_clock = decision.save
     epoch_ended = run.sampler.ends_epoch(run.position.samples)
     if run.checkpoints.due(step, epoch_ended=epoch_ended, by_clock=by_clock):
         run.save()
     every = run.config.eval_every_steps
     if epoch_ended if every is None else step % every == 0:
         run.evaluate()
-    return verdict
+    return decision

@@ -1,1 +1,1 @@
-"""Shared by operator, agent and trainer; needs the standard library and pydantic only."""
+"""Code that operator, agent and trainer share: standard library and pydantic only."""

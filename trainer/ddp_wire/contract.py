@@ -1,7 +1,7 @@
-"""The wire contract between operator, agent and trainer: every name that two of them know.
+"""Wire contract between operator, agent and trainer: all names that at least two of them use.
 
-Standard library and pydantic only, so that the operator can import it without torch and the trainer
-without kopf. A name that stands here stands nowhere else.
+It imports only the standard library and pydantic, so that the operator can import it without torch
+and the trainer without kopf. No other module defines any of these names again.
 """
 
 from enum import IntEnum, StrEnum
@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from ddp_wire.variables import Env as Env  # noqa: PLC0414 (a part of the contract)
+from ddp_wire.variables import Env as Env  # noqa: PLC0414 (part of the contract)
 
 GROUP = "ddp-trainer.dev"
 
@@ -20,67 +20,67 @@ LABEL_JOB_NAME = f"{GROUP}/job-name"
 LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_NODE_INDEX = f"{GROUP}/node-index"
 LABEL_RACK = f"{GROUP}/rack"
-"""On a pod: the rack of its node, where somebody tells it."""
+"""On a pod: the rack of its Kubernetes node. The administrator sets it; it may be absent."""
 LABEL_ZONE = "topology.kubernetes.io/zone"
-"""On a pod: Kubernetes copies it from the node from 1.35 on (KEP-4742)."""
+"""On a pod: the zone. Kubernetes 1.35 and later copies it from the node (KEP-4742)."""
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "ddp-trainer"
 
 ANNOTATION_ATTEMPT = f"{GROUP}/attempt"
-"""On a pod: the number of the attempt that it shall run, or `ATTEMPT_STOP`."""
+"""On a pod: the number of the attempt to run, from 1, or `ATTEMPT_STOP`."""
 ATTEMPT_STOP = "stop"
-"""The attempt annotation's value that tells an agent to end its ranks and exit."""
+"""Value of the attempt annotation that makes an agent stop its ranks and exit."""
 ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
-"""On a pod: hash of the part of the spec that it was made of."""
+"""On a pod: hash of the part of the spec from which the operator created it."""
 
 # --- Inside a worker container --------------------------------------------------------------------
 
 WORKER_CONTAINER = "worker"
 POD_INFO_DIR = "/etc/ddp-trainer"
-"""Where the downward-API volume is mounted."""
+"""Mount path of the downward-API volume."""
 ATTEMPT_FILE = "attempt"
-"""The file in `POD_INFO_DIR` that follows the attempt annotation."""
+"""File in `POD_INFO_DIR` into which the kubelet copies the attempt annotation."""
 CHECKPOINT_MOUNT = "/checkpoints"
 TERMINATION_LOG = "/dev/termination-log"
 TERMINATION_MESSAGE_BYTES = 4096
-"""The kubelet's own limit for a termination message."""
+"""Maximum size of a termination message, in bytes. The kubelet truncates longer ones."""
 
 AGENT_PORT = 8470
-"""HTTP: /healthz, /readyz, /status and /attempt of the agent."""
+"""Port of the agent's HTTP endpoints /healthz, /readyz, /status and /attempt."""
 LONGEST_WAIT_SECONDS = 30.0
-"""How long a request for news of `/status` is held at most."""
+"""Maximum time, in seconds, that the agent holds a long poll of `/status` open."""
 RENDEZVOUS_PORT_BASE = 29400
 RENDEZVOUS_PORT_COUNT = 64
 
 
 def rendezvous_port(base: int, attempt: int) -> int:
-    """Port of the c10d store of one attempt.
+    """Return the port of the c10d store of an attempt.
 
-    Consecutive attempts use different ports, so that a node that starts attempt k+1 can never
-    reach the dying store of attempt k.
+    Consecutive attempts use different ports, so that a node that starts attempt k+1 cannot connect
+    to the store of attempt k while that store shuts down.
     """
     return base + attempt % RENDEZVOUS_PORT_COUNT
 
 
 class ExitCode(IntEnum):
-    """Exit codes of ranks and agents that mean something to the operator."""
+    """Exit codes of ranks and agents that the operator distinguishes."""
 
     OK = 0
     FAILED = 1
     BAD_INPUT = 2
-    """The run can never succeed as it was asked for: never retried."""
+    """Invalid input: the run cannot succeed with this spec. Never retried."""
     PREEMPTED = 85
-    """Stopped on request, after saving: costs no budget."""
+    """Stopped on request after saving a checkpoint. Uses no budget."""
 
 
-# --- What is reported -----------------------------------------------------------------------------
+# --- Reports --------------------------------------------------------------------------------------
 
 
 class WireModel(BaseModel):
-    """Base of everything that crosses a process boundary: camelCase outside.
+    """Base of all documents that processes exchange. JSON field names are camelCase.
 
-    Unknown fields are ignored rather than refused, so that an operator and an agent of
-    neighbouring versions understand each other.
+    Unknown fields are ignored, so that an operator and an agent of neighbouring releases can read
+    each other's documents.
     """
 
     model_config = ConfigDict(
@@ -88,35 +88,35 @@ class WireModel(BaseModel):
     )
 
     def to_json(self) -> str:
-        """This document as one line of JSON, without empty fields."""
+        """Return this document as one line of JSON without fields that are None."""
         return self.model_dump_json(by_alias=True, exclude_none=True)
 
 
 class RankPhase(StrEnum):
-    """What a rank is doing."""
+    """Phase of a rank within an attempt."""
 
     STARTING = "Starting"
-    """The process runs; its process group is not up yet."""
+    """The process runs, but its process group is not initialised yet."""
     TRAINING = "Training"
-    """In the process group of the attempt, stepping, evaluating or saving."""
+    """The rank is in the attempt's process group: it trains, evaluates or saves."""
     DONE = "Done"
 
 
 class Progress(WireModel):
-    """How far a run is, as global rank 0 sees it."""
+    """Progress of a run, as global rank 0 reports it."""
 
     step: int = 0
-    """Optimizer updates done since the run began, over all attempts."""
+    """Completed updates since the start of the run, over all attempts."""
     total_steps: int | None = None
     epoch: int | None = None
-    """Current pass over the data, from 1; 0 before the first update."""
+    """Current pass over the data, from 1. 0 before the first update."""
     loss: float | None = None
-    """Mean training loss per counted unit (sample, token) since the last report."""
+    """Mean training loss per counted unit (sample or token) since the last report."""
     samples_per_second: float | None = None
-    """Global samples per second since the last report."""
+    """Samples per second over all ranks since the last report."""
     eta_seconds: int | None = None
     metrics: dict[str, float] = Field(default_factory=dict)
-    """Newest evaluation, by name."""
+    """Results of the newest evaluation, by metric name."""
 
 
 class CheckpointInfo(WireModel):
@@ -128,8 +128,8 @@ class CheckpointInfo(WireModel):
     """Unix seconds."""
 
 
-class Beat(WireModel):
-    """A rank's newest sign of life: one small JSON file per local rank, replaced by rename."""
+class Heartbeat(WireModel):
+    """Newest sign of progress of a rank: one JSON file per local rank, replaced by rename."""
 
     attempt: int
     rank: int
@@ -139,82 +139,83 @@ class Beat(WireModel):
     at: float
     """Unix seconds."""
     pid: int | None = None
-    """Process id of the rank, as its container sees it."""
+    """Process id of the rank in the PID namespace of its container."""
     joined_at: float | None = None
-    """Unix seconds at which the process group of the attempt was up."""
+    """Unix seconds at which the rank joined the attempt's process group."""
     first_step_at: float | None = None
-    """Unix seconds at which the first update of the attempt was done."""
+    """Unix seconds at which the rank completed the first update of the attempt."""
     resumed_from: int | None = None
-    """Step of the checkpoint that this attempt started from."""
+    """Step of the checkpoint from which this attempt resumed."""
     progress: Progress | None = None
-    """From global rank 0 only."""
+    """Set by global rank 0 only."""
     checkpoint: CheckpointInfo | None = None
-    """From global rank 0 only."""
+    """Set by global rank 0 only."""
 
 
 class Failure(WireModel):
-    """Why an attempt ended on one node."""
+    """Reason why an attempt failed on one node."""
 
     attempt: int
     at: float
     """Unix seconds."""
     rank: int | None = None
     exit_code: int | None = None
-    """Exit code of the rank; absent when a signal ended it."""
+    """Exit code of the rank. Absent if a signal ended it."""
     signal: str | None = None
-    """Name of the signal that ended the rank, as SIGKILL."""
+    """Name of the signal that ended the rank, for example SIGKILL."""
     message: Annotated[str, Field(max_length=1024)] = ""
-    """One sentence; for an exception the last line of its traceback."""
+    """One sentence. For an exception, the last line of its traceback."""
     traceback: Annotated[str, Field(max_length=4096)] = ""
-    """Tail of the traceback."""
+    """End of the traceback."""
     out_of_memory: bool = False
-    """The kernel ended a process of this container because its memory limit was reached."""
+    """Whether the kernel killed a process of this container at its memory limit."""
     secondary: bool = False
-    """The rank fell because a peer had gone: the cause is elsewhere."""
+    """Whether the rank failed only because it lost a peer. Never the root cause."""
 
 
 class AgentPhase(StrEnum):
-    """What an agent is doing about the attempt that it reports."""
+    """Phase of an agent within the attempt that it reports."""
 
     WAITING = "Waiting"
-    """Waits until node 0's store accepts connections."""
+    """The agent waits for an attempt order, or for node 0's store to accept connections."""
     STARTING = "Starting"
-    """torchrun runs; not all local ranks train yet."""
+    """torchrun runs, but not all local ranks train yet."""
     TRAINING = "Training"
-    """Every local rank is in the process group: the agent is ready."""
+    """Every local rank is in the process group. Only in this phase is the pod ready."""
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
-    """The attempt ended here; the agent awaits the next one."""
+    """The attempt failed on this node. The agent waits for the next one."""
     PREEMPTED = "Preempted"
-    """Ranks saved and stopped on request."""
+    """The ranks stopped on request, after they could save."""
 
 
 class Timeline(WireModel):
-    """When an attempt got how far on one node; unix seconds by the node's clock.
+    """Milestones of an attempt on one node, in unix seconds of that node's clock.
 
-    What a recovery is made of: between two of these lies what can be made faster.
+    The differences between them are the parts of a recovery time.
     """
 
     noticed: float | None = None
-    """A rank of the attempt before was seen to have fallen here; absent where none had."""
+    """The agent noticed that the previous attempt had failed here. Absent if it had not."""
     ordered: float
-    """The agent learnt that it shall run the attempt."""
+    """The agent received the attempt order."""
     cleared: float | None = None
-    """Nothing of the attempt before was left."""
+    """All processes of the previous attempt had ended."""
     launched: float | None = None
-    """torchrun was forked or started; all that went before was gone."""
+    """The agent forked or started torchrun."""
     spawned: float | None = None
-    """All nodes had met, and the local ranks were started."""
+    """The rendezvous was complete and torchrun had started the local ranks."""
     joined: float | None = None
-    """Every local rank was in the process group."""
+    """Every local rank had joined the process group."""
     stepped: float | None = None
-    """Every local rank had done its first update."""
+    """Every local rank had completed its first update."""
 
 
 class AttemptOrder(WireModel):
-    """What the operator posts to an agent's `/attempt`, once it stands in the job's status.
+    """Request of the operator to an agent's `/attempt` to start a new attempt.
 
-    It only spares the annotation's way through the kubelet, which says the same and stays.
+    The operator sends it after it has written the attempt to the job's status. The pod annotation
+    carries the same number, but reaches the agent later, through the kubelet.
     """
 
     job_uid: str
@@ -222,21 +223,21 @@ class AttemptOrder(WireModel):
 
 
 class AgentStatus(WireModel):
-    """The document behind an agent's `/status`; its last state is the termination message."""
+    """Document that an agent serves at `/status` and writes as its termination message."""
 
     job_uid: str = ""
-    """The job that it works for: an address may have come to another job's pod."""
+    """UID of the agent's job: the address may belong to a pod of another job by now."""
     revision: int = 0
-    """Counts what is news: `/status?revision=N&wait=S` answers once it is not N, or after S s."""
+    """Number of published changes. `/status?revision=N&wait=S` waits up to S s for one not N."""
     node_index: int
     attempt: int
     phase: AgentPhase
     since: float
-    """Unix seconds at which this phase began."""
+    """Unix seconds of the start of this phase."""
     command: list[str] = Field(default_factory=list)
-    """The torchrun line of this attempt."""
+    """torchrun command line of this attempt."""
     timeline: Timeline | None = None
-    ranks: list[Beat] = Field(default_factory=list)
+    ranks: list[Heartbeat] = Field(default_factory=list)
     progress: Progress | None = None
     checkpoint: CheckpointInfo | None = None
     failure: Failure | None = None

@@ -1,18 +1,18 @@
-"""What the machine grants this container."""
+"""Reads the CPU and memory limits of this container, and raises the OOM score of a rank."""
 
 import contextlib
 import os
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
-_RANK_SCORE = 300
-"""In thousandths of the memory limit, by which a rank seems larger than it is."""
+_OOM_SCORE_INCREASE = 300
+"""Increase of a rank's oom_score_adj, in thousandths of the memory limit."""
 
 
 def cpu_count(cgroup: Path = _CGROUP) -> int:
-    """CPUs that this container may use: its quota where one is set, else what it may run on.
+    """Return the number of CPUs that this container may use: its quota or else its CPU affinity.
 
-    Affinity and `os.cpu_count` show the host's cores; only the cgroup knows the quota.
+    Affinity and `os.cpu_count` show the host's cores. Only the cgroup shows the quota.
     """
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     available = affinity or 1
@@ -21,12 +21,12 @@ def cpu_count(cgroup: Path = _CGROUP) -> int:
 
 
 def threads_per_rank(cpus: int, local_ranks: int) -> int:
-    """Compute threads for each rank so that all together fit the quota."""
+    """Return the number of threads per rank with which all local ranks fit the CPU count."""
     return max(1, cpus // local_ranks)
 
 
 def throttled_seconds(cgroup: Path = _CGROUP) -> float:
-    """Seconds that this container stood still because its CPU quota was used up; 0 without one."""
+    """Return the seconds for which the CPU quota throttled this container, 0 without a quota."""
     for file, key, unit in (
         (cgroup / "cpu.stat", "throttled_usec", 1e-6),
         (cgroup / "cpu" / "cpu.stat", "throttled_time", 1e-9),
@@ -37,9 +37,9 @@ def throttled_seconds(cgroup: Path = _CGROUP) -> float:
 
 
 def out_of_memory_kills(cgroup: Path = _CGROUP) -> int:
-    """How many processes of this container the kernel has ended for want of memory.
+    """Return the number of processes of this container that the kernel killed for lack of memory.
 
-    It picks a rank, not the container, which lives on: this count is the only trace.
+    The kernel may kill one rank and leave the container running. This count is then the only trace.
     """
     for file in (cgroup / "memory.events", cgroup / "memory" / "memory.oom_control"):
         if counts := _counts(file):
@@ -47,20 +47,20 @@ def out_of_memory_kills(cgroup: Path = _CGROUP) -> int:
     return 0
 
 
-def fall_first(process: Path = Path("/proc/self")) -> None:
-    """Have the kernel end this process before the container's others when memory runs out.
+def prefer_for_oom_kill(process: Path = Path("/proc/self")) -> None:
+    """Make the kernel kill this process before the container's others when memory runs out.
 
-    It takes the largest. The standby, which has touched all that it imported, is often larger than
-    its forks, and a container without it starts the next attempt cold. Raising one's own score
-    (proc(5), oom_score_adj) needs no right.
+    By default the kernel kills the largest process. That is often the standby, because its own
+    imports count towards its size, and without a standby the next attempt starts cold. A process
+    may raise its own oom_score_adj (proc(5)) without privileges.
     """
     score = process / "oom_score_adj"
     with contextlib.suppress(OSError, ValueError):
-        score.write_text(str(min(1000, int(score.read_text()) + _RANK_SCORE)))
+        score.write_text(str(min(1000, int(score.read_text()) + _OOM_SCORE_INCREASE)))
 
 
 def _counts(file: Path) -> dict[str, int]:
-    """A cgroup's file of a name and a number per line; empty where it is not to be had."""
+    """Return the name-number pairs of a cgroup file, empty if the file cannot be read."""
     try:
         pairs = (line.split() for line in file.read_text().splitlines())
         return {name: int(number) for name, number in pairs}

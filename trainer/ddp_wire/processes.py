@@ -1,4 +1,4 @@
-"""Finds a process's descendants. Standard library only: `ddpjob run` uses it for its local pods."""
+"""Finds the descendants of a process. Standard library only, because `ddpjob run` uses it too."""
 
 import contextlib
 import ctypes
@@ -11,31 +11,31 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of orphaned descendants, as PID 1 is anyway. Linux only."""
+    """Make this process the parent of its orphaned descendants, as PID 1 is. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def children(parent: int) -> list[int]:
-    """Process ids of the living children of a process."""
+    """Return the process ids of the children of a process, without zombies."""
     return [p for p, (ppid, state) in _parents().items() if ppid == parent and state != "Z"]
 
 
 def descendants(root: int) -> list[int]:
-    """Process ids of all living descendants of a process."""
+    """Return the process ids of all descendants of a process, without zombies."""
     parents = _parents()
     found: list[int] = []
     frontier = [root]
     while frontier:
         parent = frontier.pop()
-        born = [pid for pid, (ppid, _) in parents.items() if ppid == parent]
-        frontier += born
-        found += [pid for pid in born if parents[pid][1] != "Z"]
+        direct = [pid for pid, (ppid, _) in parents.items() if ppid == parent]
+        frontier += direct
+        found += [pid for pid in direct if parents[pid][1] != "Z"]
     return found
 
 
 def _parents() -> dict[int, tuple[int, str]]:
-    """Parent and state of every process."""
+    """Return the parent process id and the state of every process."""
     if not Path("/proc/self/stat").exists():
         return _parents_by_ps()
     found = {}
@@ -43,7 +43,7 @@ def _parents() -> dict[int, tuple[int, str]]:
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError, ValueError):
-            # The command name, in parentheses, may hold anything: what matters follows the last.
+            # The command name, in parentheses, may itself contain parentheses and spaces.
             fields = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
             found[int(entry.name)] = (int(fields[1]), fields[0])
     return found

@@ -1,13 +1,13 @@
-"""The environment variables of a worker container; a part of the contract.
+"""Environment variables of a worker container, a part of the wire contract.
 
-Apart from the rest so that the agent can start its standby before anything else is imported.
+They have their own module so that the agent can start its standby without importing pydantic.
 """
 
 from enum import StrEnum
 
 
 class Env(StrEnum):
-    """Environment variables of a worker container. The operator sets them, agent and ranks read."""
+    """Environment variables that the operator sets and that agent and ranks read."""
 
     JOB_NAME = "DDP_JOB_NAME"
     JOB_NAMESPACE = "DDP_JOB_NAMESPACE"
@@ -19,31 +19,31 @@ class Env(StrEnum):
     """DNS name of node 0, which hosts the c10d store."""
     RENDEZVOUS_PORT_BASE = "DDP_RENDEZVOUS_PORT_BASE"
     POD_ADDRESS = "DDP_POD_ADDRESS"
-    """DNS name of this pod; torchrun announces it, and sorts by it."""
+    """DNS name of this pod. torchrun announces it to its peers and sorts nodes by it."""
     NODE_NAME = "DDP_NODE_NAME"
-    """The Kubernetes node."""
+    """Name of the Kubernetes node."""
     RACK = "DDP_RACK"
     ZONE = "DDP_ZONE"
-    """Where that node is, as far as the pod's labels tell it."""
+    """Zone of that Kubernetes node. `RACK` and `ZONE` are empty if the pod lacks the label."""
     AGENT_BIND = "DDP_AGENT_BIND"
-    """Address that the agent's HTTP server binds to; all addresses when unset."""
+    """Address to which the agent's HTTP server binds. All addresses when unset."""
     AGENT_PORT = "DDP_AGENT_PORT"
     POD_INFO_DIR = "DDP_POD_INFO_DIR"
     TERMINATION_LOG = "DDP_TERMINATION_LOG"
     COMMAND = "DDP_COMMAND"
-    """JSON list: what each rank runs, when the job states `command`; absent for a task."""
+    """JSON list: command of each rank if the job sets `command`. Absent for a task."""
     TASK = "DDP_TASK"
-    """Import path `package.module:function` of the task, when the job states `task`."""
+    """Import path `package.module:function` of the task, if the job sets `task`."""
     CONFIG = "DDP_CONFIG"
-    """JSON object: the job's `config`."""
+    """JSON object: `config` of the job."""
     STANDBY = "DDP_STANDBY"
-    """`true` when attempts are to be forked from a warm standby."""
+    """`true` if the agent forks attempts from a warm standby."""
     CHECKPOINT_DIR = "DDP_CHECKPOINT_DIR"
-    """The run's own directory on the shared volume; absent when the job states no checkpoint."""
+    """Directory of the run on the shared volume. Absent if the job sets no checkpoint."""
     CHECKPOINT_EVERY_STEPS = "DDP_CHECKPOINT_EVERY_STEPS"
     CHECKPOINT_EVERY_SECONDS = "DDP_CHECKPOINT_EVERY_SECONDS"
     CHECKPOINT_KEEP = "DDP_CHECKPOINT_KEEP"
-    # Set by the agent for its ranks:
+    # The agent sets these for its ranks:
     ATTEMPT = "DDP_ATTEMPT"
     BEATS_DIR = "DDP_BEATS_DIR"
-    """Directory on the node where each rank leaves its newest beat."""
+    """Directory in the container where each rank writes its newest heartbeat."""

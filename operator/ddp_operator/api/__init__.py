@@ -1,1 +1,1 @@
-"""The v1alpha1 API: pydantic models, the rules on them, and the CRD generated from both."""
+"""Define the v1alpha1 API: pydantic models, rules between fields, and the CRD built from both."""

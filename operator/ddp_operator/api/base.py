@@ -1,4 +1,4 @@
-"""What all API models share."""
+"""Define the names of the API and the base classes of its pydantic models."""
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
@@ -11,7 +11,11 @@ PLURAL = "ddpjobs"
 
 
 class ApiModel(BaseModel):
-    """A part of a DDPJob: camelCase outside, unknown fields refused, documented by docstrings."""
+    """Base class of all parts of a DDPJob.
+
+    JSON names are camelCase, unknown fields are rejected, and docstrings of attributes become
+    field descriptions.
+    """
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -22,6 +26,9 @@ class ApiModel(BaseModel):
 
 
 class StatusModel(ApiModel):
-    """A part of the status. Fields that another version of the operator wrote are ignored."""
+    """Base class of all parts of the status.
+
+    Unknown fields are ignored because another version of the operator may have written them.
+    """
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)

@@ -1,7 +1,8 @@
-"""Generates the CustomResourceDefinition from the pydantic models.
+"""Generate the CustomResourceDefinition from the pydantic models.
 
-pydantic's JSON schema is not a structural schema: references, titles, null branches and
-`additionalProperties: false` must go, and the Kubernetes extensions must come in.
+The API server requires a structural schema, and pydantic's JSON schema is not structural.
+Therefore this module removes references, titles, null branches and `additionalProperties: false`,
+and it adds the Kubernetes extensions.
 """
 
 import sys
@@ -17,11 +18,11 @@ from ddp_operator.api.status import DDPJobStatus
 
 Schema = dict[str, Any]
 
-_DROPPED = {"title", "$defs", "additionalProperties"}
+_REMOVED_KEYS = {"title", "$defs", "additionalProperties"}
 
 
-def structural(model: type[DDPJobSpec | DDPJobStatus]) -> Schema:
-    """The structural OpenAPI v3 schema of a model."""
+def structural_schema(model: type[DDPJobSpec | DDPJobStatus]) -> Schema:
+    """Return the structural OpenAPI v3 schema of a model."""
     schema = model.model_json_schema(by_alias=True, mode="validation")
     return _convert(schema, schema.get("$defs", {}))
 
@@ -32,8 +33,8 @@ def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
         siblings = {k: v for k, v in node.items() if k != "$ref"}
         node = {**target, **siblings}
     if "anyOf" in node:
-        node = _without_alternatives(node, definitions)
-    out = {k: v for k, v in node.items() if k not in _DROPPED}
+        node = _resolve_any_of(node, definitions)
+    out = {k: v for k, v in node.items() if k not in _REMOVED_KEYS}
     if out.get("default", ...) is None:
         del out["default"]
     if out.get("x-kubernetes-preserve-unknown-fields"):
@@ -48,14 +49,17 @@ def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
     return out
 
 
-def _without_alternatives(node: Schema, definitions: dict[str, Schema]) -> Schema:
-    """Resolve `anyOf`: a null branch means optional, int or str means int-or-string."""
+def _resolve_any_of(node: Schema, definitions: dict[str, Schema]) -> Schema:
+    """Replace `anyOf` by one schema.
+
+    A null branch marks an optional field. Branches for int and str become int-or-string.
+    """
     branches = [b for b in node["anyOf"] if b.get("type") != "null"]
     rest = {k: v for k, v in node.items() if k != "anyOf"}
     if rest.get("x-kubernetes-int-or-string"):
         return {**rest, "anyOf": [{"type": "integer"}, {"type": "string"}]}
     if len(branches) != 1:
-        raise ValueError(f"no structural schema for {node}")
+        raise ValueError(f"anyOf must have exactly one branch that is not null, got {node}")
     return _convert({**branches[0], **rest}, definitions)
 
 
@@ -64,35 +68,58 @@ def _column(name: str, path: str, kind: str, text: str, *, wide: bool = False) -
     return {**column, "priority": 1} if wide else column
 
 
-def _summary(field: str) -> str:
+def _succeeded_condition(field: str) -> str:
     return f'.status.conditions[?(@.type=="Succeeded")].{field}'
 
 
-COLUMNS: tuple[Schema, ...] = (
-    _column("Status", _summary("reason"), "string", "What the job is doing."),
-    _column("Ready", ".status.ready", "string", "Pods that train, of pods wanted."),
-    _column("Attempt", ".status.attempt", "integer", "Incarnation of the gang."),
-    _column("Progress", ".status.progress.summary", "string", "Updates done, of all."),
-    _column("Loss", ".status.progress.loss", "string", "Training loss."),
-    _column("Age", ".metadata.creationTimestamp", "date", "Time since creation."),
+PRINTER_COLUMNS: tuple[Schema, ...] = (
+    _column("Status", _succeeded_condition("reason"), "string", "Current state of the job."),
+    _column(
+        "Ready", ".status.ready", "string", "Pods in training, out of all pods of the job: 2/2."
+    ),
+    _column("Attempt", ".status.attempt", "integer", "Number of the current attempt, from 1."),
+    _column(
+        "Progress",
+        ".status.progress.summary",
+        "string",
+        "Completed updates, out of all updates of the run: 60/120 (50%).",
+    ),
+    _column("Loss", ".status.progress.loss", "string", "Newest training loss."),
+    _column("Age", ".metadata.creationTimestamp", "date", "Time since the job was created."),
     _column(
         "Throughput",
         ".status.progress.samplesPerSecond",
         "integer",
-        "Samples per second of the whole job.",
+        "Samples per second, over all ranks.",
         wide=True,
     ),
-    _column("ETA", ".status.progress.etaSeconds", "integer", "Seconds to the end.", wide=True),
     _column(
-        "Checkpoint", ".status.lastCheckpoint.step", "integer", "Newest saved update.", wide=True
+        "ETA",
+        ".status.progress.etaSeconds",
+        "integer",
+        "Estimated seconds until the end of the run.",
+        wide=True,
     ),
-    _column("Message", _summary("message"), "string", "Why the status is what it is.", wide=True),
+    _column(
+        "Checkpoint",
+        ".status.lastCheckpoint.step",
+        "integer",
+        "Completed updates in the newest committed checkpoint.",
+        wide=True,
+    ),
+    _column(
+        "Message",
+        _succeeded_condition("message"),
+        "string",
+        "Reason for the current state, as a sentence.",
+        wide=True,
+    ),
 )
 
 
 def build_crd() -> dict[str, Any]:
-    """The CustomResourceDefinition of DDPJob."""
-    spec = structural(DDPJobSpec)
+    """Return the CustomResourceDefinition of DDPJob."""
+    spec = structural_schema(DDPJobSpec)
     spec["x-kubernetes-validations"] = [
         {"rule": rule.cel, "message": rule.message} for rule in SPEC_RULES
     ]
@@ -105,7 +132,7 @@ def build_crd() -> dict[str, Any]:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": spec,
-            "status": structural(DDPJobStatus),
+            "status": structural_schema(DDPJobStatus),
         },
         "x-kubernetes-validations": [{"rule": NAME_RULE_CEL, "message": NAME_RULE_MESSAGE}],
     }
@@ -122,7 +149,7 @@ def build_crd() -> dict[str, Any]:
                 "labelSelectorPath": ".status.selector",
             },
         },
-        "additionalPrinterColumns": list(COLUMNS),
+        "additionalPrinterColumns": list(PRINTER_COLUMNS),
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -145,12 +172,12 @@ def build_crd() -> dict[str, Any]:
 
 
 def to_yaml(document: dict[str, Any]) -> str:
-    """The document as YAML in a stable order."""
+    """Return the document as YAML, with its keys in their given order."""
     return yaml.safe_dump(document, sort_keys=False, width=100, allow_unicode=True)
 
 
 def main() -> None:
-    """Write the CRD to the file named on the command line."""
+    """Write the CRD to the file that the first command-line argument names."""
     Path(sys.argv[1]).write_text(to_yaml(build_crd()), encoding="utf-8")
 
 

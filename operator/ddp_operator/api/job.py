@@ -1,4 +1,4 @@
-"""A DDPJob as an object, and its parsing from what a person or the API server gives."""
+"""Parse a DDPJob from a manifest or an API object."""
 
 import hashlib
 import json
@@ -14,11 +14,11 @@ from ddp_operator.api.status import DDPJobStatus
 
 
 class InvalidJobError(ValueError):
-    """A DDPJob does not hold to its schema or rules. The text is one sentence for its author."""
+    """A DDPJob that breaks its schema or a rule. The message is one sentence for its author."""
 
 
 class Metadata(BaseModel):
-    """The part of an object's metadata that is used here."""
+    """The part of an object's metadata that the operator uses."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -31,7 +31,7 @@ class Metadata(BaseModel):
 
 
 class DDPJob(BaseModel):
-    """One DDPJob, as observed."""
+    """One DDPJob, as observed in the API server or read from a manifest."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -41,57 +41,57 @@ class DDPJob(BaseModel):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Namespace and name."""
+        """Return the namespace and the name."""
         return self.metadata.namespace, self.metadata.name
 
     @property
     def spec_hash(self) -> str:
-        """Short hash of what the pods are made of; see `pod_shaping`."""
+        """Return a 16-digit hash of the spec fields that shape the pods, see `pod_shaping`."""
         text = json.dumps(pod_shaping(self.spec), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def sentence(error: ValidationError, root: str = "spec") -> str:
-    """The first of pydantic's findings as one sentence: where, what must hold, what was given."""
+def _first_error(error: ValidationError, root: str = "spec") -> str:
+    """Return pydantic's first error as one sentence: field, requirement and given value."""
     first = error.errors(include_url=False)[0]
-    where = ".".join([root, *(str(part) for part in first["loc"])])
+    field = ".".join([root, *(str(part) for part in first["loc"])])
     if first["type"] == "extra_forbidden":
-        return f"{where}: unknown field"
+        return f"{field}: unknown field"
     given = "" if first["type"] == "missing" else f", got {first.get('input')!r}"[:200]
-    return f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}{given}"
+    return f"{field}: {first['msg'][0].lower()}{first['msg'][1:]}{given}"
 
 
 def _without_nulls(spec: Any) -> Any:
-    """The spec as the API server takes it, which drops a field that is null."""
+    """Return the spec without null fields, because the API server drops them too."""
     if not isinstance(spec, Mapping):
         return spec
     return {name: value for name, value in spec.items() if value is not None}
 
 
 def parse_job(manifest: Mapping[str, Any]) -> DDPJob:
-    """Read a DDPJob from a manifest or an API object.
+    """Return the DDPJob that a manifest or an API object describes.
 
     Raises:
-        InvalidJobError: The manifest is no DDPJob of this version, or breaks a rule.
+        InvalidJobError: If the manifest is not a DDPJob of this version, or breaks a rule.
     """
     if manifest.get("apiVersion") != API_VERSION or manifest.get("kind") != KIND:
         given = f"apiVersion {manifest.get('apiVersion')!r}, kind {manifest.get('kind')!r}"
         raise InvalidJobError(
-            f"manifest: must be of apiVersion {API_VERSION!r}, kind {KIND!r}, got {given}"
+            f"manifest: apiVersion must be {API_VERSION!r} and kind must be {KIND!r}, got {given}"
         )
     try:
         metadata = Metadata.model_validate(manifest.get("metadata") or {})
     except ValidationError as error:
-        raise InvalidJobError(sentence(error, "metadata")) from error
+        raise InvalidJobError(_first_error(error, "metadata")) from error
     try:
         spec = DDPJobSpec.model_validate(_without_nulls(manifest.get("spec") or {}))
     except ValidationError as error:
-        raise InvalidJobError(sentence(error)) from error
+        raise InvalidJobError(_first_error(error)) from error
     broken = check_rules(metadata.name, spec)
     if broken is not None:
         raise InvalidJobError(broken)
     try:
         status = DDPJobStatus.model_validate(manifest.get("status") or {})
     except ValidationError as error:
-        raise InvalidJobError(sentence(error, "status")) from error
+        raise InvalidJobError(_first_error(error, "status")) from error
     return DDPJob(metadata=metadata, spec=spec, status=status)

@@ -1,26 +1,26 @@
-"""Writes the API reference from the CRD: what `kubectl explain` says, on one page."""
+"""Build the API reference page from the CRD, with the same text as `kubectl explain`."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from ddp_operator.api.crd import COLUMNS, build_crd
+from ddp_operator.api.crd import PRINTER_COLUMNS, build_crd
 from ddp_operator.api.rules import NAME_RULE_MESSAGE, SPEC_RULES
 
 Schema = dict[str, Any]
 
 
 def build_reference() -> str:
-    """The reference page, as Markdown."""
+    """Return the reference page as Markdown."""
     version = build_crd()["spec"]["versions"][0]
     properties = version["schema"]["openAPIV3Schema"]["properties"]
-    shown = ("always", "wide")
+    visibility = ("always", "wide")
     columns = [
-        f"| {c['name'].upper()} | {shown[c.get('priority', 0)]} | {c['description']} |"
-        for c in COLUMNS
+        f"| {c['name'].upper()} | {visibility[c.get('priority', 0)]} | {c['description']} |"
+        for c in PRINTER_COLUMNS
     ]
     parts = [
         "# API reference: DDPJob (`ddp-trainer.dev/v1alpha1`)",
-        "Generated from the models; `kubectl explain ddpjob.spec` says the same.",
+        "This page is generated from the CRD. `kubectl explain ddpjob.spec` shows the same text.",
         "## spec",
         _table(properties["spec"]),
         "## Rules between fields",
@@ -54,11 +54,11 @@ def _kind(node: Schema) -> str:
     kind = str(node.get("type", "integer or string"))
     if "enum" in node:
         return " \\| ".join(str(value) for value in node["enum"])
-    limits = [f"{word} {node[key]}" for key, word in _LIMITS.items() if key in node]
+    limits = [f"{label} {node[key]}" for key, label in _LIMIT_LABELS.items() if key in node]
     return ", ".join([kind, *limits])
 
 
-_LIMITS = {"minimum": "≥", "maximum": "≤", "maxLength": "at most characters:"}
+_LIMIT_LABELS = {"minimum": "≥", "maximum": "≤", "maxLength": "maximum characters:"}
 
 
 def _default(node: Schema) -> str:

@@ -1,4 +1,4 @@
-"""`DDPJob.spec`: every field has an effect; what the operator does not act on is not here."""
+"""Define the models of `DDPJob.spec`. The operator acts on every field in them."""
 
 from enum import StrEnum
 from typing import Annotated, Any
@@ -11,10 +11,10 @@ Count = Annotated[StrictInt, Field(ge=1, le=1_000_000)]
 Seconds = Annotated[StrictInt, Field(ge=1, le=31_536_000)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 Text = Annotated[str, StringConstraints(max_length=4096)]
-FreeObject = Annotated[
+RawObject = Annotated[
     dict[str, JsonValue], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
 ]
-"""An object that is passed on as it is."""
+"""An object that the operator passes on without validation."""
 _QUANTITY = (
     r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))"
     r"(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
@@ -23,11 +23,11 @@ Quantity = Annotated[
     StrictInt | Annotated[str, StringConstraints(pattern=_QUANTITY)],
     Field(json_schema_extra={"x-kubernetes-int-or-string": True, "pattern": _QUANTITY}),
 ]
-"""A Kubernetes quantity, as 500m or 2Gi."""
+"""A Kubernetes quantity, for example 500m or 2Gi."""
 
 
 class ImagePullPolicy(StrEnum):
-    """When the kubelet pulls the image."""
+    """Rule for when the kubelet pulls the image."""
 
     ALWAYS = "Always"
     IF_NOT_PRESENT = "IfNotPresent"
@@ -35,14 +35,14 @@ class ImagePullPolicy(StrEnum):
 
 
 class CleanPodPolicy(StrEnum):
-    """What happens to the pods of a finished job."""
+    """Handling of the pods of a finished job."""
 
     NONE = "None"
     ALL = "All"
 
 
 class NcclDebug(StrEnum):
-    """How much NCCL says."""
+    """Level of NCCL log messages."""
 
     VERSION = "Version"
     WARN = "Warn"
@@ -51,60 +51,60 @@ class NcclDebug(StrEnum):
 
 
 class EnvVar(ApiModel):
-    """One environment variable of the ranks."""
+    """One environment variable of the worker container."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", max_length=253)]
-    """Name of the variable. Names that begin with DDP_ belong to ddp-trainer."""
+    """Name of the variable, at most 253 characters. ddp-trainer reserves names that begin with DDP_."""  # noqa: E501
     value: Annotated[str, StringConstraints(max_length=32768)] | None = None
-    """Its value."""
-    value_from: FreeObject | None = None
-    """Source of its value, as in a pod: configMapKeyRef, secretKeyRef, fieldRef or resourceFieldRef."""  # noqa: E501
+    """Value of the variable, at most 32,768 characters."""
+    value_from: RawObject | None = None
+    """Source of the value, as in a pod: configMapKeyRef, secretKeyRef, fieldRef or resourceFieldRef."""  # noqa: E501
 
 
 class Resources(ApiModel):
-    """Compute resources of one worker pod, GPUs aside."""
+    """Compute resources of each worker pod, except GPUs."""
 
     requests: Annotated[dict[str, Quantity], Field(max_length=16)] | None = None
-    """What the scheduler sets aside, as cpu: 4, memory: 16Gi."""
+    """Resources that the scheduler reserves for each pod, for example cpu: 4, memory: 16Gi."""
     limits: Annotated[dict[str, Quantity], Field(max_length=16)] | None = None
-    """What the pod may use at most."""
+    """Largest amounts of resources that each pod may use, for example memory: 32Gi."""
 
 
 class Volume(ApiModel):
-    """A volume of the worker pods: its name, and one source as in a pod."""
+    """One volume of the worker pods: a name and one source, as in a pod."""
 
     name: Annotated[
         str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)
     ]
-    """Name of the volume. Names that begin with ddp- belong to ddp-trainer."""
-    persistent_volume_claim: FreeObject | None = None
-    """A claim in the job's namespace."""
-    config_map: FreeObject | None = None
-    """A ConfigMap in the job's namespace."""
-    secret: FreeObject | None = None
-    """A Secret in the job's namespace."""
-    empty_dir: FreeObject | None = None
-    """Scratch space that lives as long as the pod."""
+    """Name of the volume, at most 63 characters. ddp-trainer reserves names that begin with ddp-."""  # noqa: E501
+    persistent_volume_claim: RawObject | None = None
+    """PersistentVolumeClaim in the job's namespace, as in a pod."""
+    config_map: RawObject | None = None
+    """ConfigMap in the job's namespace, as in a pod."""
+    secret: RawObject | None = None
+    """Secret in the job's namespace, as in a pod."""
+    empty_dir: RawObject | None = None
+    """Scratch directory that is deleted together with the pod, as in a pod."""
 
 
 class VolumeMount(ApiModel):
-    """Where a volume appears in the worker container."""
+    """Mount of one volume in the worker container."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=63)]
-    """Name of the volume."""
+    """Name of the volume, one of spec.volumes."""
     mount_path: Annotated[str, StringConstraints(pattern=r"^/[^:]*$", max_length=1024)]
-    """Absolute path in the container."""
+    """Absolute path of the mount in the container."""
     sub_path: Annotated[str, StringConstraints(max_length=1024)] | None = None
-    """Path within the volume."""
+    """Path inside the volume to mount. The default is the root of the volume."""
     read_only: StrictBool = False
-    """Mount without the right to write."""
+    """Mount the volume without write access."""
 
 
 class Checkpoint(ApiModel):
-    """Where and how often the run is saved. Without it, a new attempt starts from the beginning."""
+    """Location and interval of the checkpoints. Without it, each new attempt starts from the beginning."""  # noqa: E501
 
     claim_name: Name
-    """A PersistentVolumeClaim in the job's namespace that all nodes can mount (ReadWriteMany)."""
+    """PersistentVolumeClaim in the job's namespace that stores the checkpoints. All worker pods mount it, so it needs the access mode ReadWriteMany."""  # noqa: E501
     path: (
         Annotated[
             str,
@@ -115,56 +115,56 @@ class Checkpoint(ApiModel):
         ]
         | None
     ) = None
-    """Directory of this run within the claim; by default one of its own, named after the job and its uid. Two jobs that state the same path continue one run, one after the other."""  # noqa: E501
+    """Directory of the run inside the claim. The default is unique: NAME-UID of the job. A later job with the same path continues the run of an earlier one."""  # noqa: E501
     every_steps: Count | None = None
-    """Save each time this many updates are done."""
+    """Number of updates (optimizer steps) between two checkpoints, 1 to 1,000,000. Without everySteps and everySeconds, the bundled loop saves after each epoch and at least every five minutes."""  # noqa: E501
     every_seconds: Seconds | None = None
-    """Save when this many seconds have passed since the last save."""
+    """Seconds between two checkpoints, 1 to 31,536,000 (one year)."""
     keep: Annotated[StrictInt, Field(ge=1, le=1000)] = 3
-    """How many of the newest checkpoints are kept."""
+    """Number of newest checkpoints to keep, 1 to 1000. Older ones are deleted."""
 
 
 class Network(ApiModel):
-    """How the ranks talk to each other."""
+    """Network settings of the ranks."""
 
     interface: (
         Annotated[str, StringConstraints(pattern=r"^[\^=]?[A-Za-z0-9_.,-]+$", max_length=253)]
         | None
     ) = None
-    """Network interface for NCCL and gloo, as eth0."""
+    """Network interface that NCCL and gloo use, for example eth0."""
     nccl_debug: NcclDebug | None = None
-    """How much NCCL writes to the log."""
+    """Level of NCCL messages in the log: Version, Warn, Info or Trace."""
 
 
 class PodTemplateMetadata(ApiModel):
-    """Labels and annotations added to the worker pods."""
+    """Labels and annotations to add to the worker pods."""
 
     labels: (
         Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=64)] | None
     ) = None
-    """Labels, as for a queue."""
+    """Labels to add, for example the label that selects a queue."""
     annotations: Annotated[dict[str, Text], Field(max_length=64)] | None = None
-    """Annotations."""
+    """Annotations to add."""
 
 
 class PodTemplate(ApiModel):
-    """An overlay for the worker pods, for everything that has no field of its own."""
+    """Overlay on the generated worker pods, for settings that no other field covers."""
 
     metadata: PodTemplateMetadata | None = None
-    """Labels and annotations to add."""
-    spec: FreeObject | None = None
-    """Part of a pod spec, laid over the generated one: objects are merged, lists of named things are merged by name, other values replace."""  # noqa: E501
+    """Labels and annotations to add to the worker pods."""
+    spec: RawObject | None = None
+    """Partial pod spec to merge into the generated one. Objects merge by key, and lists of named items merge by name. Any other value replaces the generated one."""  # noqa: E501
 
 
 class DDPJobSpec(ApiModel):
-    """What to run, how large, for how long, and where."""
+    """Specification of a training run: its code, size, limits and placement."""
 
     nodes: Annotated[StrictInt, Field(ge=1, le=9999)] = 1
-    """Number of worker pods. Changing it starts a new attempt of that size from the newest checkpoint."""  # noqa: E501
+    """Number of worker pods, 1 to 9999. A change starts a new attempt of the new size from the newest checkpoint."""  # noqa: E501
     procs_per_node: Annotated[StrictInt, Field(ge=1, le=1024)] | None = None
-    """Ranks per pod. Follows gpusPerNode when that is set, else 1."""
+    """Number of ranks (training processes) in each pod, 1 to 1024. The default is gpusPerNode, or 1 for a job without GPUs."""  # noqa: E501
     gpus_per_node: Annotated[StrictInt, Field(ge=0, le=1024)] = 0
-    """GPUs per pod (nvidia.com/gpu)."""
+    """Number of GPUs (nvidia.com/gpu) in each pod, 0 to 1024."""
 
     task: (
         Annotated[
@@ -176,20 +176,20 @@ class DDPJobSpec(ApiModel):
         ]
         | None
     ) = None
-    """Import path of the function that builds the training task, as my_package.flowers:build. The bundled loop trains it."""  # noqa: E501
-    config: FreeObject | None = None
-    """Settings of the bundled loop and of the task, as epochs: 20."""
+    """Import path of the function that builds the training task, for example my_package.flowers:build. The bundled training loop trains it. A job sets either task or command."""  # noqa: E501
+    config: RawObject | None = None
+    """Settings of the bundled training loop and of the task, for example epochs: 20. A job with a command takes args instead."""  # noqa: E501
     command: Annotated[list[Text], Field(min_length=1, max_length=64)] | None = None
-    """What each rank runs in place of the bundled loop, as [python, /app/train.py]. torchrun starts it with RANK, WORLD_SIZE and the rest set."""  # noqa: E501
+    """Command that each rank runs instead of the bundled training loop, for example [python, /app/train.py]. torchrun starts it and sets RANK, WORLD_SIZE and its other variables."""  # noqa: E501
     args: Annotated[list[Text], Field(max_length=256)] | None = None
-    """Arguments of the command."""
+    """Arguments of the command. A job with a task takes config instead."""
 
     image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
-    """Container image; by default the trainer image of this release. It needs Python, torch and the ddp-trainer package."""  # noqa: E501
+    """Container image of the worker pods. The default is the trainer image in the operator's settings. The image must contain Python, torch and the ddp-trainer package."""  # noqa: E501
     image_pull_policy: ImagePullPolicy | None = None
-    """When the image is pulled."""
+    """Rule for when the kubelet pulls the image: Always, IfNotPresent or Never. The default is the policy in the operator's settings."""  # noqa: E501
     image_pull_secrets: Annotated[list[Name], Field(max_length=16)] | None = None
-    """Names of Secrets with registry credentials."""
+    """Names of the Secrets with credentials for the image registry."""
     env: (
         Annotated[
             list[EnvVar],
@@ -203,9 +203,9 @@ class DDPJobSpec(ApiModel):
         ]
         | None
     ) = None
-    """Environment variables of the ranks."""
+    """Environment variables of the worker container, which all its ranks inherit."""
     resources: Resources | None = None
-    """CPU and memory of each pod."""
+    """Compute resources of each worker pod, except GPUs."""
     volumes: (
         Annotated[
             list[Volume],
@@ -219,53 +219,53 @@ class DDPJobSpec(ApiModel):
         ]
         | None
     ) = None
-    """Volumes for data and code."""
+    """Volumes of the worker pods, for example for data and code."""
     volume_mounts: Annotated[list[VolumeMount], Field(max_length=64)] | None = None
-    """Where the volumes appear."""
+    """Mounts of the volumes in the worker container."""
     pod_template: PodTemplate | None = None
-    """Overlay for the rest of the pod."""
+    """Overlay on the generated worker pods, for settings that no other field covers."""
 
     node_selector: (
         Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=64)] | None
     ) = None
-    """Labels that a node must have."""
-    tolerations: Annotated[list[FreeObject], Field(max_length=64)] | None = None
-    """Taints that the pods tolerate, as in a pod."""
+    """Labels that a Kubernetes node must have to run worker pods."""
+    tolerations: Annotated[list[RawObject], Field(max_length=64)] | None = None
+    """Taints of Kubernetes nodes that the worker pods tolerate, as in a pod."""
     priority_class_name: Name | None = None
-    """PriorityClass of the pods."""
+    """Name of the PriorityClass of the worker pods."""
     network: Network | None = None
-    """How the ranks talk to each other."""
+    """Network settings of the ranks."""
 
     checkpoint: Checkpoint | None = None
-    """Where and how often the run is saved."""
+    """Location and interval of the checkpoints. Without it, each new attempt starts from the beginning."""  # noqa: E501
     standby: StrictBool | None = None
-    """Fork each attempt from a process that has imported torch already, so that a restart takes a second or two. By default on for jobs without GPUs. Commands that are no Python script start without it."""  # noqa: E501
+    """Fork each attempt from a process that has already imported torch, so that a restart takes one or two seconds. The default is true for jobs without GPUs, else false. A command that is not a Python script always starts without it."""  # noqa: E501
 
     suspend: StrictBool = False
-    """Stop the run and give its resources back; false continues it from the newest checkpoint."""
+    """Stop the run and release its resources. After a change back to false, the run continues from the newest checkpoint."""  # noqa: E501
     max_restarts: Annotated[StrictInt, Field(ge=0, le=10000)] = 3
-    """How many attempts that the application failed may be followed by another one."""
+    """Maximum number of restarts after application failures, 0 to 10,000. One more failure fails the job."""  # noqa: E501
     restart_window_seconds: Seconds | None = None
-    """Only failures of the application within this time count against maxRestarts."""
+    """Length of the time window for maxRestarts, in seconds, 1 to 31,536,000 (one year). Only application failures in the window count. Without it, all of them count."""  # noqa: E501
     max_infrastructure_restarts: Annotated[StrictInt, Field(ge=0, le=10000)] = 50
-    """How many attempts that were lost with a pod or a node may be followed by another one."""
+    """Maximum number of restarts after losses of pods or Kubernetes nodes, 0 to 10,000. One more loss fails the job."""  # noqa: E501
     startup_deadline_seconds: Seconds | None = None
-    """Fail the job when an attempt does not train within this time."""
+    """Seconds that each attempt may take until all its ranks are in the process group, 1 to 31,536,000 (one year). A longer start fails the job."""  # noqa: E501
     active_deadline_seconds: Seconds | None = None
-    """Fail the job when it has been active for this long."""
+    """Seconds that the job may run, from its start or its last resumption, 1 to 31,536,000 (one year). A longer run fails the job."""  # noqa: E501
     ttl_seconds_after_finished: Annotated[StrictInt, Field(ge=0, le=31_536_000)] | None = None
-    """Delete the job this long after it finished."""
+    """Seconds after which the operator deletes a finished job, 0 to 31,536,000 (one year). Without it, the job stays."""  # noqa: E501
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.NONE
-    """Pods of a finished job: None ends them and keeps them for their logs, All deletes them."""
+    """Handling of the pods of a finished job. None ends the pods and keeps them for their logs; All deletes them."""  # noqa: E501
 
     @property
     def uses_standby(self) -> bool:
-        """Whether attempts are forked: where a job asks for GPUs, only when it says so."""
+        """Return whether attempts fork from a standby. Jobs with GPUs must request it."""
         return self.gpus_per_node == 0 if self.standby is None else self.standby
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks in each pod, by the rule of `procs_per_node`."""
+        """Return the number of ranks in each pod, with the default of `procs_per_node`."""
         return self.procs_per_node or self.gpus_per_node or 1
 
 
@@ -282,10 +282,10 @@ _NOT_POD_SHAPING = {
 
 
 def pod_shaping(spec: DDPJobSpec) -> dict[str, Any]:
-    """The part of a spec that the pods are made of, without defaults.
+    """Return the spec fields that shape the pods, without fields at their default.
 
-    It depends on what the user wrote alone, so that a new version of the operator, which may
-    build pods differently, leaves running jobs as they are.
+    The result depends only on the user's input. Therefore running jobs keep their pods when a new
+    version of the operator builds pods differently.
     """
     return spec.model_dump(
         mode="json", by_alias=True, exclude=_NOT_POD_SHAPING, exclude_defaults=True

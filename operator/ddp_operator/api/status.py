@@ -1,30 +1,32 @@
-"""`DDPJob.status`: everything the operator knows about a run."""
+"""Define the models of `DDPJob.status`."""
 
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import AliasChoices, ConfigDict, Field, StringConstraints, field_validator
 
 from ddp_operator.api.base import StatusModel
 
-Short = Annotated[str, StringConstraints(max_length=1024)]
-Long = Annotated[str, StringConstraints(max_length=32768)]
+ShortText = Annotated[str, StringConstraints(max_length=1024)]
+LongText = Annotated[str, StringConstraints(max_length=32768)]
+_OLD_ORDERED_NAME = "toldMilliseconds"
+"""Old JSON name of orderedMilliseconds. The next release drops it."""
 
 
 class ConditionType(StrEnum):
-    """The conditions of a DDPJob."""
+    """Type of a condition of a DDPJob."""
 
     SUCCEEDED = "Succeeded"
-    """Summary: Unknown while active, True when completed, False when failed."""
+    """Unknown while the job is active, True when it completed, False when it failed."""
     PODS_READY = "PodsReady"
-    """Every pod's agent reports that its ranks train."""
+    """All pods of the job are ready: their ranks are training."""
     RENDEZVOUSED = "Rendezvoused"
-    """In the current attempt all ranks have been in one process group."""
+    """All ranks of the current attempt have joined one process group."""
     CHECKPOINTED = "Checkpointed"
-    """A whole checkpoint has been committed."""
+    """At least one checkpoint has been committed."""
     SUSPENDED = "Suspended"
-    """The run is stopped by spec.suspend and its pods are gone."""
+    """spec.suspend has stopped the run, and its pods are deleted."""
 
 
 class ConditionStatus(StrEnum):
@@ -36,209 +38,224 @@ class ConditionStatus(StrEnum):
 
 
 class Condition(StatusModel):
-    """One observation about the job, as metav1.Condition."""
+    """One observation about the job, in the format of metav1.Condition."""
 
     type: ConditionType
-    """What is observed."""
+    """Type of the condition."""
     status: ConditionStatus
-    """Whether it holds."""
+    """Value of the condition: True, False or Unknown."""
     reason: Annotated[
         str, StringConstraints(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=256)
     ]
-    """Why, in one CamelCase word."""
-    message: Long = ""
-    """Why, in a sentence."""
+    """Reason for the value, as one CamelCase word."""
+    message: LongText = ""
+    """Reason for the value, as a sentence."""
     last_transition_time: datetime
-    """When the status last changed."""
+    """Time at which the value last changed."""
     observed_generation: int | None = None
-    """The generation of the spec that this speaks of."""
+    """Generation of the spec that the condition describes."""
 
 
 class ProgressStatus(StatusModel):
-    """How far the run is."""
+    """Progress of the run."""
 
-    summary: Short = ""
-    """For people: 60/120 (50%)."""
+    summary: ShortText = ""
+    """Progress as text for people: 60/120 (50%)."""
     step: int = 0
-    """Updates done."""
+    """Number of completed updates (optimizer steps)."""
     total_steps: int | None = None
-    """Updates in all."""
+    """Number of updates of the whole run."""
     epoch: int | None = None
-    """Current pass over the data, from 1."""
-    loss: Short | None = None
-    """Training loss, as a decimal number."""
+    """Number of the current pass over the training data, from 1."""
+    loss: ShortText | None = None
+    """Newest training loss, as a decimal number."""
     samples_per_second: int | None = None
-    """Throughput of the whole job."""
+    """Throughput in samples per second, over all ranks."""
     eta_seconds: int | None = None
-    """Estimated seconds until the end."""
-    metrics: Annotated[dict[str, Short], Field(max_length=32)] | None = None
-    """Newest evaluation by name, as decimal numbers."""
+    """Estimated seconds until the end of the run."""
+    metrics: Annotated[dict[str, ShortText], Field(max_length=32)] | None = None
+    """Metrics of the newest evaluation by name, as decimal numbers."""
     time: datetime | None = None
-    """When this was reported."""
+    """Time of this report."""
 
 
 class CheckpointStatus(StatusModel):
-    """The newest committed checkpoint."""
+    """Newest committed checkpoint."""
 
     step: int
-    """Updates done in it."""
-    path: Short
-    """Its directory, as the pods see it."""
+    """Number of completed updates in the checkpoint."""
+    path: ShortText
+    """Directory of the checkpoint, as a path inside the pods."""
     time: datetime
-    """When it was committed."""
+    """Time at which the checkpoint was committed."""
 
 
 class Cause(StrEnum):
-    """Whose fault the end of an attempt was, and so which budget it costs."""
+    """Class of a loss. It selects the budget that the next restart uses."""
 
     APPLICATION = "Application"
-    """Code, data or memory of the run: costs one of spec.maxRestarts."""
+    """Failure of the code, the data or the memory limit: uses one of spec.maxRestarts."""
     INFRASTRUCTURE = "Infrastructure"
-    """A pod or its node was lost: costs one of spec.maxInfrastructureRestarts."""
+    """Loss of a pod or its Kubernetes node: uses one of spec.maxInfrastructureRestarts."""
     FREE = "Free"
-    """Somebody wished it so: costs nothing."""
+    """Requested: preemption, drain, suspend or a changed spec. It uses no budget."""
 
 
 class FailureStatus(StatusModel):
-    """Why an attempt ended."""
+    """Root cause of the end of an attempt."""
 
     attempt: int
-    """The attempt that it ended."""
-    reason: Short
-    """Class of the cause: RankFailed, OOMKilled, PodLost, PodFailed, BadInput, Preempted, or Kubernetes' own word, as Evicted."""  # noqa: E501
+    """Number of the attempt that the failure ended."""
+    reason: ShortText
+    """Kind of the failure: RankFailed, OOMKilled, BadInput, PodLost, PeerLost, PodFailed, Preempted, or Kubernetes' own reason, for example Evicted."""  # noqa: E501
     cause: Cause = Cause.APPLICATION
-    """Whose fault it was: Application, Infrastructure or Free, which names the budget that it costs."""  # noqa: E501
-    pod: Short | None = None
-    """The pod."""
-    node: Short | None = None
-    """The Kubernetes node that it ran on."""
+    """Class of the failure: Application, Infrastructure or Free. It selects the budget of the restart; Free uses none."""  # noqa: E501
+    pod: ShortText | None = None
+    """Name of the failed pod."""
+    node: ShortText | None = None
+    """Name of the Kubernetes node of the failed pod."""
     rank: int | None = None
-    """The global rank that fell first."""
+    """Global rank that failed first."""
     exit_code: int | None = None
-    """Its exit code."""
-    signal: Short | None = None
-    """The signal that ended it."""
-    message: Long = ""
-    """The cause in a sentence."""
-    traceback: Long | None = None
-    """Tail of the traceback."""
+    """Exit code of the failed rank or container."""
+    signal: ShortText | None = None
+    """Signal that ended the failed rank, for example SIGKILL."""
+    message: LongText = ""
+    """Description of the failure, as a sentence."""
+    traceback: LongText | None = None
+    """Last lines of the traceback."""
     time: datetime
-    """When it happened."""
+    """Time of the failure."""
+
+
+def _add_old_name(schema: dict[str, Any]) -> None:
+    """Add the old name of orderedMilliseconds to a JSON schema."""
+    schema["properties"][_OLD_ORDERED_NAME] = {
+        "type": "integer",
+        "description": "Old name of orderedMilliseconds. The operator only reads it.",
+    }
 
 
 class RecoveryStatus(StatusModel):
-    """Where the time of a recovery went. Milliseconds count from the fault, up to where the last node was through; they compare clocks of several machines."""  # noqa: E501
+    """Trace of one recovery. Milliseconds count from the fault until the last node has finished a part. The times come from the clocks of several Kubernetes nodes."""  # noqa: E501
+
+    # The API server prunes fields that the CRD lacks, so the CRD keeps the old name too.
+    model_config = ConfigDict(json_schema_extra=_add_old_name)
 
     attempt: int
-    """The attempt that it led to."""
+    """Number of the attempt that the recovery started."""
     fault: Annotated[str, StringConstraints(max_length=256)] = ""
-    """What happened, in a sentence."""
+    """Description of the fault, as a sentence."""
     time: datetime
-    """When it happened, as the first to see it says."""
-    summary: Short | None = None
-    """For people: 1.3 s: decided 0.10, told 0.15 … first step 1.30. Absent while it goes on."""
+    """Time of the fault, by the clock of the component that reported it."""
+    summary: ShortText | None = None
+    """Trace as text for people: 1.3 s: decided 0.10, ordered 0.15 … first step 1.30. Absent during the recovery."""  # noqa: E501
     noticed_milliseconds: int | None = None
-    """An agent had seen a rank fall. Absent when a pod was lost, which the API server tells."""
+    """Milliseconds from the fault until an agent detected the failure of a rank. Absent after the loss of a pod, because the API server reports that."""  # noqa: E501
     decided_milliseconds: int = 0
-    """The operator had decided on the next attempt."""
-    told_milliseconds: int | None = None
-    """Every agent had learnt of the next attempt."""
+    """Milliseconds from the fault until the operator decided on the next attempt."""
+    ordered_milliseconds: int | None = Field(
+        # Read the old name for one release, because an earlier operator may have written it.
+        default=None,
+        validation_alias=AliasChoices("orderedMilliseconds", _OLD_ORDERED_NAME),
+    )
+    """Milliseconds from the fault until every agent had received the attempt order."""
     torn_down_milliseconds: int | None = None
-    """Nothing of the attempt before was left on any node."""
+    """Milliseconds from the fault until no process of the previous attempt was left on any node."""
     forked_milliseconds: int | None = None
-    """Every node had started torchrun."""
+    """Milliseconds from the fault until every node had started torchrun."""
     rendezvous_milliseconds: int | None = None
-    """All nodes had met, and started their ranks."""
+    """Milliseconds from the fault until all nodes had completed the rendezvous and started their ranks."""  # noqa: E501
     process_group_milliseconds: int | None = None
-    """Every rank was in the process group."""
+    """Milliseconds from the fault until every rank had joined the process group."""
     first_step_milliseconds: int | None = None
-    """Every rank had done its first update: the run goes on."""
+    """Milliseconds from the fault until every rank had completed its first update, which ends the recovery."""  # noqa: E501
 
     @property
     def complete(self) -> bool:
-        """Whether the recovery is over."""
+        """Return whether the recovery has ended."""
         return self.first_step_milliseconds is not None
 
 
 class AttemptStatus(StatusModel):
-    """One attempt that has ended."""
+    """One ended attempt."""
 
     number: int
-    """Its number."""
+    """Number of the attempt, from 1."""
     start_time: datetime | None = None
-    """When it was decided."""
+    """Time at which the operator decided on the attempt."""
     end_time: datetime
-    """When it was over."""
+    """Time at which the attempt ended."""
     cause: Cause | None = None
-    """Whose fault its end was; absent when the run completed or broke a deadline."""
-    reason: Short
-    """Why it ended, in one word: that of lastFailure, or Completed, Suspended, SpecChanged."""
+    """Class of the end: Application, Infrastructure or Free. Absent when the run completed or exceeded a deadline."""  # noqa: E501
+    reason: ShortText
+    """Kind of the end, as one word: a reason of lastFailure, or Completed, Suspended or SpecChanged."""  # noqa: E501
     message: Annotated[str, StringConstraints(max_length=256)] = ""
-    """Why it ended, in a sentence."""
+    """Description of the end, as a sentence of at most 256 characters."""
     start_step: int | None = None
-    """The newest saved update when it began."""
+    """Completed updates in the newest checkpoint at the start of the attempt."""
     end_step: int | None = None
-    """The newest saved update when it ended."""
+    """Completed updates in the newest checkpoint at the end of the attempt."""
 
 
 class StrikeStatus(StatusModel):
-    """A Kubernetes node on which attempts ended without progress."""
+    """Strikes against one Kubernetes node: attempts that ended on it without progress."""
 
-    node: Short
-    """Name of the node."""
+    node: ShortText
+    """Name of the Kubernetes node."""
     count: int
-    """How many such attempts. From 2 on, new pods avoid the node where they can."""
+    """Number of attempts that ended on the Kubernetes node without progress. From 2 on, new pods prefer other Kubernetes nodes."""  # noqa: E501
     last_time: datetime
-    """When the last one ended."""
+    """Time at which the last attempt without progress ended on the Kubernetes node."""
 
 
 class DDPJobStatus(StatusModel):
-    """What has been observed of the job."""
+    """Observed state of the job."""
 
     observed_generation: int | None = None
-    """Generation of the spec that this status speaks of."""
+    """Generation of the spec that this status describes."""
     attempt: int = 0
-    """Number of the current incarnation of the gang, from 1."""
+    """Number of the current attempt, from 1. An attempt is one run of all ranks together. 0 means that no attempt has started."""  # noqa: E501
     attempt_start_time: datetime | None = None
-    """When the current attempt was decided."""
-    attempt_spec_hash: Short | None = None
-    """Hash of the part of the spec that the current attempt's pods are made of."""
+    """Time at which the operator decided on the current attempt."""
+    attempt_spec_hash: ShortText | None = None
+    """Hash of the spec fields that shape the pods of the current attempt."""
     attempt_start_step: int | None = None
-    """The newest saved update when the current attempt began."""
+    """Completed updates in the newest checkpoint at the start of the current attempt."""
     restarts: int = 0
-    """Attempts that the application failed and another one followed: they count against spec.maxRestarts."""  # noqa: E501
+    """Number of restarts after application failures. They count against spec.maxRestarts."""
     recent_failures: Annotated[list[datetime], Field(max_length=32)] = Field(default_factory=list)
-    """When the last of them ended, newest last: what spec.restartWindowSeconds looks at."""
+    """Times of the newest application failures, at most 32, newest last. spec.restartWindowSeconds applies to them."""  # noqa: E501
     infrastructure_restarts: int = 0
-    """Attempts that were lost with a pod or a node and another one followed: they count against spec.maxInfrastructureRestarts."""  # noqa: E501
+    """Number of restarts after losses of pods or Kubernetes nodes. They count against spec.maxInfrastructureRestarts."""  # noqa: E501
     free_restarts: int = 0
-    """Attempts that ended at no cost and another one followed: preemption, drain, suspension, a changed spec."""  # noqa: E501
+    """Number of restarts that use no budget: after preemption, drain, suspension or a changed spec."""  # noqa: E501
     stalled_attempts: int = 0
-    """How many attempts in a row ended without a newly saved update. The third fails the job."""
-    next_action: Short | None = None
-    """What the operator does next, or waits for."""
+    """Number of successive attempts that ended without a new committed checkpoint. The third one fails the job."""  # noqa: E501
+    next_action: ShortText | None = None
+    """Next action of the operator, or the event that it waits for."""
     start_time: datetime | None = None
-    """When the operator took the job up, or resumed it."""
+    """Time at which the operator started or resumed the job."""
     completion_time: datetime | None = None
-    """When the job completed or failed."""
-    ready: Short | None = None
-    """Pods that train, of pods wanted: 2/2."""
+    """Time at which the job completed or failed."""
+    ready: ShortText | None = None
+    """Pods in training, out of all pods of the job: 2/2."""
     replicas: int = 0
-    """Pods that exist, for the scale subresource."""
-    selector: Short | None = None
+    """Number of existing pods, for the scale subresource."""
+    selector: ShortText | None = None
     """Label selector of the pods, for the scale subresource."""
     progress: ProgressStatus | None = None
-    """How far the run is."""
+    """Progress of the run."""
     resumed_from_step: int | None = None
-    """Update of the checkpoint that the current attempt started from."""
+    """Completed updates in the checkpoint from which the current attempt started."""
     last_checkpoint: CheckpointStatus | None = None
-    """The newest committed checkpoint."""
+    """Newest committed checkpoint."""
     last_failure: FailureStatus | None = None
-    """Why the last failed attempt ended."""
+    """Root cause of the end of the last failed attempt."""
     last_recovery: RecoveryStatus | None = None
-    """Where the time of the last recovery went."""
+    """Trace of the last recovery. Each time is in milliseconds from the fault to the end of one part."""  # noqa: E501
     attempts: Annotated[list[AttemptStatus], Field(max_length=10)] = Field(default_factory=list)
-    """The last attempts that have ended, newest last."""
+    """Last ended attempts, at most 10, newest last."""
     strikes: Annotated[
         list[StrikeStatus],
         Field(
@@ -260,22 +277,22 @@ class DDPJobStatus(StatusModel):
             },
         ),
     ] = Field(default_factory=list)
-    """Observations by type."""
+    """Observations about the job, at most one for each type."""
 
     @field_validator("conditions", mode="before")
     @classmethod
-    def _known_conditions(cls, value: Any) -> Any:
-        """Leave out types that only another version of the operator knows."""
+    def _drop_unknown_conditions(cls, value: Any) -> Any:
+        """Drop conditions of unknown types, because another version may have written them."""
         if not isinstance(value, list):
             return value
         known = {kind.value for kind in ConditionType}
         return [c for c in value if not isinstance(c, dict) or c.get("type") in known]
 
     def condition(self, kind: ConditionType) -> Condition | None:
-        """The condition of a type, or None when it has not been set."""
+        """Return the condition of a type, or None if it has not been set."""
         return next((c for c in self.conditions if c.type == kind), None)
 
     def is_true(self, kind: ConditionType) -> bool:
-        """Whether a condition is set and True."""
+        """Return whether a condition is set and True."""
         found = self.condition(kind)
         return found is not None and found.status is ConditionStatus.TRUE

@@ -1,1 +1,1 @@
-"""Pure functions from a job to the manifests of its children."""
+"""Pure functions that build the manifests of a job's children."""

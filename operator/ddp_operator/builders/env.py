@@ -1,4 +1,4 @@
-"""Environment of the worker container."""
+"""Build the environment of the worker container."""
 
 import json
 from typing import Any
@@ -14,30 +14,33 @@ from ddp_wire.contract import (
     Env,
 )
 
-_PLACE = {
+_NODE_FIELDS = {
     Env.NODE_NAME: "spec.nodeName",
     Env.RACK: f"metadata.labels['{LABEL_RACK}']",
     Env.ZONE: f"metadata.labels['{LABEL_ZONE}']",
 }
-"""Where the pod is, which nobody knows before it is bound; a label that is absent is empty."""
+"""Pod fields that describe its place, resolved after scheduling. An absent label is empty."""
 
 
 def checkpoint_path(job: DDPJob) -> str:
-    """Directory of the run within its claim: stated, or one that no other job has."""
-    stated = job.spec.checkpoint.path if job.spec.checkpoint else None
-    return stated or f"{job.metadata.name}-{job.metadata.uid}"
+    """Return the directory of the run within its claim: the given path, or a unique one."""
+    given = job.spec.checkpoint.path if job.spec.checkpoint else None
+    return given or f"{job.metadata.name}-{job.metadata.uid}"
 
 
 def build_env(job: DDPJob, index: int) -> list[dict[str, Any]]:
-    """Variables of the contract, then the network's, then the user's, which win by coming last."""
+    """Return the variables of the wire contract, of the network section and of the user.
+
+    The user's variables come last, because the last one of a name takes effect.
+    """
     variables = _contract(job, index) | _workload(job) | _network(job)
-    stated = [e.model_dump(by_alias=True, exclude_none=True) for e in job.spec.env or []]
-    placed = [
+    from_user = [e.model_dump(by_alias=True, exclude_none=True) for e in job.spec.env or []]
+    from_fields = [
         {"name": str(name), "valueFrom": {"fieldRef": {"fieldPath": path}}}
-        for name, path in _PLACE.items()
+        for name, path in _NODE_FIELDS.items()
     ]
-    given = [{"name": name, "value": value} for name, value in variables.items()]
-    return given + placed + stated
+    fixed = [{"name": name, "value": value} for name, value in variables.items()]
+    return fixed + from_fields + from_user
 
 
 def _contract(job: DDPJob, index: int) -> dict[str, str]:

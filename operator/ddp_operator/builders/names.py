@@ -1,6 +1,6 @@
 """Names and labels of a job's children.
 
-Functions of the job alone, so that creating twice is harmless.
+They depend on the job alone, so a repeated creation cannot add a second child.
 """
 
 from typing import Any
@@ -11,26 +11,30 @@ from ddp_wire import contract
 
 
 def service_name(job: DDPJob) -> str:
-    """Name of the headless Service."""
+    """Return the name of the headless Service."""
     return job.metadata.name
 
 
 def pod_name(job: DDPJob, index: int) -> str:
-    """Name of a worker pod.
+    """Return the name of a worker pod.
 
-    Zero-padded, because torchrun sorts nodes by their address as a string: so node rank = index.
+    The index is zero-padded so that node rank = index, because torchrun sorts nodes by address as a
+    string.
     """
     width = len(str(job.spec.nodes - 1))
     return f"{job.metadata.name}-{index:0{width}d}"
 
 
 def pod_address(job: DDPJob, index: int) -> str:
-    """DNS name of a worker pod, relative to the namespace: the first search domain completes it."""
+    """Return the DNS name of a worker pod, relative to the namespace of the job.
+
+    The first search domain of the resolver completes it.
+    """
     return f"{pod_name(job, index)}.{service_name(job)}"
 
 
 def labels(job: DDPJob) -> dict[str, str]:
-    """Labels that all children carry."""
+    """Return the labels of all children."""
     return {
         "app.kubernetes.io/name": "ddpjob",
         contract.LABEL_MANAGED_BY: contract.MANAGED_BY,
@@ -40,12 +44,12 @@ def labels(job: DDPJob) -> dict[str, str]:
 
 
 def pod_selector(job: DDPJob) -> dict[str, str]:
-    """Labels that select exactly this job's pods, and no earlier job's of the same name."""
+    """Return the labels that select this job's pods, but no pod of an older job of that name."""
     return {contract.LABEL_JOB_UID: job.metadata.uid}
 
 
 def owner_reference(job: DDPJob) -> dict[str, Any]:
-    """Makes the garbage collector delete a child with its job."""
+    """Return the owner reference by which the garbage collector deletes a child with its job."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,

@@ -1,4 +1,4 @@
-"""The worker pod."""
+"""Build the worker pod."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,31 +6,35 @@ from typing import Any
 from ddp_operator.api.job import DDPJob
 from ddp_operator.builders import names
 from ddp_operator.builders.env import build_env
-from ddp_operator.builders.overlay import lay_over
+from ddp_operator.builders.overlay import apply_overlay
 from ddp_wire import contract
 
 GPU_RESOURCE = "nvidia.com/gpu"
 AVOIDED_STRIKES = 2
-"""From this count on a Kubernetes node is avoided."""
+"""Number of strikes from which new pods avoid a Kubernetes node."""
 LOST_NODE_SECONDS = 5
-"""How long a pod stays bound to a node after Kubernetes has called the node lost."""
+"""Seconds that a pod stays bound to a Kubernetes node after the node is marked as lost."""
 _USER = 1000
+"""User and group id of the worker process."""
 _GRACE_SECONDS = 60
-"""Between SIGTERM and SIGKILL: time to save."""
+"""Seconds between SIGTERM and SIGKILL, in which the ranks save a checkpoint."""
 _DNS_OPTIONS = [{"name": "timeout", "value": "1"}, {"name": "attempts", "value": "5"}]
-"""A lost answer costs a second, where the resolver would wait five: as long as a recovery."""
+"""Resolver timeout of 1 s per lost answer. The default of 5 s lasts as long as a recovery."""
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What the installation decides for jobs that do not say."""
+    """Values of the installation for fields that a job leaves out."""
 
     image: str
     image_pull_policy: str = "IfNotPresent"
 
 
 def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict[str, Any]:
-    """The pod of node `index`, which begins with `attempt`. Fits Restricted Pod Security."""
+    """Return the pod of node `index`, which starts with `attempt`.
+
+    The pod satisfies the Restricted profile of the Pod Security Standards.
+    """
     pod: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -50,8 +54,8 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
     if template is None:
         return pod
     overlay = template.model_dump(by_alias=True, exclude_none=True)
-    merged: dict[str, Any] = lay_over(pod, overlay)
-    # Ours win: without them the operator would not know its own pod again.
+    merged: dict[str, Any] = apply_overlay(pod, overlay)
+    # The overlay cannot change these labels and annotations: the operator finds its pods by them.
     merged["metadata"]["labels"] |= pod["metadata"]["labels"]
     merged["metadata"]["annotations"] |= pod["metadata"]["annotations"]
     return merged
@@ -95,10 +99,10 @@ def _pod_spec(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
 
 
 def _tolerations(job: DDPJob) -> list[dict[str, Any]]:
-    """The job's own, and short ones for a lost node, where Kubernetes would wait five minutes."""
-    stated = job.spec.tolerations or []
-    decided = {t.get("key") for t in stated}
-    return stated + [
+    """Return the job's tolerations, and 5 s for a lost node instead of Kubernetes' 300 s."""
+    given = job.spec.tolerations or []
+    keys = {t.get("key") for t in given}
+    return given + [
         {
             "key": key,
             "operator": "Exists",
@@ -106,17 +110,20 @@ def _tolerations(job: DDPJob) -> list[dict[str, Any]]:
             "tolerationSeconds": LOST_NODE_SECONDS,
         }
         for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-        # A toleration without a key is one of everything.
-        if key not in decided and None not in decided
+        # A toleration without a key tolerates every taint.
+        if key not in keys and None not in keys
     ]
 
 
 def _affinity(job: DDPJob) -> dict[str, Any] | None:
-    """A wish, no demand: where there is no other place, a node with strikes is one too."""
-    struck = sorted(s.node for s in job.status.strikes if s.count >= AVOIDED_STRIKES)
-    if not struck:
+    """Return a preference against Kubernetes nodes with strikes, or None without any.
+
+    A preference still allows such a node when no other node has room.
+    """
+    avoided = sorted(s.node for s in job.status.strikes if s.count >= AVOIDED_STRIKES)
+    if not avoided:
         return None
-    elsewhere = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": struck}
+    elsewhere = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": avoided}
     preferred = {"weight": 100, "preference": {"matchExpressions": [elsewhere]}}
     return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}}
 
@@ -133,7 +140,7 @@ def _container(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
         "ports": [{"name": "agent", "containerPort": contract.AGENT_PORT}],
         "resources": _resources(job),
         "volumeMounts": _mounts(job),
-        # The probe period bounds how late a lost rank is noticed through the API server.
+        # The period limits the delay until the API server shows a lost rank.
         "readinessProbe": {
             "httpGet": {"path": "/readyz", "port": "agent"},
             "periodSeconds": 1,
@@ -155,8 +162,8 @@ def _container(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
 
 
 def _resources(job: DDPJob) -> dict[str, Any]:
-    stated = job.spec.resources
-    out = stated.model_dump(by_alias=True, exclude_none=True) if stated else {}
+    given = job.spec.resources
+    out = given.model_dump(by_alias=True, exclude_none=True) if given else {}
     if job.spec.gpus_per_node:
         out["limits"] = {**out.get("limits", {}), GPU_RESOURCE: job.spec.gpus_per_node}
     return out
@@ -164,18 +171,18 @@ def _resources(job: DDPJob) -> dict[str, Any]:
 
 def _volumes(job: DDPJob) -> list[dict[str, Any]]:
     attempt = f"metadata.annotations['{contract.ANNOTATION_ATTEMPT}']"
-    follow = [{"path": contract.ATTEMPT_FILE, "fieldRef": {"fieldPath": attempt}}]
+    items = [{"path": contract.ATTEMPT_FILE, "fieldRef": {"fieldPath": attempt}}]
     volumes: list[dict[str, Any]] = [
-        {"name": "ddp-pod-info", "downwardAPI": {"items": follow}},
+        {"name": "ddp-pod-info", "downwardAPI": {"items": items}},
         {"name": "ddp-tmp", "emptyDir": {}},
-        # The default of 64 MiB starves data loaders and NCCL's shared memory transport.
+        # The default of 64 MiB is too small for data loaders and NCCL's shared memory transport.
         {"name": "ddp-shm", "emptyDir": {"medium": "Memory"}},
     ]
     if job.spec.checkpoint is not None:
         claim = {"claimName": job.spec.checkpoint.claim_name}
         volumes.append({"name": "ddp-checkpoint", "persistentVolumeClaim": claim})
-    stated = job.spec.volumes or []
-    return volumes + [v.model_dump(by_alias=True, exclude_none=True) for v in stated]
+    given = job.spec.volumes or []
+    return volumes + [v.model_dump(by_alias=True, exclude_none=True) for v in given]
 
 
 def _mounts(job: DDPJob) -> list[dict[str, Any]]:
@@ -186,5 +193,5 @@ def _mounts(job: DDPJob) -> list[dict[str, Any]]:
     ]
     if job.spec.checkpoint is not None:
         mounts.append({"name": "ddp-checkpoint", "mountPath": contract.CHECKPOINT_MOUNT})
-    stated = job.spec.volume_mounts or []
-    return mounts + [m.model_dump(by_alias=True, exclude_none=True) for m in stated]
+    given = job.spec.volume_mounts or []
+    return mounts + [m.model_dump(by_alias=True, exclude_none=True) for m in given]

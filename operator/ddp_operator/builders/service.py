@@ -1,4 +1,4 @@
-"""The headless Service that gives every worker pod a DNS name."""
+"""Build the headless Service that gives every worker pod a DNS name."""
 
 from typing import Any
 
@@ -8,9 +8,10 @@ from ddp_wire import contract
 
 
 def build_service(job: DDPJob) -> dict[str, Any]:
-    """The Service of a job.
+    """Return the manifest of a job's Service.
 
-    Addresses are published before pods are ready, because ranks must find each other to become so.
+    It publishes addresses before pods are ready, because a pod is ready only after its ranks have
+    found their peers.
     """
     return {
         "apiVersion": "v1",

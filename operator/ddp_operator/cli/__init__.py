@@ -1,1 +1,1 @@
-"""What a person types."""
+"""The `ddpjob` command line."""

@@ -1,4 +1,4 @@
-"""`ddpjob run`: the operator's own controller over local processes, for one job."""
+"""`ddpjob run`: one job under the operator's own controller, with local processes as pods."""
 
 import asyncio
 import signal
@@ -13,31 +13,31 @@ from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.builders.pod import Defaults, build_pod
 from ddp_operator.cli.view import View, summary_lines
 from ddp_operator.cluster.base import Key, Manifest
-from ddp_operator.cluster.local import LocalCluster, refuse_what_needs_a_cluster
+from ddp_operator.cluster.local import LocalCluster, check_runs_locally
 from ddp_operator.cluster.local_volumes import ConfigMaps
-from ddp_operator.reconcile.life import is_finished
+from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import Event
+from ddp_operator.runtime.agent_watcher import AgentWatcher
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.queue import WorkQueue
-from ddp_operator.runtime.vigil import Vigil
-from ddp_operator.runtime.workers import Heart, work
+from ddp_operator.runtime.workers import Activity, work
 from ddp_wire.contract import ExitCode
 
 DEFAULTS = Defaults(image="none: the interpreter that runs this process")
 INTERRUPTED = 130
-"""Exit code of a run that Ctrl-C ended, by the shell's convention."""
+"""Exit code of a run that Ctrl-C stopped, by the shell's convention (128 + SIGINT)."""
 
 
 class LocalRun:
-    """One job on this machine, from start to end."""
+    """One run of a job on this machine."""
 
     def __init__(
         self, manifest: Manifest, config_maps: ConfigMaps, home: Path, console: Console
     ) -> None:
         metadata = manifest["metadata"]
         self._key: Key = (metadata["namespace"], metadata["name"])
-        # A stable uid: the same job run again finds its own checkpoints.
+        # The uid is stable, so that a second run of the same job finds its checkpoints.
         uid = str(uuid.uuid5(uuid.NAMESPACE_URL, "/".join(self._key)))
         self._manifest = {**manifest, "metadata": {**metadata, "uid": uid}}
         self._home, self._console = home, console
@@ -51,13 +51,13 @@ class LocalRun:
         )
 
     async def run(self) -> int:
-        """Run the job. Returns the exit code of the command."""
+        """Run the job. Return the exit code of the command."""
         self._handle_interrupts()
-        vigil = Vigil(self._cluster, self._queue.add)
+        watcher = AgentWatcher(self._cluster, self._queue.add)
         controller = Controller(
-            self._cluster, self._cache, DEFAULTS, lambda: datetime.now(UTC), vigil=vigil
+            self._cluster, self._cache, DEFAULTS, lambda: datetime.now(UTC), watcher=watcher
         )
-        worker = asyncio.ensure_future(work(self._queue, controller, Heart()))
+        worker = asyncio.ensure_future(work(self._queue, controller, Activity()))
         finished = asyncio.ensure_future(self._finished.wait())
         try:
             self._cluster.put_job(self._manifest)
@@ -65,7 +65,7 @@ class LocalRun:
         finally:
             worker.cancel()
             finished.cancel()
-            await vigil.close()
+            await watcher.close()
             await self._cluster.close()
             self._view.close()
         return self._conclude()
@@ -85,18 +85,18 @@ class LocalRun:
         self._check_end()
 
     def _on_event(self, event: Event) -> None:
-        if event.reason not in {"Completed", "Failed"}:  # The end has lines of its own.
+        if event.reason not in {"Completed", "Failed"}:  # `_conclude` prints these.
             self._view.event(event)
 
     def _check_end(self) -> None:
-        """The run is over when the job is finished or suspended, and no pod lives."""
-        living = [
+        """Finish the run when the job is finished or suspended and no pod runs."""
+        running = [
             pod
             for pod in self._cache.children("Pod", self._key)
             if pod["status"]["phase"] not in {"Succeeded", "Failed"}
         ]
-        over = is_finished(self._status) or self._status.is_true(ConditionType.SUSPENDED)
-        if over and not living:
+        ended = is_finished(self._status) or self._status.is_true(ConditionType.SUSPENDED)
+        if ended and not running:
             self._finished.set()
 
     def _handle_interrupts(self) -> None:
@@ -105,10 +105,11 @@ class LocalRun:
             loop.add_signal_handler(number, self._interrupt)
 
     def _interrupt(self) -> None:
-        """First: save and stop, as `spec.suspend` does. Second: stop at once."""
+        """Suspend the job at the first interrupt. Kill its pods at the second."""
         self._interrupts += 1
         if self._interrupts == 1:
-            self._view.say("Interrupted: ranks save and stop (once more to stop at once)", "yellow")
+            message = "Interrupted: saving a checkpoint (press Ctrl-C again to stop at once)"
+            self._view.print_line(message, "yellow")
             spec = {**self._manifest["spec"], "suspend": True}
             self._cluster.put_job({**self._manifest, "spec": spec})
         else:
@@ -118,22 +119,22 @@ class LocalRun:
     def _conclude(self) -> int:
         logs = self._home / "logs"
         if self._interrupts and not is_finished(self._status):
-            self._view.say(f"Stopped. Run the same command again to go on; logs: {logs}")
+            self._view.print_line(f"Stopped. Run the same command again to resume; logs: {logs}")
             return INTERRUPTED
         summary = self._status.condition(ConditionType.SUCCEEDED)
         reason = summary.reason if summary else "Failed"
         message = summary.message if summary else ""
         if self._status.is_true(ConditionType.SUCCEEDED):
-            self._view.say(f"{reason}: {message}", "green")
+            self._view.print_line(f"{reason}: {message}", "green")
             self._print_summary(logs)
             return ExitCode.OK
         failure = self._status.last_failure
         if failure is not None and failure.reason == "BadInput":
-            self._view.say(f"{reason}: {message}", "red")
+            self._view.print_line(f"{reason}: {message}", "red")
             return ExitCode.BAD_INPUT
         if failure is not None and failure.traceback:
             self._console.print(failure.traceback, markup=False, highlight=False, soft_wrap=True)
-        self._view.say(f"{reason}: {message}; logs: {logs}", "red")
+        self._view.print_line(f"{reason}: {message}; logs: {logs}", "red")
         return ExitCode.FAILED
 
     def _print_summary(self, logs: Path) -> None:
@@ -146,10 +147,10 @@ class LocalRun:
 async def run_locally(
     manifest: Manifest, config_maps: ConfigMaps, home: Path, console: Console
 ) -> int:
-    """Run one job here, with the ConfigMaps that it may mount.
+    """Run one job on this machine. Return the exit code of the command.
 
     Raises:
-        ClusterError: The job asks for something that only a cluster has.
+        ClusterError: The job needs something that only a cluster has.
     """
-    refuse_what_needs_a_cluster(build_pod(parse_job(manifest), 0, 1, DEFAULTS), config_maps)
+    check_runs_locally(build_pod(parse_job(manifest), 0, 1, DEFAULTS), config_maps)
     return await LocalRun(manifest, config_maps, home, console).run()

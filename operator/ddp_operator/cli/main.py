@@ -18,7 +18,7 @@ from ddp_wire.contract import ExitCode
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ddp-trainer")
 def main() -> None:
-    """Multi-node PyTorch DDP training that finishes."""
+    """Run multi-node PyTorch DDP training jobs."""
 
 
 @main.command()
@@ -28,7 +28,7 @@ def main() -> None:
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Change a field of the spec, as --set config.epochs=5. May be given several times.",
+    help="Set a field of the spec, for example config.epochs=5. Can be repeated.",
 )
 @click.option(
     "--dir",
@@ -36,15 +36,15 @@ def main() -> None:
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("ddp-runs"),
     show_default=True,
-    help="Where volumes (checkpoints) and logs are kept.",
+    help="Folder of volumes (checkpoints) and logs.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Show what the operator does.")
+@click.option("-v", "--verbose", is_flag=True, help="Show the log of the operator.")
 def run(file: Path, settings: tuple[str, ...], home: Path, verbose: bool) -> None:
-    """Run the DDPJob in FILE on this machine, with no cluster.
+    """Run the DDPJob in FILE on this machine, without a cluster.
 
-    Its pods are processes on loopback addresses; everything else is what a cluster runs. Run it
-    again and it goes on from its newest checkpoint. Ctrl-C saves and stops. The exit code is 0 when
-    the job completes, 1 when it fails, 2 when it cannot be run as asked, 130 after Ctrl-C.
+    Pods are processes on loopback addresses. The rest is the same code as on a cluster. A second
+    run resumes from the newest checkpoint. Ctrl-C saves a checkpoint and stops. The exit code is 0
+    when the job completes, 1 when it fails, 2 when the input is invalid, 130 after Ctrl-C.
     """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.ERROR, format="%(name)s: %(message)s"

@@ -1,4 +1,4 @@
-"""From a file and `--set` to a job."""
+"""Load a job from a file and apply `--set`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +12,10 @@ from ddp_operator.cluster.base import Manifest
 
 
 def load_manifest(path: Path, settings: Sequence[str]) -> Manifest:
-    """The one DDPJob of a file, with settings laid over its spec.
+    """Return the only DDPJob of a file, with the settings applied to its spec.
 
     Raises:
-        InvalidJobError: The file holds no valid DDPJob, or a setting does not fit.
+        InvalidJobError: The file holds no valid DDPJob, or a setting is invalid.
     """
     manifest = _read(path)
     for setting in settings:
@@ -31,17 +31,19 @@ def load_manifest(path: Path, settings: Sequence[str]) -> Manifest:
 
 
 def load_config_maps(path: Path) -> dict[str, dict[str, str]]:
-    """Files by name, by the name of their ConfigMap, of the ConfigMaps in a job's file.
+    """Return the ConfigMaps of a job's file: text by file name, by ConfigMap name.
 
     Raises:
         InvalidJobError: The file cannot be read.
     """
-    found = {}
+    config_maps = {}
     for document in _documents(path):
         if document.get("kind") == "ConfigMap":
             files = (document.get("data") or {}).items()
-            found[document["metadata"]["name"]] = {str(name): str(text) for name, text in files}
-    return found
+            config_maps[document["metadata"]["name"]] = {
+                str(name): str(text) for name, text in files
+            }
+    return config_maps
 
 
 def _read(path: Path) -> Manifest:
@@ -70,7 +72,7 @@ def _yaml_problem(error: Exception) -> str:
 
 
 def _apply(manifest: Manifest, setting: str) -> None:
-    """Lay `a.b=value` over the spec; the value is read as YAML."""
+    """Set the field `a.b` of the spec to a YAML value, for a setting `a.b=value`."""
     path, separator, text = setting.partition("=")
     if not separator or not path:
         raise InvalidJobError(f"--set: must be KEY=VALUE, got {setting!r}")

@@ -1,4 +1,4 @@
-"""Shows a run: a live line on a terminal, plain lines elsewhere."""
+"""Output of a local run: one live line on a terminal, plain lines elsewhere."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from ddp_operator.reconcile.plan import Event, EventType
 
 
 class View:
-    """Renders the status and the events of one job."""
+    """Output of the status and the Events of one job."""
 
     def __init__(self, name: str, console: Console) -> None:
         self._name, self._console = name, console
@@ -31,40 +31,40 @@ class View:
             self._live.start()
 
     def close(self) -> None:
-        """Take the live line away."""
+        """Remove the live line."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
-    def say(self, text: str, style: str = "") -> None:
-        """Print a line with the time before it."""
+    def print_line(self, text: str, style: str = "") -> None:
+        """Print one line after the current time."""
         clock = datetime.now(UTC).astimezone().strftime("%H:%M:%S")
         self._console.print(f"{clock} {escape(text)}", style=style, highlight=False, soft_wrap=True)
 
     def event(self, event: Event) -> None:
-        """Print an event."""
+        """Print an Event."""
         style = "yellow" if event.type is EventType.WARNING else ""
-        self.say(f"{event.reason}: {event.message}", style)
+        self.print_line(f"{event.reason}: {event.message}", style)
 
     def status(self, status: DDPJobStatus) -> None:
-        """Show where the job stands, if that is news."""
+        """Show the status line if it changed."""
         line = status_line(status)
         if line == self._last or not status.conditions:
             return
         self._last = line
         if self._live is None or self._task is None:
-            self.say(line)
+            self.print_line(line)
             return
         progress = status.progress
         done = progress.step if progress else 0
         total = progress.total_steps if progress else None
-        # One row of 80 columns: the test metrics have their place in the summary.
+        # The line must fit 80 columns, so the test metrics are only in the summary.
         short = status_line(status, metrics=False)
         self._live.update(self._task, completed=done, total=total, line=escape(short))
 
 
 def status_line(status: DDPJobStatus, *, metrics: bool = True) -> str:
-    """The columns of `kubectl get ddpjobs` in a sentence."""
+    """Return the columns of `kubectl get ddpjobs` as one line."""
     summary = status.condition(ConditionType.SUCCEEDED)
     parts = [summary.reason if summary else "Pending"]
     progress = status.progress
@@ -82,7 +82,7 @@ def status_line(status: DDPJobStatus, *, metrics: bool = True) -> str:
 
 
 def summary_lines(status: DDPJobStatus, checkpoint: str | None, logs: Path) -> list[str]:
-    """What a finished run leaves, for people."""
+    """Return the summary of a finished run, one line per fact."""
     progress, lines = status.progress, []
     if progress is not None:
         lines += [f"test {name}: {value}" for name, value in (progress.metrics or {}).items()]
@@ -91,9 +91,9 @@ def summary_lines(status: DDPJobStatus, checkpoint: str | None, logs: Path) -> l
             lines.append(f"samples/s: {progress.samples_per_second}")
     lines.append(f"attempts: {status.attempt}")
     if status.resumed_from_step is not None:
-        whole = progress is not None and progress.total_steps == status.resumed_from_step
-        rest = " (nothing was left to train)" if whole else ""
-        lines.append(f"resumed from step: {status.resumed_from_step}{rest}")
+        complete = progress is not None and progress.total_steps == status.resumed_from_step
+        note = " (training was already complete)" if complete else ""
+        lines.append(f"resumed from step: {status.resumed_from_step}{note}")
     if checkpoint is not None:
         lines.append(f"checkpoint: {checkpoint}")
     lines.append(f"logs: {logs}")

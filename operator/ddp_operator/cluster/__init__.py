@@ -1,1 +1,1 @@
-"""The door to the world: one protocol, a Kubernetes API server or local processes behind it."""
+"""Cluster access: one protocol, implemented by the Kubernetes API and by local processes."""

@@ -1,4 +1,4 @@
-"""What the controller needs of a cluster."""
+"""Protocols of the cluster access that the controller needs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,40 +14,40 @@ Key = tuple[str, str]
 
 
 class ClusterError(Exception):
-    """A request was refused or failed. The text is the API server's own sentence."""
+    """Refused or failed request. The text is the API server's own sentence."""
 
     def __init__(self, message: str, *, status: int = 0, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.status = status
-        """HTTP status; 0 when there was no answer."""
+        """HTTP status, or 0 without a response."""
         self.retry_after = retry_after
-        """Seconds that the server asked to wait."""
+        """Seconds to wait as requested by the server (Retry-After), or None."""
 
 
 class ConflictError(ClusterError):
-    """The object has changed, or is another one of that name, since it was read."""
+    """Conflict: the object was changed or replaced since it was read."""
 
 
 class NameTakenError(ClusterError):
-    """An object of that name exists and belongs to somebody else."""
+    """Name conflict: an object of that name exists and is not owned by the job."""
 
 
 class NotLeadingError(Exception):
-    """This process may not write any more: another one leads by now, or may soon."""
+    """Refusal to write, because another process leads or may lead soon."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The objects of one kind at one time."""
+    """All objects of one kind at one resource version."""
 
     items: Sequence[Manifest]
     version: int
-    """Resource version of the list: an object with a newer one has changed since."""
+    """Resource version of the list. An object with a higher version changed after the list."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All jobs and their children."""
+    """All jobs and their children from one relist."""
 
     jobs: Listing
     pods: Listing
@@ -55,75 +55,81 @@ class Snapshot:
 
 
 class Leases(Protocol):
-    """Reads and changes the Lease of an election."""
+    """Access to the Lease of a leader election."""
 
     async def get_lease(self, namespace: str, name: str) -> Manifest | None:
-        """The Lease, or None when there is none."""
+        """Return the Lease, or None if it does not exist."""
 
     async def create_lease(self, lease: Manifest) -> Manifest:
         """Create the Lease and return it.
 
         Raises:
-            ConflictError: There is one already.
+            ConflictError: The Lease already exists.
         """
 
     async def update_lease(self, lease: Manifest) -> Manifest:
-        """Replace the Lease, if it is still at the version given. Returns it as it is now.
+        """Replace the Lease if it still has the given version. Return the new Lease.
 
         Raises:
-            ConflictError: It has changed since it was read.
+            ConflictError: The Lease was changed since it was read.
         """
 
 
 class Cluster(Protocol):
-    """Reads and changes jobs and their children. Every change is idempotent."""
+    """Access to jobs, their children and their agents. Every change is idempotent."""
 
     async def get_job(self, key: Key) -> Manifest | None:
-        """The job, or None when there is none."""
+        """Return the job, or None if it does not exist."""
 
     async def list_pods(self, namespace: str, labels: Mapping[str, str]) -> Sequence[Manifest]:
-        """The pods that carry these labels."""
+        """Return the pods with these labels."""
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Create a child and return it. One that is there and has the same owner is a success.
+        """Create a child and return it. Return an existing child if the same job owns it.
 
         Raises:
-            NameTakenError: One is there that has another owner.
-            ClusterError: The API server refused it.
+            NameTakenError: A child with this name exists and has another owner.
+            ClusterError: The API server refused the request.
         """
 
     async def delete_pod(
         self, namespace: str, name: str, uid: str, grace_seconds: int | None
     ) -> None:
-        """Delete the pod with this uid. One that is gone already is a success."""
+        """Delete the pod with this uid, if it still exists."""
 
     async def annotate_pod(
         self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]
     ) -> Manifest | None:
-        """Set annotations on the pod with this uid. Returns it, or None when it is gone."""
+        """Set annotations on the pod with this uid. Return the pod, or None if it is gone."""
 
     async def delete_job(self, key: Key, uid: str) -> None:
-        """Delete the job with this uid. One that is gone already is a success."""
+        """Delete the job with this uid, if it still exists."""
 
     async def write_status(self, job: Manifest, status: Manifest) -> Manifest:
-        """Replace the job's status, if the job is still as given. Returns the job as it is now.
+        """Replace the job's status if the job still has the given version. Return the new job.
 
         Raises:
-            ConflictError: The job has changed since it was read, or is gone.
+            ConflictError: The job was changed or deleted since it was read.
         """
 
     async def emit(self, job: Manifest, event: Event) -> None:
-        """Publish an Event about the job. Failing to is logged, not raised."""
+        """Publish an Event about the job. A failure is logged and not raised."""
 
-    async def ask_agent(self, pod: PodView) -> AgentStatus | None:
-        """The agent's own word about its pod, or None when it does not answer in time.
+    async def get_agent_status(self, pod: PodView) -> AgentStatus | None:
+        """Return the status of the pod's agent, or None when it does not answer in time.
 
-        One that let a question run out a moment ago may be taken to be silent, if its pod is not
-        ready.
+        The poll may be skipped if the pod is not ready and its agent timed out recently.
         """
 
-    async def await_agent(self, pod: PodView, revision: int) -> AgentStatus | None:
-        """The agent's word once it is of another revision, or after a while; None as above."""
+    async def watch_agent_status(self, pod: PodView, revision: int) -> AgentStatus | None:
+        """Return the status of the pod's agent once its revision differs, or after a while.
+
+        Returns:
+            The status, or None when the agent does not answer.
+        """
 
     async def order_attempt(self, address: str, order: AttemptOrder) -> None:
-        """Tell the agent at an address what its pod's annotation says too. Failing is nothing."""
+        """Send an attempt order to the agent at an address.
+
+        A failure is ignored, because the pod's annotation carries the same order.
+        """

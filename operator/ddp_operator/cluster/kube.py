@@ -1,7 +1,7 @@
-"""The cluster behind a Kubernetes API server, through the low-level call of kubernetes.aio.
+"""Cluster access through a Kubernetes API server, with the low-level call of kubernetes.aio.
 
-Manifests stay dictionaries on the way in and out: the client's models would refuse pod fields that
-they do not know, and cost most of the time of a request (docs/decisions/0003-client.md).
+Manifests stay dictionaries, because the client's models refuse unknown pod fields and take most of
+the time of a request (docs/decisions/0003-client.md).
 """
 
 import asyncio
@@ -38,14 +38,14 @@ _PLURALS = {"Pod": "pods", "Service": "services"}
 _MERGE_PATCH = "application/merge-patch+json"
 _REQUEST_SECONDS = 30
 _GONE = {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}
-"""Answers to a change with a uid precondition that mean: that object is no more."""
+"""HTTP statuses of a change with a uid precondition that mean that the object is gone."""
 _UNSERVED = {0, HTTPStatus.UNAUTHORIZED, *range(500, 600)}
-"""Outcomes that mean: nobody serves this process. Any other answer is one of a healthy server."""
+"""HTTP statuses that mean that the server does not serve this process. 0 means no response."""
 _COMPONENT = "ddp-operator"
 
 
 class KubeCluster:
-    """Talks to one API server. Make it with `connect`, end it with `close`."""
+    """Client of one API server. Create it with `connect` and end it with `close`."""
 
     def __init__(
         self,
@@ -53,13 +53,21 @@ class KubeCluster:
         agents: Agents,
         *,
         may_write: Callable[[], None] = lambda: None,
-        heard: Callable[[bool], None] = lambda _: None,
+        on_request: Callable[[bool], None] = lambda _: None,
         in_flight: int = 32,
     ) -> None:
-        """`may_write` is called before each change and may raise, `heard` with each outcome."""
+        """Create a client.
+
+        Args:
+            api: Client of the API server.
+            agents: Client of the agents.
+            may_write: Called before each change. It raises when this process must not write.
+            on_request: Called after each request with whether the server served it.
+            in_flight: Maximum number of concurrent requests.
+        """
         self._api = api
         self._agents = agents
-        self._may_write, self._heard = may_write, heard
+        self._may_write, self._on_request = may_write, on_request
         self._in_flight = asyncio.Semaphore(in_flight)
 
     @classmethod
@@ -68,9 +76,9 @@ class KubeCluster:
         *,
         in_flight: int = 32,
         may_write: Callable[[], None] = lambda: None,
-        heard: Callable[[bool], None] = lambda _: None,
+        on_request: Callable[[bool], None] = lambda _: None,
     ) -> "KubeCluster":
-        """Connect by the pod's service account where there is one, else by the kubeconfig."""
+        """Connect with the pod's service account if there is one, otherwise with the kubeconfig."""
         configuration = client.Configuration()
         try:
             config.load_incluster_config(client_configuration=configuration)
@@ -78,7 +86,7 @@ class KubeCluster:
             await config.load_kube_config(client_configuration=configuration)
         configuration.connection_pool_maxsize = in_flight
         api, agents = client.ApiClient(configuration), Agents()
-        return cls(api, agents, may_write=may_write, heard=heard, in_flight=in_flight)
+        return cls(api, agents, may_write=may_write, on_request=on_request, in_flight=in_flight)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -86,7 +94,7 @@ class KubeCluster:
         await self._agents.close()
 
     async def snapshot(self, namespace: str | None) -> Snapshot:
-        """All jobs and their children, of one namespace or of all."""
+        """Return all jobs and their children, of one namespace or of all."""
         children = {"labelSelector": f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"}
         outcomes = await asyncio.gather(
             self._list_jobs(namespace),
@@ -94,12 +102,12 @@ class KubeCluster:
             self._call("GET", _core_path("Service", namespace), query=children),
             return_exceptions=True,
         )
-        found = []
+        listings = []
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
-                raise outcome  # The same one each time, whichever came first.
-            found.append(_listing(outcome))
-        return Snapshot(*found)
+                raise outcome  # In list order and not in time order, so the log repeats one error.
+            listings.append(_listing(outcome))
+        return Snapshot(*listings)
 
     async def _list_jobs(self, namespace: str | None) -> Manifest:
         try:
@@ -215,18 +223,18 @@ class KubeCluster:
         except ClusterError as error:
             _log.warning("event %s was not published: %s", event.reason, error)
 
-    async def ask_agent(self, pod: PodView) -> AgentStatus | None:
+    async def get_agent_status(self, pod: PodView) -> AgentStatus | None:
         """See `Cluster`."""
-        return await self._agents.ask(pod.ip, insist=pod.ready) if pod.ip else None
+        return await self._agents.get_status(pod.ip, required=pod.ready) if pod.ip else None
 
-    async def await_agent(self, pod: PodView, revision: int) -> AgentStatus | None:
+    async def watch_agent_status(self, pod: PodView, revision: int) -> AgentStatus | None:
         """See `Cluster`."""
-        return await self._agents.news(pod.ip, revision) if pod.ip else None
+        return await self._agents.watch_status(pod.ip, revision) if pod.ip else None
 
     async def order_attempt(self, address: str, order: AttemptOrder) -> None:
         """See `Cluster`."""
         self._may_write()
-        await self._agents.order(address, order)
+        await self._agents.order_attempt(address, order)
 
     async def get_lease(self, namespace: str, name: str) -> Manifest | None:
         """See `Leases`."""
@@ -240,7 +248,9 @@ class KubeCluster:
         """See `Leases`."""
         metadata = lease["metadata"]
         if not metadata.get("resourceVersion"):
-            raise ValueError("without a version the update would be unconditional")
+            raise ValueError(
+                "metadata.resourceVersion must be set: without it the update would be unconditional"
+            )
         path = _lease_path(metadata["namespace"], metadata["name"])
         return await self._call("PUT", path, body=lease)
 
@@ -267,27 +277,27 @@ class KubeCluster:
         body: Manifest | None = None,
         query: Mapping[str, str] | None = None,
     ) -> Manifest:
-        """One request; the answer as a dictionary.
+        """Send one request and return the response as a dictionary.
 
         Raises:
-            ConflictError: Status 409.
-            ClusterError: Any other refusal, or no answer.
-            NotLeadingError: It is a change, and another process may lead by now.
+            ConflictError: The server answered 409.
+            ClusterError: The server refused the request otherwise, or did not answer.
+            NotLeadingError: The request is a change, and another process may lead.
         """
         try:
             async with self._in_flight:
                 document = await self._send(method, path, body, query)
         except ClusterError as error:
-            self._heard(error.status not in _UNSERVED)
+            self._on_request(error.status not in _UNSERVED)
             if error.status == HTTPStatus.UNAUTHORIZED:
-                self._read_token()
+                self._reload_token()
             raise
-        self._heard(True)
+        self._on_request(True)
         return document
 
-    def _read_token(self) -> None:
-        """Take the pod's token as it is now: the client itself looks once a minute only."""
-        with contextlib.suppress(config.ConfigException):  # Outside a pod there is none.
+    def _reload_token(self) -> None:
+        """Reload the pod's token, because the client itself reads it only once a minute."""
+        with contextlib.suppress(config.ConfigException):  # There is no token outside a pod.
             config.load_incluster_config(client_configuration=self._api.configuration)
 
     async def _send(
@@ -298,21 +308,21 @@ class KubeCluster:
         headers["Content-Type"] = _MERGE_PATCH if method == "PATCH" else "application/json"
         await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         if method != "GET":
-            # Nothing is waited for between this and the request: `_in_flight` keeps a connection.
+            # No await may separate this check from the request; `_in_flight` reserves a connection.
             self._may_write()
         try:
-            answer = await self._api.call_api(
+            response = await self._api.call_api(
                 method, url, header_params=headers, body=body, _request_timeout=_REQUEST_SECONDS
             )
-            text = await answer.read()
+            text = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ClusterError(f"the API server did not answer: {error!r}") from error
-        if answer.status >= HTTPStatus.BAD_REQUEST:
-            raise _refusal(answer.status, text, answer.headers.get("Retry-After"))
+        if response.status >= HTTPStatus.BAD_REQUEST:
+            raise _refusal(response.status, text, response.headers.get("Retry-After"))
         try:
             document: Manifest = json.loads(text)
         except ValueError as error:
-            raise ClusterError(f"the answer to {method} {path} is no JSON") from error
+            raise ClusterError(f"the response to {method} {path} is not JSON") from error
         return document
 
 

@@ -1,4 +1,4 @@
-"""A cluster without Kubernetes: pods are processes on loopback addresses of this machine."""
+"""Cluster without Kubernetes, whose pods are processes on loopback addresses of this machine."""
 
 import asyncio
 import errno
@@ -18,9 +18,9 @@ from ddp_operator.cluster.base import ClusterError, ConflictError, Key, Manifest
 from ddp_operator.cluster.local_pod import LocalPod, container_environment
 from ddp_operator.cluster.local_volumes import (
     ConfigMaps,
-    place_volumes,
-    refuse_volumes,
+    check_volumes,
     with_local_paths,
+    write_volumes,
 )
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.world import PodView
@@ -29,13 +29,14 @@ from ddp_wire.contract import AgentStatus, AttemptOrder, Env
 from ddp_wire.processes import adopt_orphans
 
 MAX_NODES = 150
+"""Maximum number of nodes. Their addresses end in 100 to 249."""
 _FIRST_HOST = 100
-"""Three digits for every node: torchrun sorts addresses as strings."""
+"""Last number of the address of node 0. Three digits, because torchrun sorts strings."""
 _DELETE_GRACE_SECONDS = 60.0
 
 
 class LocalCluster:
-    """Holds jobs in memory and runs their pods here. Make it inside the running event loop."""
+    """Jobs in memory with pods on this machine. Create it while the event loop runs."""
 
     def __init__(
         self,
@@ -45,12 +46,17 @@ class LocalCluster:
         on_event: Callable[[Event], None],
         config_maps: ConfigMaps | None = None,
     ) -> None:
-        """`home` keeps volumes and logs; pods may mount `config_maps`.
+        """Create a cluster without jobs. The callbacks take the place of watches.
 
-        The callbacks are the watch: `on_child` gets the kind, the object, and whether it is gone.
+        Args:
+            home: Folder of volumes and logs.
+            on_job: Called with each new state of a job.
+            on_child: Called with the kind, the object, and whether it is gone.
+            on_event: Called with each Event.
+            config_maps: ConfigMaps that pods may mount.
 
         Raises:
-            ClusterError: This machine has no loopback addresses to give.
+            ClusterError: This machine has no free loopback addresses.
         """
         self._home, self._config_maps = home.absolute(), config_maps or {}
         self._on_job, self._on_child, self._on_event = on_job, on_child, on_event
@@ -65,19 +71,19 @@ class LocalCluster:
         adopt_orphans()
 
     async def close(self) -> None:
-        """End every pod and wait until all are gone."""
+        """Stop all pods and wait until they are gone."""
         await asyncio.gather(*(pod.delete(_DELETE_GRACE_SECONDS) for pod in self._pods.values()))
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._session.close()
         await self._agents.close()
 
     def kill(self) -> None:
-        """End every pod at once."""
+        """Kill all pods without a grace period."""
         for pod in self._pods.values():
             self._spawn(pod.delete(0.0))
 
     def put_job(self, job: Manifest) -> None:
-        """Create a job or replace its spec, as `kubectl apply` would."""
+        """Create a job or replace its spec, as `kubectl apply` does."""
         metadata = job["metadata"]
         known = self._jobs.get((metadata["namespace"], metadata["name"]))
         generation = known["metadata"]["generation"] + 1 if known else 1
@@ -85,7 +91,7 @@ class LocalCluster:
         self._store({**job, "metadata": {**metadata, "generation": generation}, "status": status})
 
     def log_files(self) -> list[Path]:
-        """Logs of the pods that exist."""
+        """Return the log files of all existing pods."""
         return [pod.log_file for pod in self._pods.values()]
 
     async def get_job(self, key: Key) -> Manifest | None:
@@ -104,15 +110,15 @@ class LocalCluster:
         """See `Cluster`."""
         metadata = manifest["metadata"]
         key = (metadata["namespace"], metadata["name"])
-        made = {**manifest, "metadata": {**metadata, "uid": str(uuid.uuid4())}}
-        self._stamp(made)
+        created = {**manifest, "metadata": {**metadata, "uid": str(uuid.uuid4())}}
+        self._set_version(created)
         if manifest["kind"] == "Service":
-            self._services.setdefault(key, made)
+            self._services.setdefault(key, created)
             self._on_child("Service", self._services[key], False)
             return self._services[key]
         if key not in self._pods:
-            made["status"] = {"phase": "Pending"}
-            self._pods[key] = pod = self._make_pod(made)
+            created["status"] = {"phase": "Pending"}
+            self._pods[key] = pod = self._make_pod(created)
             self._spawn(self._run(key, pod))
         return self._pods[key].manifest
 
@@ -133,7 +139,7 @@ class LocalCluster:
                 "deletionTimestamp": due.isoformat(),
                 "deletionGracePeriodSeconds": grace,
             }
-            self._changed(pod)
+            self._publish(pod)
             self._spawn(pod.delete(grace))
 
     async def annotate_pod(
@@ -145,7 +151,7 @@ class LocalCluster:
             return None
         pod.manifest["metadata"]["annotations"] |= annotations
         pod.project_annotations()
-        self._changed(pod)
+        self._publish(pod)
         return pod.manifest
 
     async def delete_job(self, key: Key, uid: str) -> None:
@@ -160,38 +166,38 @@ class LocalCluster:
         known = self._jobs.get(key)
         version = job["metadata"]["resourceVersion"]
         if known is None or known["metadata"]["resourceVersion"] != version:
-            raise ConflictError(f"job {key[1]} has changed")
+            raise ConflictError(f"job {key[1]} was changed since it was read")
         return self._store({**known, "metadata": dict(known["metadata"]), "status": status})
 
-    async def emit(self, job: Manifest, event: Event) -> None:  # noqa: ARG002 (there is one job)
+    async def emit(self, job: Manifest, event: Event) -> None:  # noqa: ARG002 (there is only one job)
         """See `Cluster`."""
         self._on_event(event)
 
-    async def ask_agent(self, pod: PodView) -> AgentStatus | None:
+    async def get_agent_status(self, pod: PodView) -> AgentStatus | None:
         """See `Cluster`."""
-        return await self._agents.ask(pod.ip, insist=pod.ready) if pod.ip else None
+        return await self._agents.get_status(pod.ip, required=pod.ready) if pod.ip else None
 
-    async def await_agent(self, pod: PodView, revision: int) -> AgentStatus | None:
+    async def watch_agent_status(self, pod: PodView, revision: int) -> AgentStatus | None:
         """See `Cluster`."""
-        return await self._agents.news(pod.ip, revision) if pod.ip else None
+        return await self._agents.watch_status(pod.ip, revision) if pod.ip else None
 
     async def order_attempt(self, address: str, order: AttemptOrder) -> None:
         """See `Cluster`."""
-        await self._agents.order(address, order)
+        await self._agents.order_attempt(address, order)
 
     def _store(self, job: Manifest) -> Manifest:
-        self._stamp(job)
+        self._set_version(job)
         self._jobs[job["metadata"]["namespace"], job["metadata"]["name"]] = job
         self._on_job(job)
         return job
 
-    def _stamp(self, manifest: Manifest) -> None:
+    def _set_version(self, manifest: Manifest) -> None:
         manifest["metadata"]["resourceVersion"] = str(next(self._versions))
 
-    def _changed(self, pod: LocalPod) -> None:
-        # The watch delivers copies: what was observed must not change under the observer.
+    def _publish(self, pod: LocalPod) -> None:
+        # A watch delivers copies, so an observed object must never change afterwards.
         pod.manifest = {**pod.manifest, "metadata": dict(pod.manifest["metadata"])}
-        self._stamp(pod.manifest)
+        self._set_version(pod.manifest)
         self._on_child("Pod", pod.manifest, False)
 
     async def _run(self, key: Key, pod: LocalPod) -> None:
@@ -207,12 +213,12 @@ class LocalCluster:
 
     def _make_pod(self, manifest: Manifest) -> LocalPod:
         home = self._home / "pods" / manifest["metadata"]["uid"]
-        refuse_what_needs_a_cluster(manifest, self._config_maps)
-        places = place_volumes(manifest, self._config_maps, home / "volumes")
+        check_runs_locally(manifest, self._config_maps)
+        paths = write_volumes(manifest, self._config_maps, home / "volumes")
         own = container_environment(manifest).items()
-        environment = self._resolve({name: with_local_paths(text, places) for name, text in own})
-        if "PYTHONPATH" in environment and (ours := os.environ.get("PYTHONPATH")):
-            environment["PYTHONPATH"] += os.pathsep + ours  # the agent is found there too
+        environment = self._with_addresses({n: with_local_paths(text, paths) for n, text in own})
+        if "PYTHONPATH" in environment and (inherited := os.environ.get("PYTHONPATH")):
+            environment["PYTHONPATH"] += os.pathsep + inherited  # The agent may be installed there.
         index = int(manifest["metadata"]["labels"][contract.LABEL_NODE_INDEX])
         environment |= {
             Env.AGENT_BIND: self._address(index),
@@ -220,43 +226,43 @@ class LocalCluster:
             Env.TERMINATION_LOG: str(home / "termination.json"),
         }
         if Env.CHECKPOINT_DIR in environment:
-            within = Path(environment[Env.CHECKPOINT_DIR]).relative_to(contract.CHECKPOINT_MOUNT)
+            subpath = Path(environment[Env.CHECKPOINT_DIR]).relative_to(contract.CHECKPOINT_MOUNT)
             claims = [v["persistentVolumeClaim"] for v in _checkpoint_volumes(manifest)]
-            directory = self._home / "volumes" / claims[0]["claimName"] / within
+            directory = self._home / "volumes" / claims[0]["claimName"] / subpath
             environment[Env.CHECKPOINT_DIR] = str(directory)
-        return LocalPod(manifest, home, {**os.environ, **environment}, self._changed)
+        return LocalPod(manifest, home, {**os.environ, **environment}, self._publish)
 
     def _address(self, index: int) -> str:
         return f"{self._network}.{_FIRST_HOST + index}"
 
-    def _resolve(self, environment: dict[str, str]) -> dict[str, str]:
-        """Put addresses for the DNS names of pods, which have no DNS here."""
-        found = dict(environment)
-        found[Env.RENDEZVOUS_HOST] = self._address(0)
-        found[Env.POD_ADDRESS] = self._address(int(environment[Env.NODE_INDEX]))
-        return found
+    def _with_addresses(self, environment: dict[str, str]) -> dict[str, str]:
+        """Replace DNS names of pods by addresses, because local pods have no DNS."""
+        resolved = dict(environment)
+        resolved[Env.RENDEZVOUS_HOST] = self._address(0)
+        resolved[Env.POD_ADDRESS] = self._address(int(environment[Env.NODE_INDEX]))
+        return resolved
 
 
 def _checkpoint_volumes(manifest: Manifest) -> list[dict[str, Any]]:
     return [v for v in manifest["spec"]["volumes"] if v["name"] == "ddp-checkpoint"]
 
 
-def refuse_what_needs_a_cluster(manifest: Manifest, config_maps: ConfigMaps) -> None:
-    """Check that a worker pod can be run here, with the ConfigMaps that come with it.
+def check_runs_locally(manifest: Manifest, config_maps: ConfigMaps) -> None:
+    """Check that a worker pod can run on this machine with the given ConfigMaps.
 
     Raises:
-        ClusterError: It asks for something that only a cluster has.
+        ClusterError: The pod needs something that only a cluster has.
     """
     if int(container_environment(manifest)[Env.NODES]) > MAX_NODES:
-        raise ClusterError(f"spec.nodes: at most {MAX_NODES} without a cluster")
-    refuse_volumes(manifest, config_maps)
+        raise ClusterError(f"spec.nodes: must be at most {MAX_NODES} without a cluster")
+    check_volumes(manifest, config_maps)
 
 
 def _free_network() -> str:
-    """The first three numbers of loopback addresses that no other run uses.
+    """Return the first three numbers of loopback addresses that no other run uses.
 
     Raises:
-        ClusterError: There are none.
+        ClusterError: No such addresses are left.
     """
     start, taken = os.getpid() % 250, False
     for offset in range(250):
@@ -273,5 +279,5 @@ def _free_network() -> str:
         raise ClusterError(f"port {port} must be free: another program listens on every address")
     raise ClusterError(
         "loopback addresses 127.77.x.y must be usable: on macOS add them first,"
-        " as `sudo ifconfig lo0 alias 127.77.0.100`"
+        " for example with `sudo ifconfig lo0 alias 127.77.0.100`"
     )

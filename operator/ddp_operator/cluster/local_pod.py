@@ -1,4 +1,4 @@
-"""A pod that is a local process: the part of a kubelet that a worker pod needs."""
+"""Pod that is a local process, with the part of a kubelet that a worker pod needs."""
 
 import asyncio
 import contextlib
@@ -18,52 +18,60 @@ from ddp_wire.contract import Env
 from ddp_wire.processes import descendants
 
 PROBE_SECONDS = 0.25
-_PLACE = frozenset({Env.NODE_NAME, Env.RACK, Env.ZONE})
-"""Told of by a cluster alone: here all pods share one machine, whose own name is right."""
+"""Seconds between two readiness probes."""
+_TOPOLOGY_VARIABLES = frozenset({Env.NODE_NAME, Env.RACK, Env.ZONE})
+"""Variables that only a cluster can set. Here the name of this machine applies to all pods."""
 
 
 class LocalPod:
-    """One worker pod: its manifest as the API server would show it, and its process."""
+    """One worker pod: its process, and its manifest as an API server would return it."""
 
     def __init__(
         self,
         manifest: Manifest,
         home: Path,
         environment: Mapping[str, str],
-        changed: Callable[["LocalPod"], None],
+        on_change: Callable[["LocalPod"], None],
     ) -> None:
-        """`environment` is complete; `changed` is called after each change of the manifest."""
+        """Create a pod that does not run yet.
+
+        Args:
+            manifest: Manifest of the pod.
+            home: Folder of the pod's files.
+            environment: All environment variables of the process.
+            on_change: Called after each change of the manifest.
+        """
         self.manifest = manifest
-        self._home, self._environment, self._changed = home, dict(environment), changed
+        self._home, self._environment, self._on_change = home, dict(environment), on_change
         self._process: asyncio.subprocess.Process | None = None
         self._log: IO[bytes] | None = None
         self._killing: asyncio.Task[None] | None = None
 
     @property
     def name(self) -> str:
-        """Name of the pod."""
+        """Return the name of the pod."""
         return str(self.manifest["metadata"]["name"])
 
     @property
     def uid(self) -> str:
-        """Uid of the pod."""
+        """Return the uid of the pod."""
         return str(self.manifest["metadata"]["uid"])
 
     @property
     def log_file(self) -> Path:
-        """What the container wrote."""
+        """Return the file with the output of the container."""
         return self._home.parent.parent / "logs" / f"{self.name}.log"
 
     def project_annotations(self) -> None:
-        """Bring the downward-API file up to date, by rename as the kubelet does."""
+        """Update the downward-API file atomically by a rename, as the kubelet does."""
         value = self.manifest["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]
         target = self._home / contract.ATTEMPT_FILE
-        draft = target.with_suffix(".new")
-        draft.write_text(value, encoding="ascii")
-        draft.replace(target)
+        temporary = target.with_suffix(".new")
+        temporary.write_text(value, encoding="ascii")
+        temporary.replace(target)
 
     async def run(self, session: aiohttp.ClientSession) -> None:
-        """Start the container, probe it until it ends, and say how it ended."""
+        """Start the container, probe it until it ends, and publish how it ended."""
         self._home.mkdir(parents=True, exist_ok=True)
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self.project_annotations()
@@ -81,10 +89,10 @@ class LocalPod:
                 await self._probe(session)
                 await asyncio.wait([ended], timeout=PROBE_SECONDS)
         self._kill_orphans()
-        self._conclude(ended.result())
+        self._set_terminated(ended.result())
 
     async def delete(self, grace_seconds: float) -> None:
-        """SIGTERM, then SIGKILL after the grace period. Returns when the process is gone."""
+        """Send SIGTERM, then SIGKILL after the grace period. Return when the process has ended."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -99,19 +107,19 @@ class LocalPod:
             await process.wait()
 
     def _kill_orphans(self) -> None:
-        """What a dead container leaves behind dies with it; here it has become our own child."""
-        mine = f"{Env.POD_INFO_DIR}={self._home}".encode()
+        """Kill processes that the container left behind. They are now children of this process."""
+        marker = f"{Env.POD_INFO_DIR}={self._home}".encode()
         for pid in descendants(os.getpid()):
             with contextlib.suppress(OSError):
-                if mine in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                if marker in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                     os.kill(pid, signal.SIGKILL)
 
     async def _probe(self, session: aiohttp.ClientSession) -> None:
         host, port = self._environment[Env.AGENT_BIND], self._environment[Env.AGENT_PORT]
         url = f"http://{host}:{port}/readyz"
         try:
-            async with session.get(url, timeout=aiohttp.ClientTimeout(total=1.0)) as answer:
-                ready = answer.status == 200  # noqa: PLR2004 (HTTP's OK)
+            async with session.get(url, timeout=aiohttp.ClientTimeout(total=1.0)) as response:
+                ready = response.status == 200  # noqa: PLR2004 (HTTP's OK)
         except (aiohttp.ClientError, TimeoutError):
             ready = False
         if ready != self._ready():
@@ -121,14 +129,14 @@ class LocalPod:
         conditions = self.manifest["status"].get("conditions", [])
         return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
-    def _conclude(self, returncode: int) -> None:
+    def _set_terminated(self, returncode: int) -> None:
         code = returncode if returncode >= 0 else 128 - returncode
-        word = Path(self._environment[Env.TERMINATION_LOG])
+        message = Path(self._environment[Env.TERMINATION_LOG])
         terminated = {
             "exitCode": code,
             "reason": "Completed" if code == 0 else "Error",
             "finishedAt": datetime.now(UTC).isoformat(),
-            "message": word.read_text(encoding="utf-8") if word.exists() else "",
+            "message": message.read_text(encoding="utf-8") if message.exists() else "",
         }
         phase = "Succeeded" if code == 0 else "Failed"
         self._set_status(phase=phase, state={"terminated": terminated})
@@ -144,27 +152,27 @@ class LocalPod:
                 {"name": contract.WORKER_CONTAINER, "state": state or {"running": {}}}
             ],
         }
-        self._changed(self)
+        self._on_change(self)
 
 
 def _command(manifest: Manifest) -> list[str]:
-    """The container's command, by the interpreter that runs this process."""
+    """Return the container's command, with the Python interpreter of this process."""
     command = list(manifest["spec"]["containers"][0]["command"])
     return [sys.executable if command[0] == "python3" else command[0], *command[1:]]
 
 
 def container_environment(manifest: Manifest) -> dict[str, str]:
-    """The container's own variables.
+    """Return the environment variables of the container.
 
     Raises:
-        ClusterError: A variable has a source that only a cluster has.
+        ClusterError: A variable uses `valueFrom`.
     """
-    found = {}
+    values = {}
     for variable in manifest["spec"]["containers"][0]["env"]:
         name = variable["name"]
-        if name in _PLACE:
+        if name in _TOPOLOGY_VARIABLES:
             continue
         if "valueFrom" in variable:
             raise ClusterError(f"spec.env: {name} has valueFrom, which needs a cluster")
-        found[name] = variable.get("value", "")
-    return found
+        values[name] = variable.get("value", "")
+    return values

@@ -1,4 +1,4 @@
-"""Volumes of worker pods on this machine: ConfigMaps of the job's own file, as folders."""
+"""Local volumes of worker pods: ConfigMaps from the job's own file, as folders."""
 
 import re
 from collections.abc import Mapping
@@ -8,16 +8,16 @@ from typing import Any
 from ddp_operator.cluster.base import ClusterError, Manifest
 
 ConfigMaps = Mapping[str, Mapping[str, str]]
-"""Files by name, by the name of their ConfigMap."""
+"""Text by file name, by ConfigMap name."""
 
 
-def refuse_volumes(manifest: Manifest, config_maps: ConfigMaps) -> None:
-    """Checks that the volumes that a user stated can be had here.
+def check_volumes(manifest: Manifest, config_maps: ConfigMaps) -> None:
+    """Check that the volumes that the user set are ConfigMaps from the same file.
 
     Raises:
-        ClusterError: One is something that only a cluster has.
+        ClusterError: A volume needs a cluster.
     """
-    for volume in _stated(manifest):
+    for volume in _user_volumes(manifest):
         name, source = volume["name"], volume.get("configMap")
         if source is None or source.keys() != {"name"}:
             raise ClusterError(f"spec.volumes: {name} needs a cluster")
@@ -28,32 +28,31 @@ def refuse_volumes(manifest: Manifest, config_maps: ConfigMaps) -> None:
             )
 
 
-def place_volumes(manifest: Manifest, config_maps: ConfigMaps, home: Path) -> dict[str, Path]:
-    """Writes the ConfigMaps that a pod mounts below `home`.
+def write_volumes(manifest: Manifest, config_maps: ConfigMaps, home: Path) -> dict[str, Path]:
+    """Write the ConfigMaps that a pod mounts below `home`.
 
     Returns:
-        What stands for each path in the container.
+        Local path of each mount path in the container.
     """
-    sources = {v["name"]: v["configMap"]["name"] for v in _stated(manifest)}
-    found = {}
+    sources = {v["name"]: v["configMap"]["name"] for v in _user_volumes(manifest)}
+    paths = {}
     for mount in manifest["spec"]["containers"][0]["volumeMounts"]:
         if mount["name"] in sources:
             folder = home / mount["name"]
             folder.mkdir(parents=True, exist_ok=True)
             for name, text in config_maps[sources[mount["name"]]].items():
                 (folder / name).write_text(text, encoding="utf-8")
-            found[mount["mountPath"]] = folder / mount.get("subPath", "")
-    return found
+            paths[mount["mountPath"]] = folder / mount.get("subPath", "")
+    return paths
 
 
-def with_local_paths(value: str, places: Mapping[str, Path]) -> str:
-    """A variable's value with the folders here in place of the paths in the container."""
-    for path, folder in places.items():
-        inside = re.escape(path.rstrip("/"))
-        here = str(folder).replace("\\", r"\\")
-        value = re.sub(rf"(?<![\w./-]){inside}(?![\w.-])", here, value)
+def with_local_paths(value: str, paths: Mapping[str, Path]) -> str:
+    """Return a value with all container paths replaced by local paths."""
+    for path, local in paths.items():
+        pattern = rf"(?<![\w./-]){re.escape(path.rstrip('/'))}(?![\w.-])"
+        value = re.sub(pattern, str(local).replace("\\", r"\\"), value)
     return value
 
 
-def _stated(manifest: Manifest) -> list[dict[str, Any]]:
+def _user_volumes(manifest: Manifest) -> list[dict[str, Any]]:
     return [v for v in manifest["spec"]["volumes"] if not v["name"].startswith("ddp-")]

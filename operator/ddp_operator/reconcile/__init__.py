@@ -1,1 +1,1 @@
-"""Pure decisions: what was observed and the time, to what shall be."""
+"""Pure decisions: from the observed state of a job and the current time to a plan."""

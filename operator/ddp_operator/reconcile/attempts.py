@@ -1,93 +1,103 @@
-"""When an attempt is over, why, and whose fault it was."""
+"""Find the losses that end an attempt, and select the root cause among them."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ddp_operator.api.status import Cause, ConditionType, FailureStatus
 from ddp_operator.builders import names
-from ddp_operator.reconcile.world import PodView, Termination, World, ended_in, moment
+from ddp_operator.reconcile.world import PodView, Termination, World, ended_in, to_datetime
 from ddp_wire.contract import AgentPhase, AgentStatus, ExitCode, Failure
 
 _KILLED = 137
-"""Exit code of a container that SIGKILL ended: no program chooses it."""
+"""Exit code of a container that SIGKILL ended. A program never returns it by itself."""
 
 _STOPPED = "Preempted"
 _REASON_CHARACTERS = 1024
-"""What a reason is cut to: any controller may write one of any length."""
+"""Maximum length of a reason, in characters, because other controllers set no limit."""
 
 _DISRUPTIONS = {
-    "PreemptionByScheduler": (Cause.FREE, "made room for a pod of higher priority"),
-    "EvictionByEvictionAPI": (Cause.FREE, "was evicted, as when its node is drained"),
-    "DeletionByTaintManager": (Cause.INFRASTRUCTURE, "was deleted for a taint of its node"),
-    "DeletionByPodGC": (Cause.INFRASTRUCTURE, "was deleted because its node is gone"),
-    "TerminationByKubelet": (Cause.INFRASTRUCTURE, "was ended by the kubelet of its node"),
+    "PreemptionByScheduler": (Cause.FREE, "was preempted by a pod of higher priority"),
+    "EvictionByEvictionAPI": (Cause.FREE, "was evicted, for example by a node drain"),
+    "DeletionByTaintManager": (
+        Cause.INFRASTRUCTURE,
+        "was deleted because of a taint on its Kubernetes node",
+    ),
+    "DeletionByPodGC": (
+        Cause.INFRASTRUCTURE,
+        "was deleted because its Kubernetes node no longer exists",
+    ),
+    "TerminationByKubelet": (
+        Cause.INFRASTRUCTURE,
+        "was terminated by the kubelet of its Kubernetes node",
+    ),
 }
-"""Reasons of the condition DisruptionTarget: whose fault each is, and a sentence's predicate."""
+"""Cause and predicate of the message for each reason of the condition DisruptionTarget."""
 
-ROOT_CAUSE_PATIENCE = timedelta(seconds=2)
-"""How long the fall of ranks whose peer had gone is no cause: the peer's word is on its way."""
+ROOT_CAUSE_WAIT = timedelta(seconds=2)
+"""Maximum wait for the root cause of a secondary failure, whose report may arrive later."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """One finding that the current attempt is over."""
+    """One finding that the current attempt cannot go on."""
 
     failure: FailureStatus
     secondary: bool = False
-    """The cause is elsewhere."""
+    """Whether the ranks only lost a peer, so that this loss is never the root cause."""
     permanent: bool = False
-    """No attempt can succeed."""
+    """Whether every further attempt would fail in the same way."""
 
     @property
     def free(self) -> bool:
-        """Whether it costs no budget."""
+        """Return whether the loss costs no budget."""
         return self.failure.cause is Cause.FREE
 
 
 def find_losses(world: World) -> list[Loss]:
-    """All findings that the current attempt is over; empty while it may go on."""
-    formed = world.job.status.is_true(ConditionType.RENDEZVOUSED)
+    """Return all losses of the current attempt. The list is empty while the attempt can go on."""
+    joined = world.job.status.is_true(ConditionType.RENDEZVOUSED)
     found = []
     for index in range(world.job.spec.nodes):
-        loss = _pod_loss(world, index, formed=formed)
+        loss = _pod_loss(world, index, joined=joined)
         if loss is not None:
             found.append(loss)
     return found
 
 
 def root_cause(losses: list[Loss], world: World) -> Loss | None:
-    """The loss to act on, or None while its cause may still be on its way.
+    """Return the loss to act on, or None while a report about it may still arrive.
 
     Raises:
-        ValueError: There are no losses.
+        ValueError: `losses` is empty.
     """
     if not losses:
-        raise ValueError("no losses, no cause")
+        raise ValueError("losses must hold at least one loss, but the list is empty")
     primary = [loss for loss in losses if not loss.secondary]
     if primary:
-        found = min(primary, key=_rank_of_cause)
-        return _who_was_asked(found, world) if found.failure.reason == _STOPPED else found
+        found = min(primary, key=_precedence)
+        return _stop_origin(found, world) if found.failure.reason == _STOPPED else found
     first = min(losses, key=lambda loss: loss.failure.time)
-    if _is_new(first.failure.time, world):
+    if _is_recent(first.failure.time, world):
         return None
     silent = _silent_pods(world)
     return _lost_peer(first, f"{silent[0]} does not answer", silent[0]) if silent else first
 
 
-def _is_new(time: datetime, world: World) -> bool:
-    return timedelta(0) <= world.now - time < ROOT_CAUSE_PATIENCE
+def _is_recent(time: datetime, world: World) -> bool:
+    return timedelta(0) <= world.now - time < ROOT_CAUSE_WAIT
 
 
-def _who_was_asked(stop: Loss, world: World) -> Loss | None:
-    """The loss behind ranks that saved and stopped in a pod; None while it cannot be told.
+def _stop_origin(stop: Loss, world: World) -> Loss | None:
+    """Return the loss that made the ranks of a pod save and stop, or None while it is unknown.
 
-    Ranks stop everywhere when one pod is told to go. Where that happened before it was seen that
-    all of them had met, that pod was taken for one that is late, and may be there anew by now. It
-    is told by its own word, and not by the clocks of two machines: it has not joined.
+    All ranks stop when one pod is deleted. If that pod was deleted before the operator saw that all
+    ranks had joined, the operator has taken it for a late pod, and may have replaced it already.
+    The agent reports identify that pod: it has not joined this attempt. Timestamps cannot identify
+    it, because the clocks of two machines differ.
     """
-    speaker = next((pod for pod in world.pods if pod.name == stop.failure.pod), None)
-    word = world.report(speaker) if speaker is not None else None
-    if word is None or not _joined(word):
+    stopped_pod = next((pod for pod in world.pods if pod.name == stop.failure.pod), None)
+    stop_report = world.report(stopped_pod) if stopped_pod is not None else None
+    if stop_report is None or not _has_joined(stop_report):
         return stop
     for index in range(world.job.spec.nodes):
         pod = world.pod(index)
@@ -95,25 +105,25 @@ def _who_was_asked(stop: Loss, world: World) -> Loss | None:
             return _lost_pod(world, index, pod)
         if pod.terminal or _takes_part(pod, world):
             continue
-        if _is_new(moment(word.since, world.now), world):
+        if _is_recent(to_datetime(stop_report.since, world.now), world):
             return None
-        # One that runs and was not heard yet may have stopped like the others.
+        # A running pod without a report may have stopped on the same request.
         if pod.phase != "Running" or world.report(pod) is not None:
-            return _lost_peer(stop, f"{pod.name} has no part in it any more", pod.name)
+            return _lost_peer(stop, f"{pod.name} left the attempt", pod.name)
     return stop
 
 
 def _takes_part(pod: PodView, world: World) -> bool:
-    word = world.report(pod)
-    return word is not None and word.attempt == world.job.status.attempt and _joined(word)
+    report = world.report(pod)
+    return report is not None and report.attempt == world.job.status.attempt and _has_joined(report)
 
 
-def _joined(word: AgentStatus) -> bool:
-    return word.timeline is not None and word.timeline.joined is not None
+def _has_joined(report: AgentStatus) -> bool:
+    return report.timeline is not None and report.timeline.joined is not None
 
 
 def _silent_pods(world: World) -> list[str]:
-    """Pods of which nobody says how the attempt fares there."""
+    """Return the names of all missing pods, and of all running pods without an agent report."""
     found = []
     for index in range(world.job.spec.nodes):
         pod = world.pod(index)
@@ -123,11 +133,12 @@ def _silent_pods(world: World) -> list[str]:
 
 
 def _lost_peer(first: Loss, why: str, pod: str) -> Loss:
-    """Ranks fell because a peer had gone, and there is a pod that does not answer: that is why.
+    """Return the loss of a silent or replaced pod, which explains the failures of its peers.
 
-    Its node has died, or its agent has and the kubelet does not tell; or the pod is another one.
+    Its Kubernetes node or its agent has died and the kubelet has not reported it, or a new pod has
+    taken its name.
     """
-    message = f"{why}, and with it fell others: {first.failure.message}"
+    message = f"{why}, and its peers could not continue: {first.failure.message}"
     update = {
         "cause": Cause.INFRASTRUCTURE,
         "reason": "PeerLost",
@@ -138,30 +149,30 @@ def _lost_peer(first: Loss, why: str, pod: str) -> Loss:
     return Loss(first.failure.model_copy(update=update))
 
 
-def _rank_of_cause(loss: Loss) -> tuple[bool, bool, datetime]:
-    # Ranks stop on request everywhere when one pod is told to go: that pod says more about why.
+def _precedence(loss: Loss) -> tuple[bool, bool, datetime]:
+    # All ranks stop on request when one pod is deleted: the loss of that pod is the better cause.
     return not loss.permanent, loss.failure.reason == _STOPPED, loss.failure.time
 
 
-def _pod_loss(world: World, index: int, *, formed: bool) -> Loss | None:
+def _pod_loss(world: World, index: int, *, joined: bool) -> Loss | None:
     attempt = world.job.status.attempt
     pod = world.pod(index)
     if pod is None or (pod.deleting and not pod.terminal):
-        # Before all ranks were in one process group a missing pod is created, and the rest waits
-        # for it. After that its ranks are gone for good, and with them the attempt.
-        return _lost_pod(world, index, pod) if formed else None
+        # Before all ranks have joined, the operator creates a missing pod and the others wait for
+        # it. Afterwards its ranks cannot rejoin the process group, so the attempt is lost.
+        return _lost_pod(world, index, pod) if joined else None
     mine = ended_in(pod, world.job.status) if pod.terminal else pod.attempt == str(attempt)
     if not mine:
-        return None  # It has not been told of this attempt, or ended before it could run it.
+        return None  # The pod has no order for this attempt yet, or ended before it ran it.
     loss = _ended_pod(world, pod)
     if loss is None or loss.permanent or pod.disruption is None:
         return loss
-    # Its ranks fell only because the pod was told to go.
+    # The disruption of the pod explains the failure of its ranks.
     return Loss(_disrupted(world, pod, pod.disruption, loss.failure.time))
 
 
 def _ended_pod(world: World, pod: PodView) -> Loss | None:
-    """How the attempt ended in a pod, by its own word or by its container's."""
+    """Return the loss that the agent of a pod reports, or else the one its container shows."""
     report = world.report(pod)
     if report is not None and report.attempt == world.job.status.attempt:
         if report.phase is AgentPhase.FAILED:
@@ -175,42 +186,44 @@ def _ended_pod(world: World, pod: PodView) -> Loss | None:
 
 
 def _rank_loss(world: World, pod: PodView, report: AgentStatus) -> Loss:
-    cause = report.failure or Failure(attempt=report.attempt, at=report.since, message="no word")
+    cause = report.failure or Failure(
+        attempt=report.attempt, at=report.since, message="the agent reported no cause"
+    )
     permanent = cause.exit_code == ExitCode.BAD_INPUT
     oom = cause.out_of_memory or (
         pod.termination is not None and pod.termination.reason == "OOMKilled"
     )
     reason = "OOMKilled" if oom else "BadInput" if permanent else "RankFailed"
     who = f"rank {cause.rank} on {pod.name}" if cause.rank is not None else pod.name
-    how = f"was ended by {cause.signal}" if cause.signal else "failed"
+    how = f"was killed by {cause.signal}" if cause.signal else "failed"
     text = f": {cause.message}" if cause.message else f" with exit code {cause.exit_code}"
     sentence = f"{who} {how}" + ("" if cause.signal and not cause.message else text)
     if cause.out_of_memory:
-        sentence = f"{who} ran into the memory limit of its pod"
+        sentence = f"{who} exceeded the memory limit of its pod"
     failure = _failure(world, pod, Cause.APPLICATION, reason, sentence).model_copy(
         update={
             "rank": cause.rank,
             "exit_code": cause.exit_code,
             "signal": cause.signal and cause.signal[:64],
             "traceback": cause.traceback or None,
-            "time": moment(cause.at, world.now),
+            "time": to_datetime(cause.at, world.now),
         }
     )
     return Loss(failure, secondary=cause.secondary, permanent=permanent)
 
 
 def _dead_pod(world: World, pod: PodView) -> Loss:
-    """A pod that failed without a word of its agent about this attempt."""
+    """Return the loss of a failed pod whose agent left no report about this attempt."""
     end = pod.termination
     if end is None:
-        # It failed as a whole: its node was lost or shut down, or the kubelet evicted it.
+        # The pod failed as a whole: its Kubernetes node was lost or shut down, or it was evicted.
         reason = pod.reason or "PodFailed"
         message = f"{pod.name} failed: {reason}"
         return Loss(_failure(world, pod, Cause.INFRASTRUCTURE, reason, message))
     if end.exit_code == ExitCode.PREEMPTED:
         message = f"{pod.name} was stopped on request"
         return Loss(_failure(world, pod, Cause.FREE, _STOPPED, message))
-    cause, reason, how = _death(pod, end)
+    cause, reason, how = _classify_termination(pod, end)
     failure = _failure(world, pod, cause, reason, f"{pod.name} {how}")
     return Loss(
         failure.model_copy(update={"exit_code": end.exit_code, "time": end.at or world.now}),
@@ -218,13 +231,13 @@ def _dead_pod(world: World, pod: PodView) -> Loss:
     )
 
 
-def _death(pod: PodView, end: Termination) -> tuple[Cause, str, str]:
-    """Cause, reason and a sentence's predicate for a container that ended without a word."""
+def _classify_termination(pod: PodView, end: Termination) -> tuple[Cause, str, str]:
+    """Return cause, reason and message predicate of a container that ended without a report."""
     if end.reason == "OOMKilled":
         return Cause.APPLICATION, "OOMKilled", "ran out of memory"
     if pod.reason is not None:
         return Cause.INFRASTRUCTURE, pod.reason, f"failed: {pod.reason}"
-    # Nothing in the container kills its agent, which is its first process.
+    # Only the host can send SIGKILL to the agent, because it is PID 1 of the container.
     outside = end.exit_code == _KILLED and end.final is None
     cause = Cause.INFRASTRUCTURE if outside else Cause.APPLICATION
     return cause, "PodFailed", f"ended with exit code {end.exit_code}"
@@ -249,9 +262,9 @@ def _lost_pod(world: World, index: int, pod: PodView | None) -> Loss:
 
 
 def _disrupted(world: World, pod: PodView, reason: str, time: datetime) -> FailureStatus:
-    # Reasons that other controllers make up are about the place too, and no wish of the user's.
-    otherwise = (Cause.INFRASTRUCTURE, f"was told to go: {reason}")
-    cause, how = _DISRUPTIONS.get(reason, otherwise)
+    # Reasons of other controllers concern the infrastructure: the user has not requested them.
+    default = (Cause.INFRASTRUCTURE, f"was disrupted: {reason}")
+    cause, how = _DISRUPTIONS.get(reason, default)
     failure = _failure(world, pod, cause, reason, f"{pod.name} {how}")
     return failure.model_copy(update={"time": time})
 

@@ -1,56 +1,61 @@
-"""What the end of an attempt costs, and whether another one may follow it."""
+"""Charge the end of an attempt to its budget, and decide whether another attempt follows."""
 
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Cause, DDPJobStatus
 from ddp_operator.reconcile.attempts import Loss
-from ddp_operator.reconcile.ladder import STALLED_LIMIT
+from ddp_operator.reconcile.escalation import STALLED_LIMIT
 
 _TIMES = 32
-"""How many times of failures the status holds."""
+"""Maximum number of failure times in the status."""
 
 
-def why_no_more(job: DDPJob, status: DDPJobStatus, loss: Loss, now: datetime) -> str | None:
-    """Why no attempt may follow the one that a loss ended; None when one may.
+def why_not_retried(job: DDPJob, status: DDPJobStatus, loss: Loss, now: datetime) -> str | None:
+    """Return why no attempt follows the one that a loss ended, or None when one follows.
 
-    `status` has counted the attempt as stalled already, if it was, but charged no budget yet.
+    `status` must already count the attempt as stalled if it was, but must not be charged yet.
     """
+    reason = _no_retry_reason(job, status, loss, now)
+    return None if reason is None else f"(attempt {status.attempt} is not retried: {reason})"
+
+
+def _no_retry_reason(job: DDPJob, status: DDPJobStatus, loss: Loss, now: datetime) -> str | None:
     if loss.permanent:
-        return "(not retried)"
-    spent = _spent(job, status, loss.failure.cause, now)
+        return "exit code 2 means invalid input"
+    spent = _spent_budget(job, status, loss.failure.cause, now)
     if spent is not None:
-        return f"(attempt {status.attempt}, {spent})"
+        return spent
     if not loss.free and status.stalled_attempts >= STALLED_LIMIT:
-        return f"({status.stalled_attempts} attempts in a row without a newly saved step)"
+        return f"{status.stalled_attempts} attempts in a row saved no new step"
     return None
 
 
-def charged(status: DDPJobStatus, cause: Cause, now: datetime) -> DDPJobStatus:
-    """The status once an attempt that ended for a cause is followed by another one."""
+def charge(status: DDPJobStatus, cause: Cause, now: datetime) -> DDPJobStatus:
+    """Return the status with one more restart charged to the budget of a cause."""
     if cause is Cause.FREE:
         return status.model_copy(update={"free_restarts": status.free_restarts + 1})
     if cause is Cause.INFRASTRUCTURE:
         count = status.infrastructure_restarts + 1
         return status.model_copy(update={"infrastructure_restarts": count})
-    # By this clock, since the window is measured by it: pods may have any other.
+    # The restart window uses the operator's clock, because the clocks of pods may differ.
     times = [*status.recent_failures, now.replace(microsecond=0)][-_TIMES:]
     return status.model_copy(update={"restarts": status.restarts + 1, "recent_failures": times})
 
 
-def _spent(job: DDPJob, status: DDPJobStatus, cause: Cause, now: datetime) -> str | None:
-    """The budget of a cause, when nothing is left of it."""
+def _spent_budget(job: DDPJob, status: DDPJobStatus, cause: Cause, now: datetime) -> str | None:
+    """Return the name and limit of the budget of a cause if it is used up, or else None."""
     spec = job.spec
     if cause is Cause.FREE:
         return None
     if cause is Cause.INFRASTRUCTURE:
         most = spec.max_infrastructure_restarts
         is_spent = status.infrastructure_restarts >= most
-        return f"maxInfrastructureRestarts {most}" if is_spent else None
+        return f"maxInfrastructureRestarts is {most}" if is_spent else None
     window = spec.restart_window_seconds
     if window is None:
         is_spent = status.restarts >= spec.max_restarts
-        return f"maxRestarts {spec.max_restarts}" if is_spent else None
+        return f"maxRestarts is {spec.max_restarts}" if is_spent else None
     since = now - timedelta(seconds=window)
     is_spent = sum(time > since for time in status.recent_failures) >= spec.max_restarts
-    return f"maxRestarts {spec.max_restarts} within {window} s" if is_spent else None
+    return f"maxRestarts is {spec.max_restarts} per {window} s" if is_spent else None

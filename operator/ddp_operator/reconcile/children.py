@@ -1,4 +1,4 @@
-"""What must be done so that the children fit the current attempt."""
+"""Create, replace and delete children until they match the current attempt."""
 
 from datetime import timedelta
 
@@ -6,21 +6,21 @@ from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults, build_pod
 from ddp_operator.builders.service import build_service
-from ddp_operator.reconcile.ladder import pods_to_replace
+from ddp_operator.reconcile.escalation import pods_to_replace
 from ddp_operator.reconcile.plan import Action, CreatePod, CreateService, DeletePod, SetAttempt
 from ddp_operator.reconcile.world import PodView, World, ended_in
 from ddp_wire.contract import ATTEMPT_STOP
 
-UNREACHABLE = "DeletionByTaintManager"
-"""Why Kubernetes deletes the pods of a node that has stopped talking to it."""
-SILENCE = timedelta(seconds=1)
-"""After this a pod of such a node, whose agent does not answer either, is replaced."""
-OVERDUE = timedelta(seconds=15)
-"""So long after the end of its grace period any pod is: its kubelet is out of reach."""
+UNREACHABLE_REASON = "DeletionByTaintManager"
+"""Disruption reason of pods that Kubernetes deletes because their node is unreachable."""
+UNREACHABLE_GRACE = timedelta(seconds=1)
+"""Wait before a silent pod of an unreachable Kubernetes node is replaced."""
+OVERDUE_GRACE = timedelta(seconds=15)
+"""Wait after a pod's deletion deadline before it is replaced in any case: its kubelet is gone."""
 
 
 def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> list[Action]:
-    """Actions that give every node a pod of the attempt of a status, told in place where it may."""
+    """Return actions that give each node one pod of this attempt, reused in place if possible."""
     job = world.job.model_copy(update={"status": status})
     actions: list[Action] = []
     if not world.service_exists:
@@ -32,22 +32,25 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
         if pod is None:
             actions.append(create)
         elif pod.deleting and _is_abandoned(world, pod):
-            # No rank of it can do harm: it is in no rendezvous of a later attempt, and the
-            # checkpoint directory refuses a writer of an earlier one.
+            # Its ranks are harmless: they cannot join the rendezvous of a later attempt, and the
+            # fence of the checkpoint directory refuses commits of an earlier one.
             actions += [DeletePod(pod.name, pod.uid, 0), create]
         elif pod.terminal:
-            # Of this attempt it is an outcome, and stays. Of an earlier one it only occupies the
-            # name.
+            # A pod that ended in this attempt is a result and stays. A pod of an earlier attempt
+            # only occupies the name.
             actions += [] if ended_in(pod, status) else [_delete(pod), create]
         else:
             actions += _ensure_living(pod, job.spec_hash, attempt, replace=pod.name in replaced)
     wanted = {names.pod_name(job, index) for index in range(job.spec.nodes)}
-    beyond = [pod for pod in world.pods if pod.name not in wanted]
-    return actions + [_delete(pod) for pod in beyond if pod.terminal or not pod.deleting]
+    surplus = [pod for pod in world.pods if pod.name not in wanted]
+    return actions + [_delete(pod) for pod in surplus if pod.terminal or not pod.deleting]
 
 
 def _ensure_living(pod: PodView, spec_hash: str, attempt: int, *, replace: bool) -> list[Action]:
-    """A pod that is deleted keeps its name until it is gone; then the next look creates it."""
+    """Return the actions for a living pod.
+
+    A deleted pod keeps its name until it is gone, so a later reconcile creates its successor.
+    """
     if pod.deleting:
         return []
     if pod.spec_hash != spec_hash:
@@ -60,22 +63,23 @@ def _ensure_living(pod: PodView, spec_hash: str, attempt: int, *, replace: bool)
 
 
 def _is_abandoned(world: World, pod: PodView) -> bool:
-    """Whether a pod on its way out is on a node from which nobody will say that it has ended."""
-    if pod.deletion_due is None or pod.deletion_asked is None:
+    """Return whether no kubelet will ever report the end of a pod that is being deleted."""
+    if pod.deletion_deadline is None or pod.deletion_requested is None:
         return False
-    if world.now - pod.deletion_due > OVERDUE:
+    if world.now - pod.deletion_deadline > OVERDUE_GRACE:
         return True
-    silent = pod.uid not in world.reports and world.now - pod.deletion_asked >= SILENCE
-    return silent and pod.disruption == UNREACHABLE
+    waited = world.now - pod.deletion_requested
+    silent = pod.uid not in world.reports and waited >= UNREACHABLE_GRACE
+    return silent and pod.disruption == UNREACHABLE_REASON
 
 
 def delete_pods(world: World) -> list[Action]:
-    """Actions that delete every pod: the living gracefully."""
+    """Return actions that delete every pod. Living pods get their grace period."""
     return [_delete(pod) for pod in world.pods if pod.terminal or not pod.deleting]
 
 
 def stop_pods(world: World) -> list[Action]:
-    """Actions that end every pod but keep it, so that its log can be read."""
+    """Return actions that stop every pod but keep it, so that its log stays readable."""
     return [
         SetAttempt(pod.name, pod.uid, ATTEMPT_STOP)
         for pod in world.pods

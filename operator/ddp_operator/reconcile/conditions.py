@@ -1,4 +1,4 @@
-"""Conditions: a function of what was observed and of the rest of the status."""
+"""Compute the conditions of a job from its observed state and the rest of its status."""
 
 from datetime import datetime
 
@@ -12,9 +12,9 @@ from ddp_operator.reconcile.world import PodView, World
 from ddp_wire.contract import AgentPhase
 
 MESSAGE_CHARACTERS = 2048
-"""What a message is cut to: an API server's refusal can be of any length."""
-_ON_ITS_WAY = {"ContainerCreating", "PodInitializing"}
-"""What the kubelet says of each pod that starts as it should."""
+"""Maximum length of a message, in characters, because the API server's errors have no limit."""
+_NORMAL_START = {"ContainerCreating", "PodInitializing"}
+"""Waiting reasons that the kubelet reports for every pod that starts normally."""
 
 _BLOCKED_REASONS = (
     ("exceeded quota", "QuotaExceeded"),
@@ -24,7 +24,7 @@ _BLOCKED_REASONS = (
     ("denied the request", "AdmissionRejected"),
     (" is forbidden: ", "AdmissionRejected"),
 )
-"""What a sentence of refusal is known by, and its word; the first that fits."""
+"""Condition reason for each fragment of an API server error. The first match applies."""
 
 
 def set_condition(
@@ -37,7 +37,10 @@ def set_condition(
     now: datetime,
     generation: int,
 ) -> DDPJobStatus:
-    """The status with one condition set. The transition time moves only when the value does."""
+    """Return the status with one condition set.
+
+    The transition time changes only when the value does.
+    """
     wanted = ConditionStatus.UNKNOWN if value is None else ConditionStatus(str(value))
     old = status.condition(kind)
     since = now.replace(microsecond=0)
@@ -58,7 +61,7 @@ def set_condition(
 
 
 class ConditionWriter:
-    """Sets conditions of one job at one time."""
+    """Setter of conditions of one job at one time."""
 
     def __init__(self, world: World, status: DDPJobStatus) -> None:
         self.world = world
@@ -76,30 +79,36 @@ class ConditionWriter:
             generation=self.world.job.metadata.generation,
         )
 
+    def set_waiting_for_ranks(self) -> None:
+        """Set the condition Rendezvoused to False until all ranks of the attempt have joined."""
+        message = f"attempt {self.status.attempt} waits until all its ranks have joined"
+        self.set(ConditionType.RENDEZVOUSED, False, "WaitingForRanks", message)
+
 
 def active_conditions(world: World, status: DDPJobStatus) -> DDPJobStatus:
-    """Conditions of a job that is neither finished nor suspended."""
+    """Return the status with the conditions of a job that is neither finished nor suspended."""
     out = ConditionWriter(world, status)
-    ready = [p for p in world.pods if _trains(world, status, p)]
+    ready = [p for p in world.pods if _is_training(world, status, p)]
     wanted = world.job.spec.nodes
-    _pods_ready(out, len(ready), wanted)
+    _set_pods_ready(out, len(ready), wanted)
     if len(ready) == wanted:
-        out.set(ConditionType.RENDEZVOUSED, True, "AllRanksJoined", f"in attempt {status.attempt}")
+        message = f"all ranks of attempt {status.attempt} have joined"
+        out.set(ConditionType.RENDEZVOUSED, True, "AllRanksJoined", message)
     elif not out.status.is_true(ConditionType.RENDEZVOUSED):
-        out.set(ConditionType.RENDEZVOUSED, False, "WaitingForRanks", f"attempt {status.attempt}")
+        out.set_waiting_for_ranks()
     if status.last_checkpoint is not None:
-        step = status.last_checkpoint.step
-        out.set(ConditionType.CHECKPOINTED, True, "Committed", f"at step {step}")
+        message = f"the newest checkpoint is at step {status.last_checkpoint.step}"
+        out.set(ConditionType.CHECKPOINTED, True, "Committed", message)
     reason, message = _summary(world, out.status)
     out.set(ConditionType.SUCCEEDED, None, reason, message)
     return out.status
 
 
-def _trains(world: World, status: DDPJobStatus, pod: PodView) -> bool:
-    """Whether the ranks of a pod train in the current attempt.
+def _is_training(world: World, status: DDPJobStatus, pod: PodView) -> bool:
+    """Return whether the ranks of a pod train in the current attempt.
 
-    The kubelet's word alone can be a second old, and so be about the attempt before: until all
-    ranks have joined, the agent's own word counts too.
+    The kubelet's readiness can be 1 s old and thus describe the previous attempt. Until all ranks
+    have joined, the agent must report the current attempt too.
     """
     if not pod.ready or pod.deleting or pod.attempt != str(status.attempt):
         return False
@@ -111,25 +120,25 @@ def _trains(world: World, status: DDPJobStatus, pod: PodView) -> bool:
     return report.attempt == status.attempt and report.phase is AgentPhase.TRAINING
 
 
-def _pods_ready(out: ConditionWriter, ready: int, wanted: int) -> None:
+def _set_pods_ready(out: ConditionWriter, ready: int, wanted: int) -> None:
     blocked = out.world.blocked
     if ready == wanted:
-        reason, message = "AllReady", f"{ready} of {wanted} pods train"
+        reason, message = "AllReady", f"{ready} of {wanted} pods are training"
     elif blocked is not None:
         reason, message = _blocked_reason(blocked), blocked
     else:
-        reason, message = "NotReady", f"{ready} of {wanted} pods train"
+        reason, message = "NotReady", f"{ready} of {wanted} pods are training"
     out.set(ConditionType.PODS_READY, ready == wanted, reason, message)
     out.status = out.status.model_copy(update={"ready": f"{ready}/{wanted}"})
 
 
-def _blocked_reason(sentence: str) -> str:
-    """Why the API server did not do what it was asked for, in a word."""
-    return next((word for part, word in _BLOCKED_REASONS if part in sentence), "NotServed")
+def _blocked_reason(error: str) -> str:
+    """Return the condition reason for an API server error."""
+    return next((reason for part, reason in _BLOCKED_REASONS if part in error), "NotServed")
 
 
 def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
-    """Reason and message of an active job: the STATUS and MESSAGE that people read."""
+    """Return the reason (column STATUS) and the message (column MESSAGE) of an active job."""
     if world.blocked is not None:
         return "Pending", world.blocked
     if status.is_true(ConditionType.RENDEZVOUSED):
@@ -137,19 +146,19 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
     failure = status.last_failure
     waiting = [p for p in world.pods if p.phase == "Pending"]
     if failure is not None and failure.attempt == status.attempt - 1:
-        follows = f"attempt {status.attempt} follows because {failure.message}"
+        cause = f"attempt {status.attempt} starts because {failure.message}"
         stuck = (f"{p.name} waits: {p.waiting}" for p in waiting if is_stuck(p))
-        return "Recovering", "; ".join([follows, *stuck][:2])
+        return "Recovering", "; ".join([cause, *stuck][:2])
     if len(world.pods) < world.job.spec.nodes or waiting:
-        said = next((f"{p.name} waits: {p.waiting}" for p in waiting if p.waiting), None)
-        return "Pending", said or f"{len(world.pods)} of {world.job.spec.nodes} pods exist"
+        first = next((f"{p.name} waits: {p.waiting}" for p in waiting if p.waiting), None)
+        return "Pending", first or f"{len(world.pods)} of {world.job.spec.nodes} pods exist"
     late = [p.name for p in world.pods if not p.ready]
-    return "Starting", f"ranks of {', '.join(late[:4])} are not in the process group yet"
+    return "Starting", f"the ranks of {', '.join(late[:4])} have not joined yet"
 
 
 def is_stuck(pod: PodView) -> bool:
-    """Whether a pod waits for more than its own start, which needs no word."""
-    return pod.waiting is not None and pod.waiting not in _ON_ITS_WAY
+    """Return whether a pod waits for anything other than its normal start."""
+    return pod.waiting is not None and pod.waiting not in _NORMAL_START
 
 
 def _running_message(world: World, status: DDPJobStatus) -> str:
@@ -158,4 +167,4 @@ def _running_message(world: World, status: DDPJobStatus) -> str:
     start = f", resumed from step {resumed}" if resumed is not None else ""
     failure = status.last_failure
     after = f", after {failure.message}" if failure is not None else ""
-    return f"{ranks} ranks train in attempt {status.attempt}{start}{after}"
+    return f"{ranks} ranks are training in attempt {status.attempt}{start}{after}"

@@ -1,70 +1,71 @@
-"""The policies in their order: from what was observed to what shall be."""
+"""Apply the policies in their order: turn the observed state of a job into a plan."""
 
 from collections.abc import Sequence
 
 from ddp_operator.api.status import Cause, ConditionType, DDPJobStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults
-from ddp_operator.reconcile import budgets, history, ladder, life, recovery
+from ddp_operator.reconcile import budgets, escalation, history, lifecycle, recovery
 from ddp_operator.reconcile.attempts import Loss, find_losses, root_cause
 from ddp_operator.reconcile.children import ensure_attempt
 from ddp_operator.reconcile.conditions import ConditionWriter, active_conditions
-from ddp_operator.reconcile.outlook import next_action
+from ddp_operator.reconcile.next_action import next_action
 from ddp_operator.reconcile.plan import Event, EventType, Plan
 from ddp_operator.reconcile.progress import with_progress
 from ddp_operator.reconcile.world import World, ended_in
 from ddp_wire.contract import AgentPhase
 
-STARTING_LOOK_SECONDS = 1.0
-"""How often the agents of an attempt that does not train yet are asked."""
-RUNNING_LOOK_SECONDS = 5.0
-"""How often the progress of a training attempt is read."""
-CAUSE_LOOK_SECONDS = 0.3
+STARTING_REQUEUE_SECONDS = 1.0
+"""Reconcile interval, in seconds, while an attempt does not train yet."""
+RUNNING_REQUEUE_SECONDS = 5.0
+"""Reconcile interval, in seconds, while an attempt trains and reports progress."""
+ROOT_CAUSE_REQUEUE_SECONDS = 0.3
+"""Reconcile interval, in seconds, while the root cause of a loss is unknown."""
 
 
 def decide(world: World, defaults: Defaults) -> Plan:
-    """What shall be done about a job, given what was observed of it."""
+    """Return the plan for a job, given its observed state."""
     if world.job.metadata.deletion_timestamp is not None:
-        return Plan(world.job.status)  # Its children follow by ownership.
-    return _observed(world, _decide(world, defaults))
+        return Plan(world.job.status)  # The garbage collector deletes its children.
+    return _with_observation(world, _decide(world, defaults))
 
 
 def _decide(world: World, defaults: Defaults) -> Plan:
-    if life.is_finished(world.job.status):
-        return life.after_finish(world)
+    if lifecycle.is_finished(world.job.status):
+        return lifecycle.after_finish(world)
     if world.job.spec.suspend:
-        return life.suspend(world)
+        return lifecycle.suspend(world)
     status = world.job.status
     if status.attempt_spec_hash is None:
-        return _begin(world, defaults)
+        return _start_or_resume(world, defaults)
     if status.attempt_spec_hash != world.job.spec_hash:
-        return _respecified(world, defaults)
-    broken = life.broken_deadline(world)
-    if broken is not None:
-        return _late(world, *broken)
+        return _restart_for_new_spec(world, defaults)
+    exceeded = lifecycle.exceeded_deadline(world)
+    if exceeded is not None:
+        return _fail_by_deadline(world, *exceeded)
     losses = find_losses(world)
     if losses:
-        return _lost(world, losses, defaults)
+        return _handle_losses(world, losses, defaults)
     if all_succeeded(world):
-        return _completed(world)
-    return _carry_on(world, status, defaults)
+        return _complete(world)
+    return _continue_attempt(world, status, defaults)
 
 
 def all_succeeded(world: World) -> bool:
-    """Whether every rank of the current attempt exited 0 and no container runs any more."""
+    """Return whether every rank of the attempt exited with code 0 and every container has ended."""
     pods = [world.pod(index) for index in range(world.job.spec.nodes)]
     status = world.job.status
     return all(p is not None and p.phase == "Succeeded" and ended_in(p, status) for p in pods)
 
 
-def _begin(world: World, defaults: Defaults) -> Plan:
-    """The first attempt, or the first after a suspension."""
+def _start_or_resume(world: World, defaults: Defaults) -> Plan:
+    """Return the plan of the first attempt, or of the first one after a suspension."""
     status = world.job.status
     resumed = status.attempt > 0
-    text = f"attempt {status.attempt + 1} begins with {world.job.spec.nodes} pods"
+    text = f"attempt {status.attempt + 1} starts with {world.job.spec.nodes} pods"
     event = Event(EventType.NORMAL, "Resumed" if resumed else "Started", text)
     if resumed:
-        status = budgets.charged(status, Cause.FREE, world.now)
+        status = budgets.charge(status, Cause.FREE, world.now)
     status = status.model_copy(update={"start_time": world.now.replace(microsecond=0)})
     if status.is_true(ConditionType.SUSPENDED):
         out = ConditionWriter(world, status)
@@ -73,47 +74,49 @@ def _begin(world: World, defaults: Defaults) -> Plan:
     return _new_attempt(world, status, (event,), defaults)
 
 
-def _respecified(world: World, defaults: Defaults) -> Plan:
-    """The part of the spec that pods are made of was edited: a new attempt, which costs nothing."""
+def _restart_for_new_spec(world: World, defaults: Defaults) -> Plan:
+    """Return the plan of a free new attempt, because a field that defines the pods has changed."""
     status = world.job.status
-    text = f"attempt {status.attempt + 1} follows because the spec was changed"
+    text = f"attempt {status.attempt + 1} starts because the spec was changed"
     event = Event(EventType.NORMAL, "SpecChanged", text)
-    status = history.ended(
+    status = history.with_ended_attempt(
         status, world.now, cause=Cause.FREE, reason="SpecChanged", message="the spec was changed"
     )
-    status = budgets.charged(status, Cause.FREE, world.now)
-    # What did not get on may do so as it is asked for now.
+    status = budgets.charge(status, Cause.FREE, world.now)
+    # The new spec may fix the stall.
     status = status.model_copy(update={"stalled_attempts": 0})
     return _new_attempt(world, status, (event,), defaults)
 
 
-def _late(world: World, reason: str, message: str) -> Plan:
-    """A deadline has passed: the job fails."""
-    status = history.ended(world.job.status, world.now, cause=None, reason=reason, message=message)
+def _fail_by_deadline(world: World, reason: str, message: str) -> Plan:
+    """Return the plan that fails the job because a deadline has passed."""
+    status = history.with_ended_attempt(
+        world.job.status, world.now, cause=None, reason=reason, message=message
+    )
     event = Event(EventType.WARNING, reason, message)
-    plan = life.finish(world, status, succeeded=False, reason="Failed", message=message)
+    plan = lifecycle.finish(world, status, succeeded=False, reason="Failed", message=message)
     return Plan(plan.status, events=(event,), requeue_seconds=0)
 
 
-def _lost(world: World, losses: Sequence[Loss], defaults: Defaults) -> Plan:
-    """The attempt is over: another one follows, or the job fails."""
+def _handle_losses(world: World, losses: Sequence[Loss], defaults: Defaults) -> Plan:
+    """Return the plan that ends the attempt: it starts the next one, or fails the job."""
     loss = root_cause(list(losses), world)
     if loss is None:
-        return Plan(world.job.status, requeue_seconds=CAUSE_LOOK_SECONDS)
+        return Plan(world.job.status, requeue_seconds=ROOT_CAUSE_REQUEUE_SECONDS)
     failure, now = loss.failure, world.now
     status = with_progress(world, world.job.status, at_the_end=True)
     status = status.model_copy(update={"last_failure": failure})
-    status = ladder.climbed(world.job, status, loss, losses, now)
-    status = history.ended(
+    status = escalation.count_stalled_attempt(world.job, status, loss, losses, now)
+    status = history.with_ended_attempt(
         status, now, cause=failure.cause, reason=failure.reason, message=failure.message
     )
-    no_more = budgets.why_no_more(world.job, status, loss, now)
-    if no_more is not None:
-        message = f"{failure.message} {no_more}"
-        return life.finish(world, status, succeeded=False, reason="Failed", message=message)
-    status = budgets.charged(status, failure.cause, now)
-    status = recovery.opened(status, failure, now)
-    text = f"attempt {status.attempt + 1} follows because {failure.message}"
+    why_not = budgets.why_not_retried(world.job, status, loss, now)
+    if why_not is not None:
+        message = f"{failure.message} {why_not}"
+        return lifecycle.finish(world, status, succeeded=False, reason="Failed", message=message)
+    status = budgets.charge(status, failure.cause, now)
+    status = recovery.start_trace(status, failure, now)
+    text = f"attempt {status.attempt + 1} starts because {failure.message}"
     event = Event(EventType.WARNING, "Restarting", text)
     return _new_attempt(world, status, (event,), defaults)
 
@@ -121,73 +124,75 @@ def _lost(world: World, losses: Sequence[Loss], defaults: Defaults) -> Plan:
 def _new_attempt(
     world: World, status: DDPJobStatus, events: tuple[Event, ...], defaults: Defaults
 ) -> Plan:
-    """Count up: the status is written before anything of the new attempt is acted on."""
+    """Return the plan of the next attempt. Its status is written before any of its actions run."""
     attempt = status.attempt + 1
     status = status.model_copy(
         update={
             "attempt": attempt,
             "attempt_start_time": world.now.replace(microsecond=0),
             "attempt_spec_hash": world.job.spec_hash,
-            "attempt_start_step": ladder.newest_step(status),
+            "attempt_start_step": escalation.newest_step(status),
         }
     )
     out = ConditionWriter(world, status)
-    text = f"attempt {attempt}"
-    out.set(ConditionType.RENDEZVOUSED, False, "WaitingForRanks", text)
-    out.set(ConditionType.PODS_READY, False, "NotReady", text)
-    out.status = out.status.model_copy(update={"ready": f"0/{world.job.spec.nodes}"})
+    nodes = world.job.spec.nodes
+    out.set_waiting_for_ranks()
+    out.set(ConditionType.PODS_READY, False, "NotReady", f"0 of {nodes} pods are training")
+    out.status = out.status.model_copy(update={"ready": f"0/{nodes}"})
     if status.last_failure is not None and status.last_failure.attempt == attempt - 1:
-        message = f"attempt {attempt} follows because {status.last_failure.message}"
+        message = f"attempt {attempt} starts because {status.last_failure.message}"
         out.set(ConditionType.SUCCEEDED, None, "Recovering", message)
     else:
-        out.set(ConditionType.SUCCEEDED, None, "Pending", f"attempt {attempt} begins")
+        out.set(ConditionType.SUCCEEDED, None, "Pending", f"attempt {attempt} starts")
     actions = ensure_attempt(world, out.status, defaults)
-    return Plan(out.status, tuple(actions), events, STARTING_LOOK_SECONDS)
+    return Plan(out.status, tuple(actions), events, STARTING_REQUEUE_SECONDS)
 
 
-def _completed(world: World) -> Plan:
+def _complete(world: World) -> Plan:
     status = with_progress(world, world.job.status, at_the_end=True)
     ranks = world.job.spec.nodes * world.job.spec.ranks_per_node
-    message = f"all {ranks} ranks of attempt {status.attempt} exited 0"
-    status = ladder.noted(status)
-    status = history.ended(status, world.now, cause=None, reason="Completed", message=message)
-    return life.finish(world, status, succeeded=True, reason="Completed", message=message)
+    message = f"all {ranks} ranks of attempt {status.attempt} exited with code 0"
+    status = escalation.reset_stalled_attempts(status)
+    status = history.with_ended_attempt(
+        status, world.now, cause=None, reason="Completed", message=message
+    )
+    return lifecycle.finish(world, status, succeeded=True, reason="Completed", message=message)
 
 
-def _carry_on(world: World, status: DDPJobStatus, defaults: Defaults) -> Plan:
-    before = status.resumed_from_step
-    was_formed = status.is_true(ConditionType.RENDEZVOUSED)
-    was_traced = status.last_recovery
-    status = active_conditions(world, ladder.noted(with_progress(world, status)))
-    status = recovery.traced(world, status)
+def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> Plan:
+    old_resumed_from = status.resumed_from_step
+    had_joined = status.is_true(ConditionType.RENDEZVOUSED)
+    old_recovery = status.last_recovery
+    status = escalation.reset_stalled_attempts(with_progress(world, status))
+    status = recovery.complete_trace(world, active_conditions(world, status))
     events = []
-    if status.is_true(ConditionType.RENDEZVOUSED) and not was_formed:
-        text = f"all ranks of attempt {status.attempt} train"
+    if status.is_true(ConditionType.RENDEZVOUSED) and not had_joined:
+        text = f"all ranks of attempt {status.attempt} are training"
         events.append(Event(EventType.NORMAL, "Running", text))
-    if status.resumed_from_step is not None and status.resumed_from_step != before:
+    if status.resumed_from_step is not None and status.resumed_from_step != old_resumed_from:
         text = f"attempt {status.attempt} resumed from step {status.resumed_from_step}"
         events.append(Event(EventType.NORMAL, "ResumedFromCheckpoint", text))
-    if status.last_recovery is not None and status.last_recovery is not was_traced:
-        text = f"attempt {status.attempt} goes on after {status.last_recovery.summary}"
+    if status.last_recovery is not None and status.last_recovery is not old_recovery:
+        text = f"attempt {status.attempt} recovered in {status.last_recovery.summary}"
         events.append(Event(EventType.NORMAL, "Recovered", text))
     actions = ensure_attempt(world, status, defaults)
-    requeue = _next_look(world, status)
-    return Plan(status, tuple(actions), tuple(events), requeue)
+    return Plan(status, tuple(actions), tuple(events), _requeue_seconds(world, status))
 
 
-def _next_look(world: World, status: DDPJobStatus) -> float:
-    trains = status.is_true(ConditionType.PODS_READY)
-    deadline = life.seconds_to_deadline(world, status)
-    reports = world.job.spec.task is None or status.progress is not None
-    look = RUNNING_LOOK_SECONDS if trains and reports else STARTING_LOOK_SECONDS
+def _requeue_seconds(world: World, status: DDPJobStatus) -> float:
+    is_training = status.is_true(ConditionType.PODS_READY)
+    deadline = lifecycle.seconds_to_deadline(world, status)
+    has_progress = world.job.spec.task is None or status.progress is not None
+    running = is_training and has_progress
+    seconds = RUNNING_REQUEUE_SECONDS if running else STARTING_REQUEUE_SECONDS
     ended = (AgentPhase.SUCCEEDED, AgentPhase.FAILED)
     if any(r.phase in ended for r in world.reports.values()):
-        look = STARTING_LOOK_SECONDS
-    return look if deadline is None else min(look, deadline)
+        seconds = STARTING_REQUEUE_SECONDS
+    return seconds if deadline is None else min(seconds, deadline)
 
 
-def _observed(world: World, plan: Plan) -> Plan:
-    """The plan, its status marked with the generation that it speaks of."""
+def _with_observation(world: World, plan: Plan) -> Plan:
+    """Return the plan with the fields of its status that every reconcile sets."""
     status = plan.status.model_copy(
         update={
             "observed_generation": world.job.metadata.generation,

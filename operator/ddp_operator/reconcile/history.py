@@ -1,22 +1,22 @@
-"""The attempts that have ended: the story of a run."""
+"""Record the attempts that have ended."""
 
 from datetime import datetime
 
 from ddp_operator.api.status import AttemptStatus, Cause, DDPJobStatus
-from ddp_operator.reconcile.ladder import newest_step
+from ddp_operator.reconcile.escalation import newest_step
 
 _ATTEMPTS = 10
-"""How many of them the status holds."""
+"""Maximum number of ended attempts in the status."""
 _CHARACTERS = 256
-"""What a sentence is cut to: whole it stands in lastFailure."""
+"""Maximum length of a message, in characters. lastFailure holds the whole message."""
 
 
-def ended(
+def with_ended_attempt(
     status: DDPJobStatus, now: datetime, *, cause: Cause | None, reason: str, message: str
 ) -> DDPJobStatus:
-    """The status, whose history tells that and why the current attempt is over."""
-    told = {attempt.number for attempt in status.attempts}
-    if status.attempt == 0 or status.attempt in told:
+    """Return the status with the end of the current attempt recorded once."""
+    recorded = {attempt.number for attempt in status.attempts}
+    if status.attempt == 0 or status.attempt in recorded:
         return status
     attempt = AttemptStatus(
         number=status.attempt,

@@ -1,4 +1,4 @@
-"""What shall be done about one job."""
+"""The result of one reconcile: status, actions, Events and the time of the next look."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -9,42 +9,42 @@ from ddp_operator.api.status import DDPJobStatus
 
 @dataclass(frozen=True)
 class CreateService:
-    """Create the headless Service."""
+    """Creation of the headless Service."""
 
     manifest: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class CreatePod:
-    """Create a worker pod."""
+    """Creation of a worker pod."""
 
     manifest: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class DeletePod:
-    """Delete a pod, and no later one of the same name."""
+    """Deletion of exactly this pod. The uid protects a later pod of the same name."""
 
     name: str
     uid: str
     grace_seconds: int | None = None
-    """None leaves it to the pod; 0 is for pods whose container has ended."""
+    """Grace period in seconds: None keeps the pod's own, 0 is for pods that have ended."""
 
 
 @dataclass(frozen=True)
 class SetAttempt:
-    """Tell a living pod which attempt to run, or to stop."""
+    """Order to a living pod to run an attempt, or to stop."""
 
     name: str
     uid: str
     value: str
     ip: str | None = field(default=None, compare=False)
-    """Where its agent is told directly too, sooner than the kubelet tells it."""
+    """Address of the agent for a direct order, which arrives before the kubelet's update."""
 
 
 @dataclass(frozen=True)
 class DeleteJob:
-    """Delete the job itself; its children follow by ownership."""
+    """Deletion of the job. The garbage collector deletes its children."""
 
     uid: str
 
@@ -61,7 +61,7 @@ class EventType(StrEnum):
 
 @dataclass(frozen=True)
 class Event:
-    """Something to tell the people who watch the job."""
+    """Kubernetes Event about the job."""
 
     type: EventType
     reason: str
@@ -70,10 +70,10 @@ class Event:
 
 @dataclass(frozen=True)
 class Plan:
-    """The outcome of a decision: the status to write, then what to do, then what to tell."""
+    """Result of a decision: the status to write, then the actions, then the Events."""
 
     status: DDPJobStatus
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     requeue_seconds: float | None = None
-    """Look again after this time even when nothing happens."""
+    """Seconds until the next reconcile if nothing else triggers one; None for no limit."""

@@ -1,29 +1,29 @@
-"""What the status says about the training itself, from the words of the agents."""
+"""Compute the training progress in the status from the report of node 0's agent."""
 
 import math
 from datetime import datetime, timedelta
 from typing import Any
 
 from ddp_operator.api.status import CheckpointStatus, DDPJobStatus, ProgressStatus
-from ddp_operator.reconcile.world import World, moment
+from ddp_operator.reconcile.world import World, to_datetime
 from ddp_wire.contract import AgentPhase, AgentStatus, Progress
 
 PROGRESS_INTERVAL = timedelta(seconds=5)
-"""The status follows the training no faster than this."""
+"""Minimum time between two status writes that change only the progress."""
 
 METRICS = 32
-"""How many metrics the status holds."""
+"""Maximum number of metrics in the status."""
 
 _ENDED = {AgentPhase.SUCCEEDED, AgentPhase.FAILED, AgentPhase.PREEMPTED}
 
 
 def with_progress(world: World, status: DDPJobStatus, *, at_the_end: bool = False) -> DDPJobStatus:
-    """The status with the newest progress, checkpoint and point of resumption.
+    """Return the status with the newest progress, checkpoint and resumed step.
 
-    While an attempt goes on some news are left for later; what was saved by its end decides whether
-    it got on, so nothing is left then.
+    While an attempt runs, a new value may wait for `PROGRESS_INTERVAL`. `at_the_end` applies every
+    value, to count a checkpoint committed just before the attempt ended as progress.
     """
-    report = _leading_report(world, status.attempt)
+    report = _rank_zero_report(world, status.attempt)
     if report is None:
         return status
     resumed = next((b.resumed_from for b in report.ranks if b.rank == 0), None)
@@ -32,7 +32,7 @@ def with_progress(world: World, status: DDPJobStatus, *, at_the_end: bool = Fals
         update["last_checkpoint"] = CheckpointStatus(
             step=report.checkpoint.step,
             path=report.checkpoint.path[:1024],
-            time=moment(report.checkpoint.at, world.now).replace(microsecond=0),
+            time=to_datetime(report.checkpoint.at, world.now).replace(microsecond=0),
         )
     if report.progress is not None:
         update["progress"] = render(report.progress, world.now)
@@ -43,7 +43,7 @@ def with_progress(world: World, status: DDPJobStatus, *, at_the_end: bool = Fals
 
 
 def render(progress: Progress, now: datetime) -> ProgressStatus:
-    """Progress as the status shows it: numbers that are no integers become decimal strings."""
+    """Return the progress for the status, with floats as decimal strings or rounded integers."""
     rate = progress.samples_per_second
     return ProgressStatus(
         summary=_summary(progress),
@@ -65,8 +65,8 @@ def _summary(progress: Progress) -> str:
     return f"{progress.step}/{progress.total_steps} ({percent}%)"
 
 
-def _leading_report(world: World, attempt: int) -> AgentStatus | None:
-    """The word of the agent that holds global rank 0: that of node 0."""
+def _rank_zero_report(world: World, attempt: int) -> AgentStatus | None:
+    """Return the report of node 0's agent, which supervises global rank 0, about an attempt."""
     pod = world.pod(0)
     report = world.report(pod) if pod is not None else None
     return report if report is not None and report.attempt == attempt else None
@@ -75,11 +75,11 @@ def _leading_report(world: World, attempt: int) -> AgentStatus | None:
 def _worth_writing(
     old: DDPJobStatus, new: DDPJobStatus, now: datetime, report: AgentStatus
 ) -> bool:
-    """Whether the news justify a write: some are late by design, none is lost at the end."""
+    """Return whether to write a change now. A change at the end of an attempt is never delayed."""
     if report.phase in _ENDED or new.resumed_from_step != old.resumed_from_step:
         return _content(old) != _content(new)
     shown = old.progress.time if old.progress else None
-    # A clock that was set back makes the last report one of the future.
+    # abs() handles a shown time in the future, after the clock was set back.
     return _content(old) != _content(new) and (
         shown is None or abs(now - shown) >= PROGRESS_INTERVAL
     )

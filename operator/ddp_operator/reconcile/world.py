@@ -1,4 +1,4 @@
-"""What was observed of one job and its children."""
+"""The observed state of one job and its children, which a decision depends on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,19 +16,19 @@ from ddp_wire.contract import AgentStatus
 
 @dataclass(frozen=True)
 class Termination:
-    """How a worker container ended."""
+    """End of a worker container."""
 
     exit_code: int
     reason: str
-    """The kubelet's word, as OOMKilled."""
+    """Reason that the kubelet reports, for example OOMKilled."""
     at: datetime | None
     final: AgentStatus | None
-    """The agent's last state, from the termination message."""
+    """Last report of the agent, from the termination message."""
 
 
 @dataclass(frozen=True)
 class PodView:
-    """What matters of a worker pod."""
+    """The fields of a worker pod that decisions depend on."""
 
     name: str
     uid: str
@@ -40,81 +40,87 @@ class PodView:
     """Value of the attempt annotation."""
     spec_hash: str = ""
     deleting: bool = False
-    deletion_asked: datetime | None = None
-    """When its deletion was asked for."""
-    deletion_due: datetime | None = None
-    """When its kubelet must have ended it."""
+    deletion_requested: datetime | None = None
+    """Time of the deletion request."""
+    deletion_deadline: datetime | None = None
+    """Time at which the grace period ends."""
     node: str | None = None
     ip: str | None = None
     waiting: str | None = None
-    """Why it does not run yet: the scheduler's or the kubelet's sentence."""
+    """Why the pod does not run yet, as the scheduler or the kubelet reports it."""
     reason: str | None = None
-    """The pod's own reason when it failed as a whole, as Evicted."""
+    """Reason of the pod status when the pod failed as a whole, for example Evicted."""
     disruption: str | None = None
-    """Why Kubernetes told the pod to go: the reason of its DisruptionTarget condition."""
+    """Reason of the DisruptionTarget condition, or None without a disruption."""
     termination: Termination | None = None
 
     @property
     def terminal(self) -> bool:
-        """Whether its container will never run again."""
+        """Return whether the container will never run again."""
         return self.phase in {"Succeeded", "Failed"}
 
 
 @dataclass(frozen=True)
 class World:
-    """Everything a decision may depend on."""
+    """Everything that a decision depends on."""
 
     job: DDPJob
     now: datetime
     pods: tuple[PodView, ...] = ()
     service_exists: bool = False
     reports: Mapping[str, AgentStatus] = field(default_factory=dict)
-    """Newest answers of agents, by pod uid."""
+    """Newest agent report by pod uid."""
     blocked: str | None = None
-    """What the API server refused when the last plan was carried out."""
+    """Error of the API server when the actions of the last plan ran."""
 
     def pod(self, index: int) -> PodView | None:
-        """The pod of a node: by its name, since a pod of another numbering is none of this gang."""
+        """Return the pod of a node, or None.
+
+        The name selects it, because a pod with another number of digits is of an older gang.
+        """
         name = names.pod_name(self.job, index)
         return next((p for p in self.pods if p.name == name), None)
 
     def report(self, pod: PodView) -> AgentStatus | None:
-        """The pod's newest word: the answer of its agent, or what it left when it ended."""
+        """Return the newest report of a pod's agent, or None.
+
+        The termination message is newer than any answer.
+        """
         if pod.termination is not None and pod.termination.final is not None:
             return pod.termination.final
         return self.reports.get(pod.uid)
 
 
 def ended_in(pod: PodView, status: DDPJobStatus) -> bool:
-    """Whether the end of a terminal pod belongs to the attempt of a status.
+    """Return whether a terminal pod ended in the current attempt of a status.
 
-    By the agent's last word: the annotation may name the next attempt, which came too late. Without
-    one by the clock: the word of a container's end comes late when its kubelet had been away.
+    The agent's last report decides, because the annotation may already name the next attempt.
+    Without a report the end time decides, because a kubelet that was offline reports an end late.
     """
     end = pod.termination
     if end is not None and end.final is not None:
         return end.final.attempt == status.attempt
     if pod.attempt != str(status.attempt):
         return False
-    begun = status.attempt_start_time
-    return end is None or end.at is None or begun is None or end.at >= begun
+    started = status.attempt_start_time
+    return end is None or end.at is None or started is None or end.at >= started
 
 
-def moment(seconds: float, otherwise: datetime) -> datetime:
-    """Unix seconds as a datetime; another one where a pod names a time that no calendar has."""
+def to_datetime(seconds: float, default: datetime) -> datetime:
+    """Convert Unix seconds of a pod. Return `default` for a time that datetime cannot represent."""
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (OverflowError, OSError, ValueError):
-        return otherwise
+        return default
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """An API timestamp as an aware datetime."""
+    """Convert an API timestamp to an aware datetime."""
     return datetime.fromisoformat(text) if text else None
 
 
 def view_pod(manifest: Mapping[str, Any]) -> PodView:
-    """Reduce a pod, as the API server gives it, to what matters."""
+    """Return the view of a pod manifest from the API server."""
     metadata, spec = manifest["metadata"], manifest.get("spec") or {}
     status = manifest.get("status") or {}
     annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
@@ -128,7 +134,7 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         {},
     )
     termination = _termination(container)
-    due = parse_time(metadata.get("deletionTimestamp"))
+    deadline = parse_time(metadata.get("deletionTimestamp"))
     grace = timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
     return PodView(
         name=metadata["name"],
@@ -138,9 +144,9 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         ready=conditions.get("Ready", {}).get("status") == "True",
         attempt=annotations.get(contract.ANNOTATION_ATTEMPT, ""),
         spec_hash=annotations.get(contract.ANNOTATION_SPEC_HASH, ""),
-        deleting=due is not None,
-        deletion_asked=due - grace if due is not None else None,
-        deletion_due=due,
+        deleting=deadline is not None,
+        deletion_requested=deadline - grace if deadline is not None else None,
+        deletion_deadline=deadline,
         node=spec.get("nodeName"),
         ip=status.get("podIP"),
         waiting=_waiting(conditions, container),
@@ -151,9 +157,9 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
 
 
 def _phase(status: Mapping[str, Any], termination: Termination | None) -> str:
-    """The pod's phase, or already how its worker ended.
+    """Return the phase of the pod, or of its worker container once that has ended.
 
-    The kubelet moves the phase seconds later, when it has cleaned up; and a sidecar would hold it.
+    The kubelet changes the pod's phase seconds later, and not before all sidecars have ended.
     """
     if termination is None:
         return str(status.get("phase", "Pending"))
@@ -187,7 +193,7 @@ def _termination(container: Mapping[str, Any]) -> Termination | None:
     try:
         final = AgentStatus.model_validate_json(terminated.get("message") or "")
     except ValidationError:
-        final = None  # The container was killed before its agent could write.
+        final = None  # The container was killed before its agent wrote a report.
     return Termination(
         exit_code=int(terminated.get("exitCode", 1)),
         reason=terminated.get("reason", ""),

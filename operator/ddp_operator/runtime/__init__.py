@@ -1,1 +1,1 @@
-"""The operator as a process: queue, cache, controller, health."""
+"""The operator's runtime: work queue, cache, controller, leader election and health endpoints."""

@@ -1,4 +1,4 @@
-"""The heart: observe a job, decide, write the status, act, tell."""
+"""Controller that observes a job, decides, writes the status, acts and publishes Events."""
 
 import asyncio
 import logging
@@ -11,9 +11,8 @@ from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import Cluster, ClusterError, ConflictError, Key, Manifest
 from ddp_operator.reconcile.decide import decide
-from ddp_operator.reconcile.invalid import INVALID, with_invalid_spec
-from ddp_operator.reconcile.life import is_finished
-from ddp_operator.reconcile.pacing import seconds_to_wait
+from ddp_operator.reconcile.invalid_spec import INVALID, invalid_spec_status
+from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import (
     Action,
     CreatePod,
@@ -25,10 +24,11 @@ from ddp_operator.reconcile.plan import (
     Plan,
     SetAttempt,
 )
+from ddp_operator.reconcile.status_throttle import seconds_until_write
 from ddp_operator.reconcile.world import PodView, World, view_pod
+from ddp_operator.runtime.agent_watcher import AgentWatcher
 from ddp_operator.runtime.cache import Cache
-from ddp_operator.runtime.logs import note
-from ddp_operator.runtime.vigil import Vigil
+from ddp_operator.runtime.logs import add_log_fields
 from ddp_wire import contract
 from ddp_wire.contract import AgentStatus, AttemptOrder
 
@@ -36,7 +36,10 @@ _log = logging.getLogger(__name__)
 
 
 class Controller:
-    """Reconciles jobs. One instance serves all workers; nothing it remembers decides anything."""
+    """Controller of all jobs. One instance serves all workers.
+
+    No decision depends on state that a restart of the operator would lose.
+    """
 
     def __init__(
         self,
@@ -45,66 +48,71 @@ class Controller:
         defaults: Defaults,
         clock: Callable[[], datetime],
         *,
-        vigil: Vigil | None = None,
+        watcher: AgentWatcher | None = None,
         in_flight: int = 32,
     ) -> None:
-        """Without a vigil losses are noticed by the readiness of pods alone."""
-        self._cluster, self._cache, self._vigil = cluster, cache, vigil
+        """Create a controller. Without a watcher it finds losses only by the readiness of pods.
+
+        `in_flight` limits the concurrent requests.
+        """
+        self._cluster, self._cache, self._watcher = cluster, cache, watcher
         self._defaults, self._clock = defaults, clock
         self._in_flight = asyncio.Semaphore(in_flight)
         self._blocked: dict[Key, str] = {}
         self._written: dict[Key, datetime] = {}
 
     async def reconcile(self, key: Key) -> float | None:
-        """Bring one job a step nearer to what its spec asks for.
+        """Move one job a step closer to its spec.
 
         Returns:
-            Seconds after which to look again, or None to wait for an event.
+            Seconds after which to reconcile again, or None to wait for an event.
 
         Raises:
-            ClusterError: A request failed; the caller tries again later.
+            ClusterError: A request failed. The caller retries later.
         """
         raw = self._cache.job(key)
         if raw is None:
             self._blocked.pop(key, None)
             self._written.pop(key, None)
-            self._attend(key, ())
+            self._follow_agents(key, ())
             return None
         try:
             job = parse_job(raw)
         except InvalidJobError as error:
-            await self._leave_alone(raw, str(error))
+            await self._report_invalid(raw, str(error))
             return None
-        heard: dict[str, AgentStatus | None] = {}
-        world = await self._observe(job, self._cache.children("Pod", key), heard)
+        polled: dict[str, AgentStatus | None] = {}
+        world = await self._observe(job, self._cache.children("Pod", key), polled)
         plan = decide(world, self._defaults)
         if plan.actions and job.status.attempt > 0:
-            # What changes the world is decided on a fresh look: the cache may lag behind. A job
-            # without an attempt has nothing yet that could be lost; what it creates is idempotent.
+            # Actions are decided on fresh pods, because the cache may lag behind. A job without an
+            # attempt needs none: it has nothing to lose yet, and its creations are idempotent.
             pods = await self._cluster.list_pods(key[0], names.pod_selector(job))
-            world = await self._observe(job, pods, heard)
+            world = await self._observe(job, pods, polled)
             plan = decide(world, self._defaults)
         active = not is_finished(plan.status) and not job.spec.suspend
-        self._attend(key, world.pods if active else ())
+        self._follow_agents(key, world.pods if active else ())
         failure = plan.status.last_failure
-        note(attempt=plan.status.attempt or None, cause=failure.reason if failure else None)
-        wait = seconds_to_wait(world, plan, self._written.get(key))
+        add_log_fields(
+            attempt=plan.status.attempt or None, cause=failure.reason if failure else None
+        )
+        wait = seconds_until_write(world, plan, self._written.get(key))
         if wait > 0.0:
             return min(wait, plan.requeue_seconds or wait)
-        return await self._carry_out(key, raw, job, plan)
+        return await self._apply(key, raw, job, plan)
 
-    async def _leave_alone(self, raw: Manifest, sentence: str) -> None:
-        """Say in the status what is wrong with a job that only an edit of it can mend."""
-        status = with_invalid_spec(raw, sentence, self._clock())
+    async def _report_invalid(self, raw: Manifest, sentence: str) -> None:
+        """Write into the status why the job is invalid. Only an edit of the job can fix it."""
+        status = invalid_spec_status(raw, sentence, self._clock())
         if status is None:
             return
-        _log.error("left alone: %s", sentence)
+        _log.error("the job is invalid and is not reconciled: %s", sentence)
         written = await self._cluster.write_status(raw, status)
         self._cache.put_job(written)
         await self._cluster.emit(written, Event(EventType.WARNING, INVALID, sentence))
 
     async def refresh(self, key: Key) -> None:
-        """Read a job anew, after a write showed that the cache lags behind."""
+        """Read a job again after a write showed that the cache lags behind."""
         raw = await self._cluster.get_job(key)
         if raw is not None:
             self._cache.put_job(raw)
@@ -112,53 +120,53 @@ class Controller:
             self._cache.forget_job(key)
 
     async def _observe(
-        self, job: DDPJob, pods: Sequence[Manifest], heard: dict[str, AgentStatus | None]
+        self, job: DDPJob, pods: Sequence[Manifest], polled: dict[str, AgentStatus | None]
     ) -> World:
-        """What is the case; `heard` is what agents have said when asked, so that each is once."""
-        mine = [p for p in pods if _belongs(p, job)]
-        views = tuple(view_pod(p) for p in mine)
+        """Return the observed state. `polled` keeps all answers, so each agent is polled once."""
+        views = tuple(view_pod(p) for p in pods if _belongs(p, job))
         services = self._cache.children("Service", job.key)
-        reports = await self._ask_agents(job, views, heard)
+        reports = await self._agent_statuses(job, views, polled)
         return World(
             job=job,
-            now=self._clock(),  # It takes a while to learn that an agent does not answer.
+            now=self._clock(),  # Read after the polls, because a timeout takes seconds.
             pods=views,
             service_exists=any(_belongs(s, job) for s in services),
             reports=reports,
             blocked=self._blocked.get(job.key),
         )
 
-    def _attend(self, key: Key, pods: Sequence[PodView]) -> None:
-        if self._vigil is not None:
-            self._vigil.attend(key, pods)
+    def _follow_agents(self, key: Key, pods: Sequence[PodView]) -> None:
+        if self._watcher is not None:
+            self._watcher.follow(key, pods)
 
-    async def _ask_agents(
-        self, job: DDPJob, pods: Sequence[PodView], heard: dict[str, AgentStatus | None]
+    async def _agent_statuses(
+        self, job: DDPJob, pods: Sequence[PodView], polled: dict[str, AgentStatus | None]
     ) -> dict[str, AgentStatus]:
-        """Words of the agents: of node 0 as it is now, of others as they were told or are asked.
+        """Return the newest agent statuses by pod uid.
 
-        They are asked as long as not all ranks train.
+        The agent of node 0 is always polled. Until all ranks train, agents without a watched status
+        are polled too.
         """
         if is_finished(job.status) or job.spec.suspend:
             return {}
-        told = self._vigil.words(pods) if self._vigil is not None else {}
+        watched = self._watcher.statuses(pods) if self._watcher is not None else {}
         formed = job.status.is_true(ConditionType.RENDEZVOUSED)
-        whole = formed and all(pod.ready for pod in pods)
-        known = pods if whole else [p for p in pods if p.uid in told]
-        asked = [p for p in pods if not p.terminal and p.ip and (p.index == 0 or p not in known)]
-        new = [pod for pod in asked if pod.uid not in heard]
-        answers = await asyncio.gather(*(self._ask(pod) for pod in new))
-        heard |= {pod.uid: answer for pod, answer in zip(new, answers, strict=True)}
-        fresh = {p.uid: a for p in asked if (a := heard[p.uid]) is not None}
-        words = {**told, **fresh}
-        # An address may have come to a pod of another job since it was read.
-        return {u: w for u, w in words.items() if w.job_uid in {job.metadata.uid, ""}}
+        complete = formed and all(pod.ready for pod in pods)
+        known = pods if complete else [p for p in pods if p.uid in watched]
+        to_poll = [p for p in pods if not p.terminal and p.ip and (p.index == 0 or p not in known)]
+        new = [pod for pod in to_poll if pod.uid not in polled]
+        answers = await asyncio.gather(*(self._poll(pod) for pod in new))
+        polled |= {pod.uid: answer for pod, answer in zip(new, answers, strict=True)}
+        fresh = {p.uid: a for p in to_poll if (a := polled[p.uid]) is not None}
+        statuses = {**watched, **fresh}
+        # The address may belong to a pod of another job by now.
+        return {u: s for u, s in statuses.items() if s.job_uid in {job.metadata.uid, ""}}
 
-    async def _ask(self, pod: PodView) -> AgentStatus | None:
+    async def _poll(self, pod: PodView) -> AgentStatus | None:
         async with self._in_flight:
-            return await self._cluster.ask_agent(pod)
+            return await self._cluster.get_agent_status(pod)
 
-    async def _carry_out(self, key: Key, raw: Manifest, job: DDPJob, plan: Plan) -> float | None:
+    async def _apply(self, key: Key, raw: Manifest, job: DDPJob, plan: Plan) -> float | None:
         if plan.status != job.status:
             status = plan.status.model_dump(mode="json", by_alias=True, exclude_none=True)
             raw = await self._cluster.write_status(raw, status)
@@ -166,29 +174,29 @@ class Controller:
             self._written[key] = self._clock()
         for event in plan.events:
             _log.info("%s: %s", event.reason, event.message)
-        # Events tell of what the status now says. No later look will find cause to tell them again,
-        # so they do not wait for the actions, which may fail; nor do the actions wait for them.
-        telling = [self._cluster.emit(raw, event) for event in plan.events]
-        acted, *_ = await asyncio.gather(
-            self._act(job, plan.actions), *telling, return_exceptions=True
+        # Events describe the status change that was just written. No later reconcile emits them
+        # again, so they do not wait for the actions, which may fail.
+        emitting = [self._cluster.emit(raw, event) for event in plan.events]
+        outcome, *_ = await asyncio.gather(
+            self._act(job, plan.actions), *emitting, return_exceptions=True
         )
-        if isinstance(acted, ClusterError):
-            await self._report_blocked(key, raw, acted)
-        if isinstance(acted, BaseException):
-            raise acted
+        if isinstance(outcome, ClusterError):
+            await self._report_blocked(key, raw, outcome)
+        if isinstance(outcome, BaseException):
+            raise outcome
         self._blocked.pop(key, None)
         return plan.requeue_seconds
 
     async def _act(self, job: DDPJob, actions: Sequence[Action]) -> None:
-        """Deletions first, since they free names; then the Service; then pods, all at once."""
+        """Run the actions: deletions first because they free names, the Service, then all pods."""
         stages: tuple[tuple[type[Action], ...], ...] = (
             (DeletePod, DeleteJob),
             (CreateService,),
             (CreatePod, SetAttempt),
         )
         for stage in stages:
-            todo = [self._do(job, action) for action in actions if isinstance(action, stage)]
-            outcomes = await asyncio.gather(*todo, return_exceptions=True)
+            running = [self._do(job, action) for action in actions if isinstance(action, stage)]
+            outcomes = await asyncio.gather(*running, return_exceptions=True)
             for outcome in outcomes:
                 if isinstance(outcome, BaseException):
                     raise outcome
@@ -198,31 +206,33 @@ class Controller:
         async with self._in_flight:
             match action:
                 case CreateService() | CreatePod():
-                    made = await cluster.create(action.manifest)
-                    self._cache.put_child(action.manifest["kind"], made)
+                    created = await cluster.create(action.manifest)
+                    self._cache.put_child(action.manifest["kind"], created)
                 case DeletePod():
                     await cluster.delete_pod(
                         namespace, action.name, action.uid, action.grace_seconds
                     )
                 case SetAttempt():
-                    await asyncio.gather(self._tell(job, action), self._annotate(namespace, action))
+                    await asyncio.gather(
+                        self._order_attempt(job, action), self._annotate(namespace, action)
+                    )
                 case DeleteJob():
                     await cluster.delete_job(job.key, action.uid)
 
-    async def _tell(self, job: DDPJob, action: SetAttempt) -> None:
-        """Tell the agent itself, which spares the annotation's way through the kubelet."""
+    async def _order_attempt(self, job: DDPJob, action: SetAttempt) -> None:
+        """Send the order to the agent directly, because the kubelet delays the annotation."""
         if action.ip is not None and action.value != contract.ATTEMPT_STOP:
             order = AttemptOrder(job_uid=job.metadata.uid, attempt=int(action.value))
             await self._cluster.order_attempt(action.ip, order)
 
     async def _annotate(self, namespace: str, action: SetAttempt) -> None:
         annotations = {contract.ANNOTATION_ATTEMPT: action.value}
-        told = await self._cluster.annotate_pod(namespace, action.name, action.uid, annotations)
-        if told is not None:
-            self._cache.put_child("Pod", told)
+        pod = await self._cluster.annotate_pod(namespace, action.name, action.uid, annotations)
+        if pod is not None:
+            self._cache.put_child("Pod", pod)
 
     async def _report_blocked(self, key: Key, raw: Manifest, error: ClusterError) -> None:
-        """Remember what was refused: the next look puts it into the status."""
+        """Store the error, so that the next reconcile writes it into the status."""
         if isinstance(error, ConflictError) or self._blocked.get(key) == str(error):
             return
         self._blocked[key] = str(error)

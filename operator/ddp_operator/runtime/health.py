@@ -4,42 +4,48 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from ddp_operator.runtime.workers import Heart
+from ddp_operator.runtime.workers import Activity
 
 STUCK_SECONDS = 300.0
-"""A worker that is on one job for longer than this hangs: every request has a shorter limit."""
+"""Longest time that a worker may be busy with one job. Every request times out earlier."""
 UNSERVED_SECONDS = 300.0
-"""Requests that fail for longer than this, one and all, may go through from a new process."""
+"""Longest time in which all requests may fail. After it a new process may help."""
 
-StandingBy = Callable[[], tuple[bool, str] | None]
+Readiness = Callable[[], tuple[bool, str] | None]
 
 
-def _leads() -> None:
+def _always_leads() -> None:
     return None
 
 
-async def serve_health(heart: Heart, port: int, standing_by: StandingBy = _leads) -> web.AppRunner:
-    """Serve /healthz and /readyz. The caller cleans the runner up.
+async def serve_health(
+    activity: Activity, port: int, standby_readiness: Readiness = _always_leads
+) -> web.AppRunner:
+    """Serve /healthz and /readyz. The caller must clean up the returned runner.
 
-    `standing_by` gives readiness and a sentence while another process leads, None otherwise.
+    Args:
+        activity: Activity of this process.
+        port: Port to listen on.
+        standby_readiness: Returns readiness and a sentence while another process leads, and None
+            while this process leads.
     """
 
     async def healthz(_: web.Request) -> web.Response:
-        stuck, unserved = heart.longest(), heart.unserved()
-        if stuck > STUCK_SECONDS:
-            return _answer(False, f"a worker is stuck for {stuck:.0f} s")
+        busy, unserved = activity.longest_busy_seconds(), activity.unserved_seconds()
+        if busy > STUCK_SECONDS:
+            return _response(False, f"a worker is stuck for {busy:.0f} s")
         if unserved > UNSERVED_SECONDS:
-            return _answer(False, f"all requests to the API server failed for {unserved:.0f} s")
-        return _answer(True, "ok")
+            return _response(False, f"all requests to the API server failed for {unserved:.0f} s")
+        return _response(True, "ok")
 
     async def readyz(_: web.Request) -> web.Response:
-        waiting = standing_by()
-        if waiting is not None:
-            return _answer(*waiting)
-        if not heart.synced:
-            why = f": {heart.problem}" if heart.problem else ""
-            return _answer(False, f"jobs and pods have not been listed yet{why}")
-        return _answer(True, "ok")
+        standby = standby_readiness()
+        if standby is not None:
+            return _response(*standby)
+        if not activity.synced:
+            reason = f": {activity.problem}" if activity.problem else ""
+            return _response(False, f"jobs and pods have not been listed yet{reason}")
+        return _response(True, "ok")
 
     app = web.Application()
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
@@ -49,5 +55,5 @@ async def serve_health(heart: Heart, port: int, standing_by: StandingBy = _leads
     return runner
 
 
-def _answer(good: bool, text: str) -> web.Response:
-    return web.Response(status=200 if good else 503, text=f"{text}\n")
+def _response(ok: bool, text: str) -> web.Response:
+    return web.Response(status=200 if ok else 503, text=f"{text}\n")

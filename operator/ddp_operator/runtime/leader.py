@@ -1,10 +1,10 @@
-"""Leader election by a Lease: of all replicas at most one may write.
+"""Leader election by a Lease: at most one replica may write at any time.
 
-Semantics of client-go. A candidate takes the Lease when it is free, or when it has not seen the
-record change for as long as the record's holder asked for. A leader stops being it when it has not
-renewed the Lease within a shorter time, counted from before the request was sent. Each counts on
-its own monotonic clock; times of two machines are never compared, and every update names the
-version that it replaces. So a leader has stopped before anybody else can begin.
+The semantics are those of client-go. A candidate takes the Lease when it is free. It also takes the
+Lease when it has seen no change for the lease duration in the record. A leader stops when it could
+not renew the Lease for a shorter time, counted from before it sent its last successful request.
+Each process uses its own monotonic clock, so clocks of two machines are never compared. Every
+update names the version that it replaces. So the old leader stops before another one can start.
 """
 
 import asyncio
@@ -24,50 +24,56 @@ _RELEASE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of an election."""
+    """Timing of an election, in seconds."""
 
     lease: float = 15
-    """Others wait this long after the last renewal that they saw. Sent as whole seconds."""
+    """Time after the last observed renewal before another candidate may take the Lease.
+
+    The Lease holds it in whole seconds.
+    """
     renew: float = 10
-    """The leader stops when it could not renew for this long."""
+    """Time without a renewal after which the leader stops."""
     retry: float = 2
-    """Between two tries to acquire or to renew."""
+    """Time between two attempts to acquire or renew."""
 
 
 class Elector:
-    """One candidate. The order of calls is `acquire`, `hold`, `release`."""
+    """One candidate. Call `acquire`, `hold` and `release` in this order."""
 
     def __init__(
         self, leases: Leases, namespace: str, name: str, identity: str, timing: Timing
     ) -> None:
-        """`identity` must be this process's alone: no other one may ever have borne it."""
+        """Create a candidate. No other process may ever have used the same `identity`."""
         self._leases, self._timing = leases, timing
         self._namespace, self._name, self._identity = namespace, name, identity
         self._metadata: Manifest | None = None
-        """Of the Lease as last seen; None when there was none."""
+        """Metadata of the Lease as last observed, or None if there was no Lease."""
         self._record: Manifest = {}
-        """Its spec. Stays when the Lease is deleted: its holder may not know of that yet."""
-        self._seen_at = 0.0
-        """When the Lease was last seen to differ from before."""
-        self._known = False
-        """Whether the API server has ever said who holds the Lease."""
-        self._current = False
-        """Whether nothing speaks against updating the Lease without reading it first."""
+        """Spec of the Lease as last observed.
+
+        It stays when the Lease is deleted, because the holder may not know that yet.
+        """
+        self._changed_at = 0.0
+        """Loop time of the last observed change of the Lease."""
+        self._was_read = False
+        """Whether the Lease has been read from the API server at least once."""
+        self._up_to_date = False
+        """Whether the Lease may be updated without a new read."""
         self._leads_until: float | None = None
         self._problem = ""
 
     @property
     def holder(self) -> str:
-        """Who held the Lease when it was last looked at; empty when it was free."""
+        """Return the holder of the Lease as last observed, or an empty string if it was free."""
         return str(self._record.get("holderIdentity") or "")
 
     @property
     def leads(self) -> bool:
-        """Whether this process leads at this moment."""
+        """Return whether this process leads now."""
         return self._leads_until is not None and _now() < self._leads_until
 
     def check(self) -> None:
-        """To be called before anything is written.
+        """Check that this process leads. Call it before every write.
 
         Raises:
             NotLeadingError: This process does not lead.
@@ -76,71 +82,71 @@ class Elector:
             return
         if self.holder != self._identity:
             raise NotLeadingError(f"the Lease is held by {self.holder or 'nobody'}")
-        why = f": {self._problem}" if self._problem else ""
-        raise NotLeadingError(f"the Lease was not renewed for {self._timing.renew:g} s{why}")
+        reason = f": {self._problem}" if self._problem else ""
+        raise NotLeadingError(f"the Lease was not renewed for {self._timing.renew:g} s{reason}")
 
-    def standing_by(self) -> tuple[bool, str] | None:
-        """Whether this candidate is ready to lead, and a sentence; None once it leads."""
+    def standby_readiness(self) -> tuple[bool, str] | None:
+        """Return whether this candidate is ready to lead, and a sentence. None once it leads."""
         if self._leads_until is not None:
             return None
-        if not self._known:
+        if not self._was_read:
             return False, f"the Lease has not been read yet: {self._problem or 'no answer so far'}"
-        return True, f"standing by: {self.holder or 'nobody'} leads"
+        return True, self._standby_message()
 
     async def acquire(self, stop: asyncio.Event) -> bool:
-        """Wait until this process leads. False when told to stop before that."""
-        said = ""
+        """Wait until this process leads. Return False if `stop` is set before that."""
+        logged = ""
         while not stop.is_set():
-            await self._try(self._acquire_once)
+            await self._run_step(self._acquire_once)
             if self.leads:
                 _log.info("leading as %s", self._identity)
                 return True
-            state = self._problem or f"standing by: {self.holder or 'nobody'} leads"
-            if state != said:
+            state = self._problem or self._standby_message()
+            if state != logged:
                 _log.log(logging.WARNING if self._problem else logging.INFO, "%s", state)
-                said = state
-            spread = random.uniform(1.0, 1.2)  # noqa: S311 (jitter)
-            await wait_for(stop, self._timing.retry * spread)
+                logged = state
+            jitter = random.uniform(1.0, 1.2)  # noqa: S311 (jitter)
+            await wait_for(stop, self._timing.retry * jitter)
         return False
 
     async def hold(self) -> NoReturn:
-        """Renew the Lease for ever.
+        """Renew the Lease forever.
 
         Raises:
-            NotLeadingError: It was not possible in time, or another process holds the Lease.
+            NotLeadingError: No renewal succeeded in time, or another process holds the Lease.
         """
         while True:
             await asyncio.sleep(min(self._timing.retry, self._seconds_left()))
             self.check()
-            await self._try(self._renew_once)
+            await self._run_step(self._renew_once)
             if self._problem and self.leads:
                 _log.warning("the Lease was not renewed, trying again: %s", self._problem)
 
     async def release(self) -> None:
-        """Let the next one take over at once. Only after everything that writes has ended."""
+        """Free the Lease for the next leader. All tasks that write must have ended before."""
         if not self.leads:
             return
         try:
             async with asyncio.timeout(min(_RELEASE_SECONDS, self._seconds_left())):
-                if not self._current:
+                if not self._up_to_date:
                     await self._read()
                 if self.holder == self._identity:
                     self._leads_until = None
                     await self._write({"holderIdentity": "", "leaseDurationSeconds": 1})
         except (ClusterError, TimeoutError) as error:
-            _log.warning("the Lease was not released, and runs out by itself: %r", error)
+            _log.warning("the Lease was not released and will expire: %r", error)
         else:
             _log.info("the Lease is released")
 
-    async def _try(self, step: Callable[[], Awaitable[None]]) -> None:
-        """One step within its time. What went wrong stands in `_problem` afterwards."""
+    async def _run_step(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Run one step with a timeout. Store its error, if any, in `_problem`."""
         seconds = min(self._timing.renew / 2, self._seconds_left())
         self._problem = ""
         try:
             async with asyncio.timeout(seconds):
                 await step()
         except ConflictError:
-            self._problem = "somebody else has changed the Lease"
+            self._problem = "another process changed the Lease"
         except ClusterError as error:
             self._problem = str(error)
         except TimeoutError:
@@ -148,38 +154,40 @@ class Elector:
 
     async def _acquire_once(self) -> None:
         await self._read()
-        if not self.holder or self.holder == self._identity or self._has_run_out():
+        if not self.holder or self.holder == self._identity or self._has_expired():
             await self._claim()
 
     async def _renew_once(self) -> None:
-        if not self._current:
-            # The last update was refused, or its answer was lost though it may have gone through.
+        if not self._up_to_date:
+            # The last update was refused, or its response was lost and it may have taken effect.
             await self._read()
             if self.holder != self._identity:
                 self._leads_until = None
                 self.check()
         await self._claim()
 
-    def _has_run_out(self) -> bool:
+    def _has_expired(self) -> bool:
         seconds = float(self._record.get("leaseDurationSeconds") or self._timing.lease)
-        return _now() >= self._seen_at + seconds
+        return _now() >= self._changed_at + seconds
 
     async def _claim(self) -> None:
         sent = _now()
-        mine = self.holder == self._identity
+        is_holder = self.holder == self._identity
         transitions = int(self._record.get("leaseTransitions") or 0)
         await self._write(
             {
                 "holderIdentity": self._identity,
                 "leaseDurationSeconds": max(1, round(self._timing.lease)),
-                "acquireTime": self._record.get("acquireTime") if mine else _wall_time(),
-                "leaseTransitions": transitions if mine or not self._record else transitions + 1,
+                "acquireTime": self._record.get("acquireTime") if is_holder else _wall_time(),
+                "leaseTransitions": transitions
+                if is_holder or not self._record
+                else transitions + 1,
             }
         )
         self._leads_until = sent + self._timing.renew
 
     async def _read(self) -> None:
-        self._take_in(await self._leases.get_lease(self._namespace, self._name))
+        self._observe(await self._leases.get_lease(self._namespace, self._name))
 
     async def _write(self, changes: Manifest) -> None:
         lease = {
@@ -188,27 +196,30 @@ class Elector:
             "metadata": self._metadata or {"namespace": self._namespace, "name": self._name},
             "spec": {**self._record, "renewTime": _wall_time(), **changes},
         }
-        self._current = False
+        self._up_to_date = False
         if self._metadata is None:
-            self._take_in(await self._leases.create_lease(lease))
+            self._observe(await self._leases.create_lease(lease))
         else:
-            self._take_in(await self._leases.update_lease(lease))
+            self._observe(await self._leases.update_lease(lease))
 
-    def _take_in(self, lease: Manifest | None) -> None:
-        self._known = self._current = True
+    def _observe(self, lease: Manifest | None) -> None:
+        self._was_read = self._up_to_date = True
         metadata = lease["metadata"] if lease is not None else None
         if _version(metadata) != _version(self._metadata):
-            self._seen_at = _now()
+            self._changed_at = _now()
         self._metadata = metadata
         if lease is not None:
             self._record = lease.get("spec") or {}
+
+    def _standby_message(self) -> str:
+        return f"standing by: {self.holder or 'nobody'} holds the Lease"
 
     def _seconds_left(self) -> float:
         return float("inf") if self._leads_until is None else max(0.0, self._leads_until - _now())
 
 
 async def wait_for(stop: asyncio.Event, seconds: float) -> None:
-    """Wait for a time, or until told to stop."""
+    """Wait for a time in seconds, or until `stop` is set."""
     try:
         async with asyncio.timeout(seconds):
             await stop.wait()
@@ -225,5 +236,5 @@ def _now() -> float:
 
 
 def _wall_time() -> str:
-    """For people and for other tools only."""
+    """Return the current time for people and other tools. The election does not use it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

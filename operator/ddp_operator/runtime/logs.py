@@ -1,7 +1,7 @@
-"""Log lines that a person reads and a machine takes apart: what a line is about stands at its end.
+"""Log formatters that end each line with context fields, for people and for machines.
 
-Whoever takes up a job says so once, with `about`; every line that follows from it then carries the
-job, in whichever module it is written.
+A worker sets the fields once with `log_fields`. All lines that are written inside that block carry
+them, in any module.
 """
 
 import contextlib
@@ -13,49 +13,49 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
-_about: ContextVar[dict[str, str | int]] = ContextVar("about", default={})  # noqa: B039 (replaced, never changed)
+_fields: ContextVar[dict[str, str | int]] = ContextVar("fields", default={})  # noqa: B039 (replaced, never changed)
 
 
 @contextlib.contextmanager
-def about(**fields: str | int | None) -> Iterator[None]:
-    """Let all lines until the end of the block carry these fields. None adds nothing."""
-    token = _about.set(_about.get())
-    note(**fields)
+def log_fields(**fields: str | int | None) -> Iterator[None]:
+    """Add fields to all lines until the end of the block. A field that is None is left out."""
+    token = _fields.set(_fields.get())
+    add_log_fields(**fields)
     try:
         yield
     finally:
-        _about.reset(token)
+        _fields.reset(token)
 
 
-def note(**fields: str | int | None) -> None:
-    """Let all further lines of the enclosing `about` carry these fields, too."""
+def add_log_fields(**fields: str | int | None) -> None:
+    """Add fields to all further lines of the enclosing `log_fields` block."""
     known = {name: value for name, value in fields.items() if value is not None}
-    _about.set({**_about.get(), **known})
+    _fields.set({**_fields.get(), **known})
 
 
 class TextFormatter(logging.Formatter):
-    """time LEVEL logger: message job=team-a/digits attempt=2 cause=PodLost."""
+    """Formatter of lines like `time LEVEL logger: message job=team-a/digits attempt=2`."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
-        """One line, whatever the message holds. A traceback follows on lines of its own."""
+        """Return exactly one line for any message. A traceback follows on separate lines."""
         line = super().formatMessage(record).replace("\n", "\\n")
-        return line + "".join(f" {name}={_quoted(value)}" for name, value in _about.get().items())
+        return line + "".join(f" {name}={_quoted(value)}" for name, value in _fields.get().items())
 
 
 class JsonFormatter(logging.Formatter):
-    """One object per line."""
+    """Formatter of one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as JSON."""
+        """Return the record as JSON."""
         entry: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
-            **_about.get(),
+            **_fields.get(),
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
@@ -68,7 +68,7 @@ def configure(level: str, style: str) -> None:
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("kopf").setLevel(logging.WARNING)
-    # Its end, as a traceback: `app` says that in a sentence.
+    # The reactor logs its end as a traceback; `app` logs it as one sentence.
     logging.getLogger("kopf._core.reactor").setLevel(logging.CRITICAL)
 
 

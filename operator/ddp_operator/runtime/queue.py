@@ -1,4 +1,4 @@
-"""A work queue of keys: each at most once in it, and at most one worker on each."""
+"""Work queue of keys with deduplication, delays and backoff."""
 
 import asyncio
 import random
@@ -12,21 +12,25 @@ K = TypeVar("K", bound=Hashable)
 class WorkQueue(Generic[K]):
     """Deduplicated keys with delays and per-key exponential backoff.
 
-    A key that is added while a worker is on it is handed out again afterwards, so that no change
-    is missed and no two workers ever act on one key. Semantics of client-go's workqueue.
+    A key that is added while a worker processes it is handed out again afterwards. So no change is
+    missed, and two workers never process the same key. The semantics are those of client-go's
+    workqueue.
     """
 
     def __init__(self, *, base: float = 0.2, cap: float = 60.0, seed: int | None = None) -> None:
-        """Backoff begins at `base` seconds, doubles up to `cap`, and is spread by up to half."""
+        """Create an empty queue.
+
+        The backoff doubles from `base` to `cap` seconds. Jitter shortens it by up to half.
+        """
         self._base, self._cap = base, cap
         self._random = random.Random(seed)  # noqa: S311 (jitter)
         self._ready: deque[K] = deque()
         self._waiting: set[K] = set()
         self._active: set[K] = set()
-        self._again: set[K] = set()
+        self._added_while_active: set[K] = set()
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
-        self._held: dict[K, float] = {}
+        self._held_until: dict[K, float] = {}
         self._wakeup = asyncio.Event()
 
     def __len__(self) -> int:
@@ -34,37 +38,41 @@ class WorkQueue(Generic[K]):
 
     @property
     def active(self) -> frozenset[K]:
-        """Keys that workers are on."""
+        """Return the keys that workers process now."""
         return frozenset(self._active)
 
     def add(self, key: K) -> None:
-        """Hand the key out as soon as a worker is free, and the key is not held back."""
-        rest = self._held.get(key, 0.0) - asyncio.get_running_loop().time() if self._held else 0.0
-        if rest > 0.0:
-            self.add_after(key, rest)
+        """Add a key for the next free worker. `retry` may hold the key back for longer."""
+        remaining = (
+            self._held_until.get(key, 0.0) - asyncio.get_running_loop().time()
+            if self._held_until
+            else 0.0
+        )
+        if remaining > 0.0:
+            self.add_after(key, remaining)
         elif key in self._active:
-            self._again.add(key)
+            self._added_while_active.add(key)
         elif key not in self._waiting:
             self._waiting.add(key)
             self._ready.append(key)
             self._wakeup.set()
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Hand the key out after a time. An earlier date that is set already stands."""
+        """Add a key after a delay in seconds. An earlier delay that is already set stays."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if timer is not None:
             if timer.when() <= loop.time() + seconds:
                 return
             timer.cancel()
-        self._timers[key] = loop.call_later(seconds, self._due, key)
+        self._timers[key] = loop.call_later(seconds, self._expire, key)
 
-    def _due(self, key: K) -> None:
+    def _expire(self, key: K) -> None:
         self._timers.pop(key, None)
         self.add(key)
 
     async def get(self) -> K:
-        """The next key. The worker must call `done` with it."""
+        """Wait for the next key and return it. The worker must call `done` with it."""
         while not self._ready:
             self._wakeup.clear()
             await self._wakeup.wait()
@@ -77,17 +85,22 @@ class WorkQueue(Generic[K]):
         return key
 
     def done(self, key: K) -> None:
-        """The worker is off the key."""
+        """Mark a key as processed. Hand it out again if it was added meanwhile."""
         self._active.discard(key)
-        if key in self._again:
-            self._again.discard(key)
+        if key in self._added_while_active:
+            self._added_while_active.discard(key)
             self.add(key)
 
     def retry(self, key: K, at_least: float | None = None) -> float:
-        """Hand the key out again after its backoff. Returns the seconds.
+        """Add a failed key again after its backoff.
 
-        `at_least` holds the key back for a time in which nothing hands it out: the server asked
-        for it, and a change of the job is no reason to ask the server sooner.
+        Args:
+            key: The key.
+            at_least: Seconds for which the key is held back, even if it is added again. This is
+                the server's Retry-After, and a change of the job does not shorten it.
+
+        Returns:
+            Seconds until the key is handed out.
         """
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
@@ -95,11 +108,11 @@ class WorkQueue(Generic[K]):
         delay *= self._random.uniform(0.5, 1.0)
         if at_least:
             delay = max(delay, at_least)
-            self._held[key] = asyncio.get_running_loop().time() + at_least
+            self._held_until[key] = asyncio.get_running_loop().time() + at_least
         self.add_after(key, delay)
         return delay
 
     def forget(self, key: K) -> None:
-        """The key went well: its next backoff begins anew."""
+        """Reset the backoff of a key that was processed without an error."""
         self._failures.pop(key, None)
-        self._held.pop(key, None)
+        self._held_until.pop(key, None)

@@ -1,4 +1,4 @@
-"""An operator whose clock is wrong, or is set while it works, by libfaketime."""
+"""Tests of an operator whose clock is wrong or is set while it runs, with libfaketime."""
 
 import platform
 import time
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.cases.conftest import Front
+from tests.api.cases.conftest import OperatorLauncher
 from tests.api.client import eventually, path_of
 from tests.api.job import Job
 from tests.api.operator_process import OperatorProcess
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.api
 LIBRARY = f"/usr/lib/{platform.machine()}-linux-gnu/faketime/libfaketime.so.1"
 TEN_MINUTES = 600
 LATE_SECONDS = 3.0
-"""How late a deadline may be acted on here."""
+"""Maximum delay of the operator's reaction to a deadline."""
 
 
 class Clock:
@@ -30,14 +30,14 @@ class Clock:
         self.set(0)
 
     def set(self, offset: int) -> None:
-        """Set it to so many seconds before or after the real time."""
+        """Set the clock to an offset in seconds from the real time."""
         fresh = self._file.with_suffix(".new")
         fresh.write_text(f"{offset:+d}\n", encoding="ascii")
         fresh.rename(self._file)
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of a process that goes by this clock. Its monotonic clock stays right."""
+        """Variables for a process that uses this clock. Its monotonic clock stays correct."""
         return {
             "LD_PRELOAD": LIBRARY,
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
@@ -48,62 +48,62 @@ class Clock:
 
 @pytest.fixture
 def clock(tmp_path: Path) -> Clock:
-    """A clock that can be set."""
+    """Return a clock that the test can set."""
     debian.ensure({LIBRARY: "libfaketime"})
     return Clock(tmp_path / "clock")
 
 
 @pytest.fixture
-def skewed(front: Front, clock: Clock) -> Iterator[OperatorProcess]:
-    """An operator that goes by it, not started yet."""
-    operator = front.operator("skewed", environment=clock.environment)
+def skewed_operator(launcher: OperatorLauncher, clock: Clock) -> Iterator[OperatorProcess]:
+    """Yield an operator that uses the clock, not started yet."""
+    operator = launcher.operator("skewed_operator", environment=clock.environment)
     yield operator
     operator.kill()
 
 
 @pytest.mark.parametrize("offset", [-TEN_MINUTES, TEN_MINUTES])
-async def test_case_51_with_a_wrong_clock_deadlines_and_ttl_last_as_long_as_they_should(
-    clock: Clock, skewed: OperatorProcess, job: Job, other_job: Job, offset: int
+async def test_case_51_constant_clock_offset_does_not_change_deadline_or_ttl(
+    clock: Clock, skewed_operator: OperatorProcess, job: Job, other_job: Job, offset: int
 ) -> None:
     clock.set(offset)
-    skewed.start()
-    await skewed.ready()
-    begun = time.monotonic()
+    skewed_operator.start()
+    await skewed_operator.wait_until_ready()
+    started = time.monotonic()
     await job.train(activeDeadlineSeconds=4)
     await job.wait_for("Failed")
-    assert 4 - 1 <= time.monotonic() - begun <= 4 + LATE_SECONDS
+    assert 4 - 1 <= time.monotonic() - started <= 4 + LATE_SECONDS
     await other_job.train(ttlSecondsAfterFinished=3)
     before = time.time()
     await other_job.complete()
     await other_job.wait_for("Completed")
     after = time.time()
     ended = _seconds((await other_job.status())["completionTime"]) - offset
-    assert before - 1 < ended <= after, "in whole seconds, by the operator's clock"
-    await eventually(lambda: _gone(other_job), "it is deleted", 10)
+    assert before - 1 < ended <= after, "completionTime is the operator's clock, in whole seconds"
+    await eventually(lambda: _gone(other_job), "the completed job is deleted", 10)
     gone = time.time()
     assert gone - ended >= 3
     assert gone - after <= 3 + LATE_SECONDS
 
 
 @pytest.mark.parametrize("step", [-TEN_MINUTES, TEN_MINUTES])
-async def test_case_51_a_clock_that_is_set_while_jobs_run_ends_none_before_its_time(
-    clock: Clock, skewed: OperatorProcess, job: Job, other_job: Job, step: int
+async def test_case_51_clock_step_ends_no_job_early(
+    clock: Clock, skewed_operator: OperatorProcess, job: Job, other_job: Job, step: int
 ) -> None:
-    skewed.start()
-    await skewed.ready()
+    skewed_operator.start()
+    await skewed_operator.wait_until_ready()
     await other_job.train(ttlSecondsAfterFinished=3600)
     await other_job.complete()
     await other_job.wait_for("Completed")
     await job.train(activeDeadlineSeconds=3600)
-    await job.progress(step=5)
-    await eventually(lambda: _shows_step(job, 5), "progress is shown")
+    await job.report_progress(step=5)
+    await eventually(lambda: _shows_step(job, 5), "the status shows step 5")
     before = await job.uids()
     clock.set(step)
-    await job.progress(step=6)
-    await eventually(lambda: _shows_step(job, 6), "progress goes on", 12)
+    await job.report_progress(step=6)
+    await eventually(lambda: _shows_step(job, 6), "the status shows step 6", 12)
     await job.fail_rank(1)
     await job.pods_of_attempt(2)
-    await job.join(attempt=2)
+    await job.start_training(attempt=2)
     await job.wait_for("Running")
     assert not await _gone(other_job)
     assert await job.uids() == before
@@ -111,7 +111,7 @@ async def test_case_51_a_clock_that_is_set_while_jobs_run_ends_none_before_its_t
 
 
 def _seconds(timestamp: str) -> float:
-    """A time of the API, in seconds since 1970."""
+    """Return a timestamp of the API in Unix seconds."""
     return datetime.fromisoformat(timestamp).timestamp()
 
 

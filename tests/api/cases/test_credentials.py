@@ -1,4 +1,4 @@
-"""The operator with a service account's token, as in a pod, while the token is replaced."""
+"""Tests of an operator with a service account token, as in a pod, while the token is rotated."""
 
 import shutil
 import time
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.cases.conftest import Front
+from tests.api.cases.conftest import OperatorLauncher
 from tests.api.client import Api, eventually, path_of
+from tests.api.control_plane import ControlPlane
 from tests.api.job import Job
 from tests.api.operator_process import OperatorProcess
-from tests.api.plane import Plane
 from tests.api.proxy import ADDRESS
 from tests.tools.install import RELEASE, SYSTEM_NAMESPACE
 
@@ -24,8 +24,8 @@ _MOUNT = (
 )
 
 
-class Account:
-    """A service account with the operator's rights, and the folder that its pod would see."""
+class ServiceAccount:
+    """A service account with the operator's permissions, and the folder that a pod would mount."""
 
     def __init__(self, api: Api, folder: Path, ca_file: Path) -> None:
         self._api, self.folder = api, folder
@@ -33,8 +33,8 @@ class Account:
         shutil.copy(ca_file, folder / "ca.crt")
         (folder / "namespace").write_text(SYSTEM_NAMESPACE, encoding="ascii")
 
-    async def renew(self) -> str:
-        """Put a new token in place of the old one, as a kubelet does. Returns it."""
+    async def rotate_token(self) -> str:
+        """Replace the token file with a new token, as a kubelet does, and return the token."""
         path = path_of("serviceaccounts", SYSTEM_NAMESPACE, RELEASE, "token")
         token: str = (await self._api.call("POST", path, {"spec": {}}))["status"]["token"]
         fresh = self.folder / "token.new"
@@ -43,15 +43,17 @@ class Account:
         return token
 
     @property
-    def before(self) -> tuple[str, ...]:
-        """Words in front of a command that shall find the folder where a pod has it."""
+    def command_prefix(self) -> tuple[str, ...]:
+        """Words in front of a command that must find the folder where a pod has it."""
         private = ("unshare", "--mount", "--propagation", "private")
         return (*private, "sh", "-c", _MOUNT, str(self.folder))
 
 
 @pytest.fixture
-async def account(plane: Plane, api: Api, tmp_path: Path) -> AsyncIterator[Account]:
-    """The account, bound until the end of the test."""
+async def account(
+    control_plane: ControlPlane, api: Api, tmp_path: Path
+) -> AsyncIterator[ServiceAccount]:
+    """Yield the service account, bound to the operator's role until the end of the test."""
     subject = {"kind": "ServiceAccount", "name": RELEASE, "namespace": SYSTEM_NAMESPACE}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": RELEASE}
     binding = {"metadata": {"name": "as-a-pod"}, "roleRef": role, "subjects": [subject]}
@@ -59,32 +61,34 @@ async def account(plane: Plane, api: Api, tmp_path: Path) -> AsyncIterator[Accou
     await api.call("POST", accounts, {"metadata": {"name": RELEASE}})
     await api.call("POST", BINDINGS, binding)
     try:
-        yield Account(api, tmp_path / "account", plane.cluster.ca_file)
+        yield ServiceAccount(api, tmp_path / "account", control_plane.cluster.ca_file)
     finally:
         await api.call("DELETE", f"{BINDINGS}/as-a-pod")
         await api.call("DELETE", f"{accounts}/{RELEASE}")
 
 
-def as_in_a_pod(front: Front, account: Account) -> OperatorProcess:
-    """An operator that finds what it finds in a pod."""
+def as_in_a_pod(launcher: OperatorLauncher, account: ServiceAccount) -> OperatorProcess:
+    """Return an operator that finds address and credentials as in a pod."""
     variables = {
         "KUBERNETES_SERVICE_HOST": ADDRESS,
-        "KUBERNETES_SERVICE_PORT": str(front.proxy.port),
+        "KUBERNETES_SERVICE_PORT": str(launcher.proxy.port),
     }
-    return front.operator("in-a-pod", before=account.before, environment=variables)
+    return launcher.operator(
+        "in-a-pod", command_prefix=account.command_prefix, environment=variables
+    )
 
 
-async def test_case_54_a_token_that_is_replaced_and_then_expires_is_followed(
-    front: Front, account: Account, job: Job
+async def test_case_54_operator_uses_the_rotated_token_when_the_old_one_expires(
+    launcher: OperatorLauncher, account: ServiceAccount, job: Job
 ) -> None:
-    first = await account.renew()
-    with as_in_a_pod(front, account) as operator:
-        await operator.ready()
+    first = await account.rotate_token()
+    with as_in_a_pod(launcher, account) as operator:
+        await operator.wait_until_ready()
         await job.train()
         before = await job.uids()
-        assert await account.renew() != first
-        front.proxy.refused_tokens.add(first)
-        front.proxy.cut_watches()
+        assert await account.rotate_token() != first
+        launcher.proxy.expired_tokens.add(first)
+        launcher.proxy.cut_watches()
         expired = time.monotonic()
         await job.fail_rank(0)
         await job.pods_of_attempt(2)
@@ -94,17 +98,17 @@ async def test_case_54_a_token_that_is_replaced_and_then_expires_is_followed(
         assert "Traceback" not in operator.log
 
 
-async def test_case_54_a_token_that_expires_before_it_is_replaced_is_waited_for(
-    front: Front, account: Account, job: Job
+async def test_case_54_operator_recovers_when_an_expired_token_is_rotated_late(
+    launcher: OperatorLauncher, account: ServiceAccount, job: Job
 ) -> None:
-    first = await account.renew()
-    with as_in_a_pod(front, account) as operator:
-        await operator.ready()
+    first = await account.rotate_token()
+    with as_in_a_pod(launcher, account) as operator:
+        await operator.wait_until_ready()
         await job.train()
-        front.proxy.refused_tokens.add(first)
-        front.proxy.cut_watches()
-        await eventually(lambda: operator.says(503, "Unauthorized"), "it is not ready")
-        await account.renew()
-        await operator.ready()
+        launcher.proxy.expired_tokens.add(first)
+        launcher.proxy.cut_watches()
+        await eventually(lambda: operator.answers(503, "Unauthorized"), "the operator is not ready")
+        await account.rotate_token()
+        await operator.wait_until_ready()
         await job.fail_rank(0)
         await job.pods_of_attempt(2)

@@ -1,4 +1,4 @@
-"""Pods that admission refuses: the job says why, waits without haste, and heals."""
+"""Tests of pods that admission rejects: the job reports the reason, backs off and recovers."""
 
 import time
 
@@ -6,17 +6,17 @@ import pytest
 
 from tests.api.client import Api, RefusedError, eventually, path_of
 from tests.api.job import Job
-from tests.api.proxy import Proxy
+from tests.api.proxy import FaultProxy
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 CREATIONS_IN_TEN_SECONDS = 8
-"""Tries for one pod at 0, 0.2, 0.4, 0.8 ... s, less up to a half each."""
+"""Requests for one pod at 0, 0.2, 0.4, 0.8 ... s, each delay shortened by up to a half."""
 
 
-async def assert_patient(proxy: Proxy, job: Job, since: float) -> None:
-    """What was refused has not been tried in a tight loop."""
+async def check_backoff(proxy: FaultProxy, job: Job, since: float) -> None:
+    """Check that the operator did not retry rejected pods without backoff."""
     seconds = time.monotonic() - since
     allowed = CREATIONS_IN_TEN_SECONDS * (1 + seconds / 10)
     for index in range(2):
@@ -24,13 +24,13 @@ async def assert_patient(proxy: Proxy, job: Job, since: float) -> None:
         tried = proxy.count(
             since=since, verb="create", resource="pods", namespace=job.namespace, name=name
         )
-        assert tried <= allowed, f"{name} was tried {tried} times in {seconds:.0f} s"
+        assert tried <= allowed, f"{tried} requests for {name} in {seconds:.0f} s"
 
 
-async def test_case_30_a_quota_that_is_exceeded_is_named_and_the_rest_follows_when_there_is_room(
-    proxy: Proxy, api: Api, job: Job
+async def test_case_30_operator_reports_exceeded_quota_and_creates_the_rest_later(
+    proxy: FaultProxy, api: Api, job: Job
 ) -> None:
-    begun = time.monotonic()
+    started = time.monotonic()
     quota = {"metadata": {"name": "two-pods"}, "spec": {"hard": {"pods": "2"}}}
     await api.call("POST", path_of("resourcequotas", job.namespace), quota)
     await job.create(nodes=3)
@@ -38,29 +38,33 @@ async def test_case_30_a_quota_that_is_exceeded_is_named_and_the_rest_follows_wh
     assert (await job.condition("PodsReady"))["reason"] == "QuotaExceeded"
     assert len(await job.pods()) == 2
     before = await job.uids()
-    await assert_patient(proxy, job, begun)
+    await check_backoff(proxy, job, started)
     path = path_of("resourcequotas", job.namespace, "two-pods")
     await api.call("PATCH", path, {"spec": {"hard": {"pods": "3"}}})
     await job.pods_of_attempt(1, nodes=3, seconds=60)
     assert (await job.uids()).items() >= before.items()
-    await job.join()
+    await job.start_training()
     await job.wait_for("Running")
     assert (await job.status())["attempt"] == 1
 
 
-async def test_case_31_pod_security_refuses_pods(proxy: Proxy, api: Api, job: Job) -> None:
-    begun = time.monotonic()
+async def test_case_31_operator_reports_pods_rejected_by_pod_security(
+    proxy: FaultProxy, api: Api, job: Job
+) -> None:
+    started = time.monotonic()
     await job.create(podTemplate={"spec": {"hostNetwork": True}})
     await job.wait_for_message("violates PodSecurity")
     assert (await job.condition("PodsReady"))["reason"] == "AdmissionRejected"
-    await assert_patient(proxy, job, begun)
+    await check_backoff(proxy, job, started)
     labels = {"pod-security.kubernetes.io/enforce": "privileged"}
     await api.call("PATCH", f"/api/v1/namespaces/{job.namespace}", {"metadata": {"labels": labels}})
     await job.pods_of_attempt(1, seconds=70)
 
 
-async def test_case_31_a_limit_range_refuses_pods(proxy: Proxy, api: Api, job: Job) -> None:
-    begun = time.monotonic()
+async def test_case_31_operator_reports_pods_rejected_by_a_limit_range(
+    proxy: FaultProxy, api: Api, job: Job
+) -> None:
+    started = time.monotonic()
     limit = {"type": "Container", "max": {"memory": "64Mi"}}
     path = f"/api/v1/namespaces/{job.namespace}/limitranges"
     body = {"metadata": {"name": "small"}, "spec": {"limits": [limit]}}
@@ -68,13 +72,15 @@ async def test_case_31_a_limit_range_refuses_pods(proxy: Proxy, api: Api, job: J
     await job.create(resources={"limits": {"memory": "128Mi"}})
     await job.wait_for_message("maximum memory usage per Container is 64Mi")
     assert (await job.condition("PodsReady"))["reason"] == "AdmissionRejected"
-    await assert_patient(proxy, job, begun)
+    await check_backoff(proxy, job, started)
     await api.call("DELETE", f"{path}/small")
     await job.pods_of_attempt(1, seconds=70)
 
 
-async def test_case_31_an_admission_policy_refuses_pods(proxy: Proxy, api: Api, job: Job) -> None:
-    begun = time.monotonic()
+async def test_case_31_operator_reports_pods_rejected_by_an_admission_policy(
+    proxy: FaultProxy, api: Api, job: Job
+) -> None:
+    started = time.monotonic()
     only_here = {"matchLabels": {"kubernetes.io/metadata.name": job.namespace}}
     pods = {
         "apiGroups": [""],
@@ -86,7 +92,9 @@ async def test_case_31_an_admission_policy_refuses_pods(proxy: Proxy, api: Api, 
         "metadata": {"name": "no-pods"},
         "spec": {
             "matchConstraints": {"resourceRules": [pods], "namespaceSelector": only_here},
-            "validations": [{"expression": "false", "message": "no pods on Sundays"}],
+            "validations": [
+                {"expression": "false", "message": "pods are forbidden by the test policy"}
+            ],
         },
     }
     binding = {
@@ -96,11 +104,11 @@ async def test_case_31_an_admission_policy_refuses_pods(proxy: Proxy, api: Api, 
     await api.call("POST", f"{ADMISSION}/validatingadmissionpolicies", policy)
     await api.call("POST", f"{ADMISSION}/validatingadmissionpolicybindings", binding)
     try:
-        await eventually(lambda: _refused(api, job.namespace), "the policy is in force")
+        await eventually(lambda: _refused(api, job.namespace), "the policy is active")
         await job.create()
-        await job.wait_for_message("no pods on Sundays")
+        await job.wait_for_message("pods are forbidden by the test policy")
         assert (await job.condition("PodsReady"))["reason"] == "AdmissionRejected"
-        await assert_patient(proxy, job, begun)
+        await check_backoff(proxy, job, started)
     finally:
         await api.call("DELETE", f"{ADMISSION}/validatingadmissionpolicybindings/no-pods")
         await api.call("DELETE", f"{ADMISSION}/validatingadmissionpolicies/no-pods")
@@ -122,14 +130,14 @@ async def _refused(api: Api, namespace: str) -> bool:
     try:
         await api.call("POST", path_of("pods", namespace), pod, {"dryRun": "All"})
     except RefusedError as refused:
-        return "no pods on Sundays" in str(refused)
+        return "pods are forbidden by the test policy" in str(refused)
     return False
 
 
-async def test_case_32_a_webhook_that_is_down_holds_up_its_own_namespace_alone(
-    proxy: Proxy, api: Api, job: Job, other_job: Job
+async def test_case_32_unavailable_webhook_blocks_only_its_own_namespace(
+    proxy: FaultProxy, api: Api, job: Job, other_job: Job
 ) -> None:
-    begun = time.monotonic()
+    started = time.monotonic()
     webhook = {
         "name": "dead.example.com",
         "clientConfig": {"url": "https://127.0.0.1:9/"},
@@ -155,32 +163,32 @@ async def test_case_32_a_webhook_that_is_down_holds_up_its_own_namespace_alone(
         assert (await job.condition("PodsReady"))["reason"] == "WebhookFailed"
         assert not await job.pods()
         await other_job.train()
-        await assert_patient(proxy, job, begun)
+        await check_backoff(proxy, job, started)
     finally:
         await api.call("DELETE", f"{ADMISSION}/validatingwebhookconfigurations/dead")
     await job.pods_of_attempt(1, seconds=70)
 
 
-async def test_case_34_a_claim_that_is_missing_is_named_and_nothing_is_done_in_haste(
-    proxy: Proxy, job: Job
+async def test_case_34_operator_reports_a_missing_claim_and_leaves_the_pods_alone(
+    proxy: FaultProxy, job: Job
 ) -> None:
     await job.create(checkpoint={"claimName": "training-shared"})
     pods = await job.pods_of_attempt(1)
-    said = 'persistentvolumeclaim "training-shared" not found'
+    reason = 'persistentvolumeclaim "training-shared" not found'
     waiting = {
         "type": "PodScheduled",
         "status": "False",
         "reason": "Unschedulable",
-        "message": said,
+        "message": reason,
     }
     for pod in pods:
         await job.kubelet.set_status(pod, {"phase": "Pending", "conditions": [waiting]})
-    condition = await job.wait_for_message(said)
+    condition = await job.wait_for_message(reason)
     assert condition["reason"] == "Pending"
     seen = time.monotonic()
     before = await job.uids()
-    # It is created and bound: the scheduler and the kubelets go on, and the operator did nothing.
-    await job.join()
+    # The claim is bound now. Scheduler and kubelets start the pods without the operator.
+    await job.start_training()
     await job.wait_for("Running")
     assert await job.uids() == before
     changes = [

@@ -1,4 +1,4 @@
-"""Requests that the API server refuses, fails to serve, or serves and fails to answer."""
+"""Tests of requests that the API server rejects, fails to serve, or serves without an answer."""
 
 import asyncio
 import itertools
@@ -10,66 +10,66 @@ from tests.api.client import eventually
 from tests.api.faults import Fault
 from tests.api.job import Job
 from tests.api.operator_process import OperatorProcess
-from tests.api.proxy import Proxy
+from tests.api.proxy import FaultProxy
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
 
 
 @pytest.mark.parametrize("seconds", [3.0, pytest.param(30.0, marks=pytest.mark.sweep)])
-async def test_case_06_a_pod_that_is_refused_is_tried_again_and_the_others_stay(
-    proxy: Proxy, job: Job, seconds: float
+async def test_case_06_operator_retries_a_rejected_pod_and_keeps_the_others(
+    proxy: FaultProxy, job: Job, seconds: float
 ) -> None:
-    begun = time.monotonic()
-    with proxy.fault(
+    started = time.monotonic()
+    with proxy.inject(
         verb="create", resource="pods", name="*-2", namespace=job.namespace, status=500
     ) as fault:
         await job.create(nodes=4)
         await job.wait_for_message("injected", seconds=10)
         before = await job.uids()
         assert len(before) == 3
-        while time.monotonic() < begun + seconds:
+        while time.monotonic() < started + seconds:
             await job.wait_for_message("injected")
             assert await job.uids() == before
-    tried = len(fault.befallen)
+    creations = len(fault.matched)
     await job.pods_of_attempt(1, nodes=4, seconds=60)
     after = await job.uids()
     assert {name: after[name] for name in before} == before
     assert (await job.status())["attempt"] == 1
-    # Backoff from 0.2 s: it doubles, less up to a half.
-    assert tried <= 8, "it tries in a tight loop"
+    # The backoff starts at 0.2 s, doubles, and is shortened by up to a half.
+    assert creations <= 8, "the operator retries without backoff"
     assert proxy.count(verb="delete", namespace=job.namespace) == 0
 
 
-async def test_case_07_a_conflict_on_the_status_is_read_anew_and_no_transition_is_lost(
-    proxy: Proxy, job: Job
+async def test_case_07_operator_rereads_the_job_on_a_status_conflict_and_loses_no_transition(
+    proxy: FaultProxy, job: Job
 ) -> None:
     await job.train()
-    with proxy.fault(
+    with proxy.inject(
         verb="update", resource="ddpjobs/status", namespace=job.namespace, status=409, times=4
     ) as fault:
         await job.fail_rank(1)
         await job.pods_of_attempt(2)
-    assert len(fault.befallen) == 4
-    await job.join(attempt=2)
+    assert len(fault.matched) == 4
+    await job.start_training(attempt=2)
     await job.wait_for("Running")
     status = await job.status()
     assert (status["attempt"], status["lastFailure"]["rank"]) == (2, 1)
     assert status["restarts"] == 1
 
 
-async def test_case_07_an_answer_that_is_lost_after_the_write_costs_nothing(
-    proxy: Proxy, job: Job
+async def test_case_07_lost_response_after_a_write_repeats_nothing(
+    proxy: FaultProxy, job: Job
 ) -> None:
     with (
-        proxy.fault(
+        proxy.inject(
             resource="ddpjobs/status", namespace=job.namespace, times=1, lose_answer=True
         ) as status,
-        proxy.fault(
+        proxy.inject(
             verb="create", resource="pods", namespace=job.namespace, times=1, lose_answer=True
         ) as pod,
     ):
         await job.train()
-    assert len(status.befallen) == len(pod.befallen) == 1
+    assert len(status.matched) == len(pod.matched) == 1
     assert (await job.status())["attempt"] == 1
     assert len(await job.pods()) == 2
     assert proxy.count(verb="delete", namespace=job.namespace) == 0
@@ -79,46 +79,46 @@ async def test_case_07_an_answer_that_is_lost_after_the_write_costs_nothing(
     ("retry_after", "seconds"),
     [(2, 5.0), pytest.param(30, 65.0, marks=pytest.mark.sweep), (None, 5.0)],
 )
-async def test_case_10_too_many_requests_are_answered_by_fewer_and_other_jobs_go_on(
-    proxy: Proxy, job: Job, other_job: Job, retry_after: int | None, seconds: float
+async def test_case_10_operator_backs_off_on_429_and_serves_other_jobs(
+    proxy: FaultProxy, job: Job, other_job: Job, retry_after: int | None, seconds: float
 ) -> None:
-    begun = time.monotonic()
-    with proxy.fault(namespace=job.namespace, status=429, retry_after=retry_after) as fault:
+    started = time.monotonic()
+    with proxy.inject(namespace=job.namespace, status=429, retry_after=retry_after) as fault:
         await job.create()
-        await eventually_befallen(fault)
+        await wait_until_matched(fault)
         await other_job.train()
-        await asyncio.sleep(max(0.0, begun + seconds - time.monotonic()))
-        asked = [r.at for r in fault.befallen if r.verb != "get"]
+        await asyncio.sleep(max(0.0, started + seconds - time.monotonic()))
+        sent = [r.at for r in fault.matched if r.verb != "get"]
     ended = time.monotonic()
     await job.pods_of_attempt(1, seconds=60)
     if retry_after is None:
-        # 0.2 s, doubled each time, less up to a half.
-        assert len(asked) <= 8, "it asks in a tight loop"
+        # The backoff starts at 0.2 s, doubles, and is shortened by up to a half.
+        assert len(sent) <= 8, "the operator retries without backoff"
     else:
-        gaps = [b - a for a, b in itertools.pairwise(asked)]
+        gaps = [b - a for a, b in itertools.pairwise(sent)]
         assert min(gaps, default=retry_after) >= 0.95 * retry_after, gaps
     assert time.monotonic() - ended <= max(retry_after or 0.0, 10.0)
     assert (await job.status())["attempt"] == 1
 
 
 @pytest.mark.parametrize("seconds", [4.0, pytest.param(70.0, marks=pytest.mark.sweep)])
-async def test_case_11_after_a_burst_of_server_errors_the_work_goes_on_by_itself(
-    proxy: Proxy, operator: OperatorProcess, job: Job, other_job: Job, seconds: float
+async def test_case_11_operator_recovers_after_a_burst_of_server_errors(
+    proxy: FaultProxy, operator: OperatorProcess, job: Job, other_job: Job, seconds: float
 ) -> None:
     process = operator.process
     await job.train()
     with (
-        proxy.fault(status=503, resource="*pods*") as pods,
-        proxy.fault(status=500, resource="ddpjobs*") as jobs,
+        proxy.inject(status=503, resource="*pods*") as pods,
+        proxy.inject(status=500, resource="ddpjobs*") as jobs,
     ):
         proxy.cut_watches()
         await job.fail_rank(0)
         await other_job.create()
         await asyncio.sleep(seconds)
-        # Jobs of other tests may be there too, and are not what is counted.
+        # Jobs of other tests may cause requests too. Do not count those.
         mine = {"", job.namespace, other_job.namespace}
-        asked = [r for r in (*pods.befallen, *jobs.befallen) if r.namespace in mine]
-        assert len(asked) <= 20 + 4 * seconds, "a tight loop"
+        sent = [r for r in (*pods.matched, *jobs.matched) if r.namespace in mine]
+        assert len(sent) <= 20 + 4 * seconds, "the operator retries without backoff"
     healthy = time.monotonic()
     await job.pods_of_attempt(2, seconds=60)
     await other_job.pods_of_attempt(1, seconds=60)
@@ -128,10 +128,10 @@ async def test_case_11_after_a_burst_of_server_errors_the_work_goes_on_by_itself
     assert (await job.status())["attempt"] == 2
 
 
-async def eventually_befallen(fault: Fault) -> None:
-    """Wait until a fault has befallen a request."""
+async def wait_until_matched(fault: Fault) -> None:
+    """Wait until a fault was applied to a request."""
 
-    async def befallen() -> bool:
-        return bool(fault.befallen)
+    async def matched() -> bool:
+        return bool(fault.matched)
 
-    await eventually(befallen, "a request that the fault befalls")
+    await eventually(matched, "the fault is applied to a request")

@@ -1,27 +1,27 @@
-"""What a steady step of a loop does, counted from a profile: exact on a busy machine too."""
+"""Count the work of a loop's steady steps in a profile, which is exact on a busy machine too."""
 
 from collections import Counter
 
 from torch.profiler import ProfilerActivity, profile
 
 from tests.benchmarks.loops.systems import Train
-from tests.benchmarks.loops.workloads import Setting, Watch, Workload
+from tests.benchmarks.loops.workloads import Setting, StepTimer, Workload
 
 FIRST, STEPS = 25, 20
-"""The steps that are profiled: away from the first ones, and from where the loops read the loss."""
+"""First profiled step and their number, away from the first steps and from reads of the loss."""
 
 _COLLECTIVES = ("gloo:", "nccl:")
 
 
 def count(train: Train, work: Workload, at: Setting) -> dict[str, float]:
-    """Counts per step, on this rank.
+    """Return counts per step on this rank.
 
     Returns:
-        Of `collectives`, `host syncs` (reads of a tensor's value) and `aten ops`.
+        Counts of `collectives`, `host syncs` (reads of a tensor's value) and `aten ops`.
     """
     recorder = profile(activities=[ProfilerActivity.CPU])
-    watch = Watch(at.device, {FIRST: recorder.start, FIRST + STEPS: recorder.stop})
-    train(work, at, watch)
+    timer = StepTimer(at.device, {FIRST: recorder.start, FIRST + STEPS: recorder.stop})
+    train(work, at, timer)
     names = Counter[str]()
     for event in recorder.key_averages():
         names[event.key] += event.count

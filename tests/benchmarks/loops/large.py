@@ -1,4 +1,4 @@
-"""Large models on random data: ResNet-50 and GPT-2, as GPUs are measured with."""
+"""Large models on random data for GPUs: ResNet-50 and GPT-2."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from torch.nn import functional
 
 from ddp_trainer.task import RunEnv, Weighted
 from ddp_trainer.tasks.gpt import Gpt, GptConfig
-from tests.benchmarks.loops.workloads import Measured
+from tests.benchmarks.loops.workloads import TimedTask
 
 POOL = 8
-"""Random batches that are used in turn."""
+"""Number of random batches that are used in turn."""
 
 
 class Pool:
-    """Random batches in host memory, where a GPU can fetch them if there is one."""
+    """Random batches in host memory, pinned if there is a GPU."""
 
     def __init__(
         self, batches: Sequence[tuple[Tensor, ...]], batch: int, device: torch.device
@@ -38,7 +38,7 @@ class Pool:
 
 
 class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3 with the stride, 1 x 1, beside a shortcut (He et al. 2016, version 1.5)."""
+    """Convolutions of 1 x 1, 3 x 3 (stride) and 1 x 1 beside a shortcut (He et al. 2016, v1.5)."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Bottleneck(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps (n, inputs, h, w) to (n, 4 width, h / stride, w / stride)."""
+        """Map (n, inputs, h, w) to (n, 4 width, h / stride, w / stride)."""
         return functional.relu(self.body(x) + self.shortcut(x), inplace=True)
 
 
@@ -82,14 +82,14 @@ class ResNet(nn.Module):
         self.head = nn.Linear(inputs, classes)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Maps pixels (n, 3, h, w) from 0 to 255 to class scores (n, classes)."""
+        """Map pixels (n, 3, h, w) from 0 to 255 to class scores (n, classes)."""
         x = self.body((pixels.float() - 127.5) / 64.0)
         scores: Tensor = self.head(x.mean((2, 3)))
         return scores
 
 
 class ImageSettings(BaseModel):
-    """Sizes of the image task; ResNet-50 on ImageNet's when not stated."""
+    """Sizes of the image task. The defaults are ResNet-50 on ImageNet."""
 
     samples: int
     batch: int
@@ -108,18 +108,18 @@ class Classify:
     eval_data: None = None
 
     def collate(self, samples: Any) -> Any:
-        """The pool gives whole batches."""
+        """Return the batch, because the pool gives whole batches."""
         return samples
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Weighted:
-        """Cross-entropy summed over images."""
+        """Return the cross-entropy summed over images."""
         images, classes = batch
         total = functional.cross_entropy(model(images), classes, reduction="sum")
         return Weighted(total, len(classes))
 
 
-def images(cfg: ImageSettings, env: RunEnv) -> Measured:
-    """ResNet-50, its weights and images with channels last."""
+def images(cfg: ImageSettings, env: RunEnv) -> TimedTask:
+    """Return ResNet-50, with weights and images in channels-last format."""
     model = ResNet(cfg.depths, cfg.width, cfg.classes)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # it lacks a stub
     shape = (cfg.batch, 3, cfg.pixels, cfg.pixels)
@@ -130,11 +130,11 @@ def images(cfg: ImageSettings, env: RunEnv) -> Measured:
         )
         for _ in range(POOL)
     ]
-    return Measured(Classify(model, Pool(batches, cfg.batch, env.device)), cfg.samples)
+    return TimedTask(Classify(model, Pool(batches, cfg.batch, env.device)), cfg.samples)
 
 
 class TokenSettings(GptConfig):
-    """Sizes of the language task; GPT-2's smallest, with a padded vocabulary, when not stated."""
+    """Sizes of the language task. The defaults are the smallest GPT-2 with a padded vocabulary."""
 
     samples: int
     batch: int
@@ -154,11 +154,11 @@ class Predict:
     eval_data: None = None
 
     def collate(self, samples: Any) -> Any:
-        """The pool gives whole batches."""
+        """Return the batch, because the pool gives whole batches."""
         return samples
 
     def loss(self, model: nn.Module, batch: tuple[Tensor]) -> Weighted:
-        """Cross-entropy summed over tokens."""
+        """Return the cross-entropy summed over tokens."""
         (tokens,) = batch
         scores = model(tokens[:, :-1]).flatten(0, 1)
         following = tokens[:, 1:].flatten()
@@ -166,9 +166,9 @@ class Predict:
         return Weighted(total, following.numel())
 
 
-def tokens(cfg: TokenSettings, env: RunEnv) -> Measured:
-    """GPT-2."""
+def tokens(cfg: TokenSettings, env: RunEnv) -> TimedTask:
+    """Return GPT-2."""
     shape = (cfg.batch, cfg.context + 1)
     batches = [(torch.randint(cfg.symbols, shape),) for _ in range(POOL)]
     pool = Pool(batches, cfg.batch, env.device)
-    return Measured(Predict(Gpt(cfg, cfg.symbols), pool), cfg.samples)
+    return TimedTask(Predict(Gpt(cfg, cfg.symbols), pool), cfg.samples)

@@ -1,7 +1,7 @@
-"""The loops that are compared. Each trains a workload once and returns the model's weights.
+"""The compared loops. Each trains a workload once and returns the model's weights.
 
-All of them use the same model, weights, data, loss and optimizer, and read the loss as often. The
-frameworks run as their documentation shows, with what they need not do switched off.
+All loops use the same model, weights, data, loss and optimizer, and read the loss equally often.
+The frameworks run as their documentation shows, with optional features switched off.
 """
 
 from collections.abc import Callable
@@ -16,15 +16,15 @@ from torch.utils.data import DataLoader
 
 from ddp_trainer.numerics.optimizer import build_optimizer
 from ddp_trainer.numerics.precision import autocast, grad_scaler
-from ddp_trainer.observe.beats import MIN_SECONDS, BeatWriter
-from ddp_trainer.run.opening import Order, open_run
+from ddp_trainer.observe.heartbeats import MIN_SECONDS, HeartbeatWriter
+from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.train import loop
 from tests.benchmarks.loops.workloads import (
     REPORT_EVERY,
     Setting,
-    Watch,
-    Watched,
+    StepTimer,
+    TimedDataset,
     Workload,
     build,
     optimizer_config,
@@ -33,29 +33,29 @@ from tests.benchmarks.loops.workloads import (
 )
 
 Weights = dict[str, Tensor]
-Train = Callable[[Workload, Setting, Watch], Weights]
+Train = Callable[[Workload, Setting, StepTimer], Weights]
 
 
 def _weights(model: nn.Module) -> Weights:
     return {name: value.detach().cpu() for name, value in model.state_dict().items()}
 
 
-def ours(work: Workload, at: Setting, watch: Watch) -> Weights:
-    """The product's loop, as `train` runs it: with events, beats, agreements on stopping."""
+def ours(work: Workload, at: Setting, timer: StepTimer) -> Weights:
+    """Run the product's loop as `train` does, with events, heartbeats and agreements."""
     config = work.run_config(at.ranks, at.device, at.steps, at.seed)
     with TemporaryDirectory() as folder:
         often = MIN_SECONDS * work.shares
-        beats = BeatWriter(Path(folder), at.ranks, 0, min_seconds=often)
-        run = open_run(Order(work.task, config), at.ranks, StopFlag(), beats)
-        cast("Watched", run.task.train_data).watch = watch
+        heartbeats = HeartbeatWriter(Path(folder), at.ranks, 0, min_seconds=often)
+        run = open_run(RunRequest(work.task, config), at.ranks, StopFlag(), heartbeats)
+        cast("TimedDataset", run.task.train_data).timer = timer
         loop(run)
     return _weights(run.learner.model)
 
 
-def minimal(work: Workload, at: Setting, watch: Watch) -> Weights:
-    """What one writes by hand: DDP with its defaults, and nothing that is not needed."""
+def minimal(work: Workload, at: Setting, timer: StepTimer) -> Weights:
+    """Run a hand-written loop: DDP with its defaults and nothing else."""
     task = build(work, at)
-    task.train_data.watch = watch
+    task.train_data.timer = timer
     on_gpu = at.device.type == "cuda"
     model = task.model.to(at.device)
     optimizer = build_optimizer(model.parameters(), optimizer_config(work))
@@ -75,12 +75,12 @@ def minimal(work: Workload, at: Setting, watch: Watch) -> Weights:
     return _weights(model)
 
 
-def fabric(work: Workload, at: Setting, watch: Watch) -> Weights:
-    """Lightning Fabric."""
-    from lightning.fabric import Fabric  # noqa: PLC0415 - each framework only where it is measured
+def fabric(work: Workload, at: Setting, timer: StepTimer) -> Weights:
+    """Run Lightning Fabric."""
+    from lightning.fabric import Fabric  # noqa: PLC0415 - import a framework only where it is measured
 
     task = build(work, at)
-    task.train_data.watch = watch
+    task.train_data.timer = timer
     engine = Fabric(
         accelerator=at.device.type,
         devices=at.ranks.local_world_size,
@@ -102,12 +102,12 @@ def fabric(work: Workload, at: Setting, watch: Watch) -> Weights:
     return _weights(task.model)
 
 
-def accelerate(work: Workload, at: Setting, watch: Watch) -> Weights:
-    """Hugging Face Accelerate; its loader deals whole batches to the ranks in turn."""
+def accelerate(work: Workload, at: Setting, timer: StepTimer) -> Weights:
+    """Run Hugging Face Accelerate, whose loader distributes whole batches to the ranks in turn."""
     from accelerate import Accelerator  # noqa: PLC0415
 
     task = build(work, at)
-    task.train_data.watch = watch
+    task.train_data.timer = timer
     precision = {"fp32": "no", "tf32": "no"}.get(work.precision, work.precision)
     engine = Accelerator(cpu=at.device.type == "cpu", mixed_precision=precision)
     plain: DataLoader[Any] = DataLoader(
@@ -131,12 +131,12 @@ def accelerate(work: Workload, at: Setting, watch: Watch) -> Weights:
     return weights
 
 
-def lightning(work: Workload, at: Setting, watch: Watch) -> Weights:
-    """Lightning's Trainer in its barebones mode, which switches off all that can be."""
+def lightning(work: Workload, at: Setting, timer: StepTimer) -> Weights:
+    """Run Lightning's Trainer in its barebones mode, which switches off all optional features."""
     from lightning.pytorch import LightningModule, Trainer  # noqa: PLC0415
 
     task = build(work, at)
-    task.train_data.watch = watch
+    task.train_data.timer = timer
 
     class Module(LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -178,4 +178,4 @@ SYSTEMS: dict[str, Train] = {
     "Accelerate": accelerate,
     "Lightning Trainer": lightning,
 }
-"""`minimal` stands twice: what these two differ by is noise."""
+"""Loops by name. `minimal` appears twice, because the difference between the two is noise."""

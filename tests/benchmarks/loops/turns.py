@@ -1,7 +1,7 @@
-"""Loops that make their steps in turn, each in a thread of its own.
+"""Run loops that make their steps in turn, each in its own thread.
 
-A machine's speed changes from second to second. Loops that are measured one after the other meet
-different machines; loops that take turns of a few steps meet the same one.
+A machine's speed changes from second to second. Loops that run one after another therefore see
+different speeds; loops that take turns of a few steps see the same one.
 """
 
 import gc
@@ -15,28 +15,28 @@ Loop = Callable[[str, "Turn"], None]
 
 @dataclass
 class Turn:
-    """One loop's way to give up its turn, and to wait for the next."""
+    """One loop's handle to give up its turn and to wait for the next."""
 
-    mine: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    over: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    resumed: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    paused: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     ended: bool = False
     error: BaseException | None = None
 
     def pause(self) -> None:
-        """Let the others go on. What a loop does to the garbage collector is its own affair."""
+        """Let the other loops run, then restore this loop's setting of the garbage collector."""
         collects = gc.isenabled()
-        self.over.release()
-        self.mine.acquire()
+        self.paused.release()
+        self.resumed.acquire()
         (gc.enable if collects else gc.disable)()
 
-    def go(self) -> None:
-        """Let the loop go on until it pauses or ends.
+    def resume(self) -> None:
+        """Let the loop run until it pauses or ends.
 
         Raises:
-            BaseException: What the loop raised.
+            BaseException: The error of the loop.
         """
-        self.mine.release()
-        self.over.acquire()
+        self.resumed.release()
+        self.paused.acquire()
         if self.error is not None:
             raise self.error
 
@@ -45,12 +45,12 @@ def take_turns(names: Sequence[str], loop: Loop, seed: str) -> None:
     """Run a loop per name until all have ended.
 
     Args:
-        names: Of the loops.
-        loop: Runs one, and calls `pause` of what it is given between two steps.
-        seed: Of the order, which is another one in each lap and the same on all ranks.
+        names: Names of the loops.
+        loop: Runs one loop and calls `pause` of its second argument between two steps.
+        seed: Seed of the order, which changes with each lap and is the same on all ranks.
 
     Raises:
-        BaseException: What a loop raised.
+        BaseException: The error of a loop.
     """
     turns = {name: Turn() for name in names}
     threads = [
@@ -59,21 +59,21 @@ def take_turns(names: Sequence[str], loop: Loop, seed: str) -> None:
     ]
     for thread in threads:
         thread.start()
-    chance = random.Random(seed)  # noqa: S311 - an order
-    while going := [name for name, turn in turns.items() if not turn.ended]:
-        chance.shuffle(going)
-        for name in going:
-            turns[name].go()
+    rng = random.Random(seed)  # noqa: S311 - an order
+    while active := [name for name, turn in turns.items() if not turn.ended]:
+        rng.shuffle(active)
+        for name in active:
+            turns[name].resume()
     gc.enable()
     for thread in threads:
         thread.join()
 
 
 def _run(loop: Loop, name: str, turn: Turn) -> None:
-    turn.mine.acquire()
+    turn.resumed.acquire()
     try:
         loop(name, turn)
-    except BaseException as error:  # noqa: BLE001 - handed to the one who waits
+    except BaseException as error:  # noqa: BLE001 - raised again in `resume`
         turn.error = error
     turn.ended = True
-    turn.over.release()
+    turn.paused.release()

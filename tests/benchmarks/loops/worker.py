@@ -1,4 +1,4 @@
-"""One rank of the comparison; started by torchrun, writes what rank 0 saw as JSON.
+"""Run one rank of the comparison under torchrun, and write the findings of rank 0 as JSON.
 
 torchrun --nproc-per-node 2 -m tests.benchmarks.loops.worker --out FILE
 """
@@ -24,11 +24,10 @@ from tests.benchmarks.loops.counts import FIRST, STEPS, count
 from tests.benchmarks.loops.findings import MIN_ROUNDS, Block, Findings, decided
 from tests.benchmarks.loops.systems import SYSTEMS, Weights
 from tests.benchmarks.loops.turns import Turn, take_turns
-from tests.benchmarks.loops.workloads import TURN, Setting, Watch, Workload
+from tests.benchmarks.loops.workloads import TURN, Setting, StepTimer, Workload
 
 WARM_UP, TIMED = 20, 100
-"""Steps of a block that are timed, those left out and those counted; the latter hold two readings
-of the loss."""
+"""Steps of a block: those before timing and those timed, which include two reads of the loss."""
 EQUAL_AFTER = 10
 """Steps after which the weights are compared."""
 
@@ -51,7 +50,7 @@ WORKLOADS = [
 
 
 def main() -> None:
-    """Counts, compares weights, times in rounds until goals are decided or the time is up."""
+    """Count, compare weights, and time in rounds until goals are decided or the time is up."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True, help="per workload")
@@ -64,7 +63,7 @@ def main() -> None:
     launched = Ranks.from_environment(os.environ)
     device = process_group.choose_device("auto", launched)
     process_group.join(launched, device, timeout_seconds=120)
-    # The group is there already: nobody need join it again.
+    # The process group exists already, so `launched` must be false for the loops.
     at = Setting(replace(launched, launched=False), device, steps=0, seed=options.seed)
     findings = [measure(work, at, options.seconds) for work in WORKLOADS]
     if launched.is_first:
@@ -75,17 +74,19 @@ def main() -> None:
 
 
 def measure(work: Workload, at: Setting, seconds: float) -> Findings:
-    """Everything about one workload."""
+    """Measure one workload."""
     found = Findings(work.name)
     weights: dict[str, Weights] = {}
     short, profiled = replace(at, steps=EQUAL_AFTER), replace(at, steps=FIRST + STEPS + 2)
     for name, train in SYSTEMS.items():
-        weights[name] = train(work, short, Watch(at.device))
-        found.apart[name] = _apart(weights[name], weights["minimal"])
+        weights[name] = train(work, short, StepTimer(at.device))
+        found.weight_difference[name] = _largest_difference(weights[name], weights["minimal"])
         gc.collect()
         found.counts[name] = count(train, work, profiled)
-        _say(
-            at, f"{work.name}: {name}: {found.counts[name]}, weights {found.apart[name]:.1e} apart"
+        _print(
+            at,
+            f"{work.name}: {name}: {found.counts[name]},"
+            f" weights differ by {found.weight_difference[name]:.1e}",
         )
     deadline = time.monotonic() + seconds
     timed = replace(at, steps=_steps(at.device))
@@ -103,37 +104,38 @@ def measure(work: Workload, at: Setting, seconds: float) -> Findings:
 
 
 def play_round(work: Workload, at: Setting, order: Sequence[str]) -> dict[str, list[float]]:
-    """Train once with each system. Returns the seconds of each step.
+    """Train once with each system, and return the seconds of each step.
 
-    They take turns of a few steps; on a GPU, whose queue would mix them, one runs after the other.
+    The systems take turns of a few steps. On a GPU they run one after another, because its queue
+    would mix their kernels.
     """
-    watches = {name: Watch(at.device) for name in order}
+    timers = {name: StepTimer(at.device) for name in order}
     if at.device.type == "cuda":
         for name in order:
-            SYSTEMS[name](work, at, watches[name])
+            SYSTEMS[name](work, at, timers[name])
             gc.collect()
     else:
-        alike = replace(work, shares=len(order))
+        in_turns = replace(work, shares=len(order))
 
         def loop(name: str, turn: Turn) -> None:
-            watches[name].pause = turn.pause
-            SYSTEMS[name](alike, at, watches[name])
+            timers[name].pause = turn.pause
+            SYSTEMS[name](in_turns, at, timers[name])
 
         take_turns(order, loop, f"{at.seed} {order}")
-    return {name: watch.steps() for name, watch in watches.items()}
+    return {name: timer.steps() for name, timer in timers.items()}
 
 
 def _steps(device: torch.device) -> int:
-    """Steps of a block: those that are timed, those that begin a turn, and the last."""
+    """Return the steps of a block: the timed ones, the first of each turn, and the last."""
     steps = WARM_UP + TIMED
     return (steps if device.type == "cuda" else steps * TURN // (TURN - 1)) + 1
 
 
-def _apart(weights: Weights, others: Weights) -> float:
+def _largest_difference(weights: Weights, others: Weights) -> float:
     return max(float((weights[name] - others[name]).abs().max()) for name in others)
 
 
-def _say(at: Setting, text: str) -> None:
+def _print(at: Setting, text: str) -> None:
     if at.ranks.is_first:
         print(text, flush=True)
 

@@ -1,7 +1,7 @@
-"""What the measured loops train: tasks whose data note when a batch is fetched.
+"""Workloads of the measured loops, whose data records when a batch is fetched.
 
-Every loop fetches one batch per step, so the times of the fetches are the times of the steps, taken
-in the same way whichever system owns the loop.
+Every loop fetches one batch per step. The times between fetches are therefore the step times,
+measured in the same way for every system.
 """
 
 import time
@@ -17,36 +17,36 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_co
 from ddp_trainer.config import Device, OptimizerConfig, Precision, RunConfig
 from ddp_trainer.config.settings import check, resolve
 from ddp_trainer.ranks.environment import Ranks
-from ddp_trainer.seeds import derive, seed_all
+from ddp_trainer.seeds import derive_seed, seed_all
 from ddp_trainer.task import HasCollate, Indexed, RunEnv, Weighted, load_build
 from ddp_trainer.tasks import gpt, miniresnet
 
 AGREE_SECONDS = 5.0
-"""About how often the product's ranks meet; its default."""
+"""Seconds between two agreements of the product's ranks; its default."""
 TURN = 5
-"""Steps that a loop makes before the next one's turn. The first of them is not counted: it finds
-its code and data gone from the caches, which a loop in use has for itself."""
+"""Steps per turn of a loop. The first one is not counted, because other loops have replaced its
+code and data in the caches."""
 REPORT_EVERY = 50
-"""Steps between two readings of the loss, in every loop that reads it."""
+"""Steps between two reads of the loss, in every loop that reads it."""
 
 
 @dataclass
-class Watch:
-    """Notes the time from each fetch to the next, and acts at chosen ones."""
+class StepTimer:
+    """Records the time between fetches, and calls functions at chosen fetches."""
 
     device: torch.device
-    acts: dict[int, Callable[[], None]] = field(default_factory=dict)
-    """What to do right before the fetch of a step, by the step's index."""
+    callbacks: dict[int, Callable[[], None]] = field(default_factory=dict)
+    """Functions to call right before a fetch, by the step's index."""
     pause: Callable[[], None] | None = None
-    """Called before the first fetch of each turn; the time that it takes is nobody's."""
+    """Function to call before the first fetch of each turn. Its time is not counted."""
     _fetches: int = 0
     _since: Any = None
     _spans: list[tuple[Any, Any]] = field(default_factory=list)
 
-    def tick(self) -> None:
-        """A batch is fetched."""
-        if act := self.acts.get(self._fetches):
-            act()
+    def record_fetch(self) -> None:
+        """Record that a batch is fetched."""
+        if callback := self.callbacks.get(self._fetches):
+            callback()
         now = self._mark()
         if self._since is not None:
             self._spans.append((self._since, now))
@@ -57,7 +57,7 @@ class Watch:
         self._fetches += 1
 
     def steps(self) -> list[float]:
-        """Seconds of each step but the last and those not counted; on a GPU by its own clock."""
+        """Return the seconds of each counted step except the last, on a GPU from CUDA events."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
             return [begin.elapsed_time(end) / 1000 for begin, end in self._spans]
@@ -71,13 +71,13 @@ class Watch:
         return event
 
 
-class Watched(Dataset[Any]):
-    """Data of a given length, gone through again and again, fetched under a watch."""
+class TimedDataset(Dataset[Any]):
+    """Data of a given length, repeated as needed, whose fetches are timed."""
 
     def __init__(self, data: Indexed, samples: int) -> None:
         self.data = data
         self.samples = samples
-        self.watch: Watch | None = None
+        self.timer: StepTimer | None = None
 
     def __len__(self) -> int:
         return self.samples
@@ -86,58 +86,58 @@ class Watched(Dataset[Any]):
         return self.data[index % len(self.data)]
 
     def __getitems__(self, indices: list[int]) -> Any:
-        if self.watch:
-            self.watch.tick()
+        if self.timer:
+            self.timer.record_fetch()
         inside = [index % len(self.data) for index in indices]
         many = getattr(self.data, "__getitems__", None)
         return many(inside) if many else [self.data[index] for index in inside]
 
 
-class Measured:
-    """A task over watched data, without evaluation."""
+class TimedTask:
+    """A task with timed data and without evaluation."""
 
     def __init__(self, task: Any, samples: int) -> None:
         self.model = task.model
-        self.train_data = Watched(task.train_data, samples)
+        self.train_data = TimedDataset(task.train_data, samples)
         self.eval_data = None
         self.collate = task.collate if isinstance(task, HasCollate) else default_collate
         self._task = task
 
     def loss(self, model: nn.Module, batch: Any) -> Weighted:
-        """The task's own."""
+        """Return the task's loss."""
         weighted: Weighted = self._task.loss(model, batch)
         return weighted
 
 
 class DigitsSettings(miniresnet.MiniResNetConfig):
-    """The bundled task's, and the length of the data."""
+    """Settings of the bundled MiniResNet, and the number of samples."""
 
     samples: int
 
 
 class GptSettings(gpt.GptConfig):
-    """The bundled task's, and the length of the data."""
+    """Settings of the bundled GPT, and the number of samples."""
 
     samples: int
 
 
-def digits(cfg: DigitsSettings, env: RunEnv) -> Measured:
-    """The bundled MiniResNet."""
-    return Measured(miniresnet.build(cfg, env), cfg.samples)
+def digits(cfg: DigitsSettings, env: RunEnv) -> TimedTask:
+    """Return the bundled MiniResNet with timed data."""
+    return TimedTask(miniresnet.build(cfg, env), cfg.samples)
 
 
-def characters(cfg: GptSettings, env: RunEnv) -> Measured:
-    """The bundled GPT."""
-    return Measured(gpt.build(cfg, env), cfg.samples)
+def characters(cfg: GptSettings, env: RunEnv) -> TimedTask:
+    """Return the bundled GPT with timed data."""
+    return TimedTask(gpt.build(cfg, env), cfg.samples)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One comparison: equal in every system."""
+    """One comparison, which is the same for every system."""
 
     name: str
     task: str
-    """Import path of a function that builds a `Measured`."""
+    """Import path of a function that builds a `TimedTask`."""
     settings: dict[str, Any]
     local_batch: int
     optimizer: dict[str, Any]
@@ -145,15 +145,15 @@ class Workload:
     report_every: int = REPORT_EVERY
     """Steps between two reports of the product's loop."""
     shares: int = 1
-    """Loops that take turns: what the product does by the clock it does that much more seldom, so
-    as to do it as often per step as when it is alone."""
+    """Number of loops that take turns. The product's intervals in seconds grow by it, so that the
+    number of steps between two of their events stays the same."""
 
     def global_batch(self, ranks: Ranks) -> int:
-        """Samples per update."""
+        """Return the samples per update."""
         return self.local_batch * ranks.world_size
 
     def run_config(self, ranks: Ranks, device: torch.device, steps: int, seed: int) -> RunConfig:
-        """The same as a run of the product's loop, of one epoch."""
+        """Return the configuration of the product's loop for this workload and one epoch."""
         batch = self.global_batch(ranks)
         settings = self.settings | {"samples": steps * batch}
         return resolve(
@@ -175,7 +175,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how long a loop runs."""
+    """Ranks, device, length and seed of a loop's run."""
 
     ranks: Ranks
     device: torch.device
@@ -183,8 +183,8 @@ class Setting:
     seed: int
 
 
-def build(work: Workload, at: Setting) -> Measured:
-    """The task as the product's loop builds it: with the same weights."""
+def build(work: Workload, at: Setting) -> TimedTask:
+    """Build the task as the product's loop does, with the same weights."""
     function, model = load_build(work.task)
     config = work.run_config(at.ranks, at.device, at.steps, at.seed)
     settings: BaseModel = check(model, config.task)
@@ -192,24 +192,24 @@ def build(work: Workload, at: Setting) -> Measured:
     env = RunEnv(
         ranks.rank, ranks.world_size, ranks.local_rank, ranks.local_world_size, at.device, at.seed
     )
-    seed_all(derive(at.seed, "build"))
-    return cast("Measured", function(settings, env))
+    seed_all(derive_seed(at.seed, "build"))
+    return cast("TimedTask", function(settings, env))
 
 
 def optimizer_config(work: Workload) -> OptimizerConfig:
-    """The update rule."""
+    """Return the optimizer's configuration."""
     return check(OptimizerConfig, work.optimizer)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """A tensor or a tuple of them, on its way to the device."""
+    """Copy a tensor or a tuple of tensors to the device."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     return tuple(to_device(part, device) for part in batch)
 
 
-def sharded_loader(task: Measured, work: Workload, at: Setting) -> DataLoader[Any]:
-    """Batches of this rank, in the data's order: what torch's tutorials do."""
+def sharded_loader(task: TimedTask, work: Workload, at: Setting) -> DataLoader[Any]:
+    """Return this rank's batches in the data's order, as in torch's tutorials."""
     sampler: DistributedSampler[Any] = DistributedSampler(
         task.train_data, at.ranks.world_size, at.ranks.rank, shuffle=False
     )

@@ -1,4 +1,4 @@
-"""Reading a job: a wrong one gives one sentence that names the field, and never anything else."""
+"""Tests that an invalid job gives one sentence that names the field, and no other exception."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
 from tests.operator.support import job_manifest, new_job
 
-SENTENCES: list[tuple[dict[str, Any], str]] = [
+ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"nods": 2}, "spec.nods: unknown field"),
     ({"nodes": 0}, "spec.nodes: input should be greater than or equal to 1, got 0"),
     ({"nodes": "many"}, "spec.nodes: input should be a valid integer"),
@@ -23,49 +23,47 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def refusal(manifest: dict[str, Any]) -> str:
+def error_of(manifest: dict[str, Any]) -> str:
     with pytest.raises(InvalidJobError) as caught:
         parse_job(manifest)
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("spec", "sentence"), SENTENCES, ids=[s for _, s in SENTENCES])
-def test_the_sentence_names_the_field_and_what_must_hold(
-    spec: dict[str, Any], sentence: str
-) -> None:
-    assert refusal(job_manifest(**spec)).startswith(sentence)
+@pytest.mark.parametrize(("spec", "message"), ERRORS, ids=[s for _, s in ERRORS])
+def test_error_names_the_field_and_the_requirement(spec: dict[str, Any], message: str) -> None:
+    assert error_of(job_manifest(**spec)).startswith(message)
 
 
-def test_the_sentence_shows_what_was_given() -> None:
-    assert refusal(job_manifest(maxRestarts=-5)).endswith("got -5")
+def test_error_shows_the_given_value() -> None:
+    assert error_of(job_manifest(maxRestarts=-5)).endswith("got -5")
 
 
-def test_the_sentence_stays_short_when_what_was_given_is_long() -> None:
-    assert len(refusal(job_manifest(nodes="9" * 100_000))) < 400
+def test_error_stays_short_when_the_given_value_is_long() -> None:
+    assert len(error_of(job_manifest(nodes="9" * 100_000))) < 400
 
 
-def test_another_kind_or_version_is_refused_by_name() -> None:
-    said = refusal({**job_manifest(), "apiVersion": "ddp-trainer.dev/v9"})
-    assert said == (
-        "manifest: must be of apiVersion 'ddp-trainer.dev/v1alpha1', kind 'DDPJob',"
+def test_other_api_version_is_rejected_with_expected_and_given_version() -> None:
+    error = error_of({**job_manifest(), "apiVersion": "ddp-trainer.dev/v9"})
+    assert error == (
+        "manifest: apiVersion must be 'ddp-trainer.dev/v1alpha1' and kind must be 'DDPJob',"
         " got apiVersion 'ddp-trainer.dev/v9', kind 'DDPJob'"
     )
 
 
-def test_a_job_without_a_name_is_refused() -> None:
-    assert refusal({"apiVersion": API_VERSION, "kind": KIND}) == "metadata.name: field required"
+def test_job_without_a_name_is_rejected() -> None:
+    assert error_of({"apiVersion": API_VERSION, "kind": KIND}) == "metadata.name: field required"
 
 
-def test_a_job_knows_its_namespace_and_name() -> None:
+def test_job_key_is_namespace_and_name() -> None:
     assert new_job("flowers").key == ("team-a", "flowers")
 
 
-def test_a_status_that_cannot_be_read_is_refused_with_a_sentence() -> None:
-    said = refusal({**job_manifest(), "status": {"attempt": "first"}})
-    assert said.startswith("status.attempt: ")
+def test_invalid_status_is_rejected_with_its_field() -> None:
+    error = error_of({**job_manifest(), "status": {"attempt": "first"}})
+    assert error.startswith("status.attempt: ")
 
 
-def test_what_a_newer_operator_wrote_into_the_status_is_ignored() -> None:
+def test_unknown_status_fields_of_a_newer_operator_are_ignored() -> None:
     newer = {
         "attempt": 2,
         "goodput": "0.97",
@@ -91,6 +89,16 @@ def test_what_a_newer_operator_wrote_into_the_status_is_ignored() -> None:
     assert [c.type.value for c in status.conditions] == ["Rendezvoused"]
 
 
+def test_status_with_the_old_name_told_milliseconds_is_read_as_ordered_milliseconds() -> None:
+    recovery = {"attempt": 2, "time": "2026-03-01T12:00:00Z", "toldMilliseconds": 150}
+    status = parse_job({**job_manifest(), "status": {"lastRecovery": recovery}}).status
+    assert status.last_recovery is not None
+    assert status.last_recovery.ordered_milliseconds == 150
+    written = status.model_dump(by_alias=True)["lastRecovery"]
+    assert written["orderedMilliseconds"] == 150
+    assert "toldMilliseconds" not in written
+
+
 PRINTABLE = st.text(st.characters(categories=["L", "N", "P", "S", "Zs"]), max_size=12)
 JSON_VALUES = st.recursive(
     st.none()
@@ -104,13 +112,13 @@ JSON_VALUES = st.recursive(
 
 
 def _fields(model: type[DDPJobSpec | DDPJobStatus]) -> st.SearchStrategy[dict[str, Any]]:
-    """Objects with the model's own field names and any values."""
+    """Return a strategy for objects with some of the model's field names and any values."""
     known = sorted(str(field.alias) for field in model.model_fields.values())
     return st.dictionaries(st.sampled_from(known) | PRINTABLE, JSON_VALUES, max_size=5)
 
 
-def _read(manifest: dict[str, Any]) -> str | None:
-    """The refusal, if any. What is neither a job nor a refusal fails the test."""
+def _parse_error(manifest: dict[str, Any]) -> str | None:
+    """Return the error message, or None for a valid job. Other exceptions fail the test."""
     try:
         parse_job(manifest)
     except InvalidJobError as error:
@@ -119,29 +127,31 @@ def _read(manifest: dict[str, Any]) -> str | None:
 
 
 @given(st.dictionaries(PRINTABLE | st.sampled_from(["apiVersion", "kind"]), JSON_VALUES))
-def test_no_document_makes_reading_fail_otherwise(manifest: dict[str, Any]) -> None:
-    said = _read(manifest)
-    assert said is not None
-    assert said.splitlines() == [said]
+def test_any_document_without_a_valid_kind_gives_one_line_of_error(
+    manifest: dict[str, Any],
+) -> None:
+    error = _parse_error(manifest)
+    assert error is not None
+    assert error.splitlines() == [error]
 
 
 @given(spec=_fields(DDPJobSpec), name=PRINTABLE)
-def test_no_spec_makes_reading_fail_otherwise(spec: dict[str, Any], name: str) -> None:
-    said = _read({**job_manifest(name), "spec": spec})
-    if said is not None:
-        assert said.splitlines() == [said]
-        assert said.startswith(("spec", "metadata.name"))
+def test_any_spec_gives_a_job_or_one_line_of_error(spec: dict[str, Any], name: str) -> None:
+    error = _parse_error({**job_manifest(name), "spec": spec})
+    if error is not None:
+        assert error.splitlines() == [error]
+        assert error.startswith(("spec", "metadata.name"))
 
 
 @given(_fields(DDPJobStatus))
-def test_no_status_makes_reading_fail_otherwise(status: dict[str, Any]) -> None:
-    said = _read({**job_manifest(), "status": status})
-    if said is not None:
-        assert said.splitlines() == [said]
-        assert said.startswith("status")
+def test_any_status_gives_a_job_or_one_line_of_error(status: dict[str, Any]) -> None:
+    error = _parse_error({**job_manifest(), "status": status})
+    if error is not None:
+        assert error.splitlines() == [error]
+        assert error.startswith("status")
 
 
 @given(st.none() | JSON_VALUES)
-def test_no_metadata_makes_reading_fail_otherwise(metadata: Any) -> None:
-    said = _read({**job_manifest(), "metadata": metadata})
-    assert said is None or said.startswith("metadata")
+def test_any_metadata_gives_a_job_or_an_error(metadata: Any) -> None:
+    error = _parse_error({**job_manifest(), "metadata": metadata})
+    assert error is None or error.startswith("metadata")

@@ -1,37 +1,40 @@
-"""Rules that span fields: each, broken once, gives its sentence."""
+"""Tests of the rules between fields."""
 
 from typing import Any
 
 import pytest
 
 from ddp_operator.api.job import InvalidJobError, parse_job
-from ddp_operator.api.rules import NAME_LENGTH, NAME_RULE_MESSAGE, SPEC_RULES
+from ddp_operator.api.rules import MAX_NAME_LENGTH, NAME_RULE_MESSAGE, SPEC_RULES
 from tests.operator.support import job_manifest, new_job
 
 TASK = "my_package.flowers:build"
 
 BROKEN: dict[str, dict[str, Any]] = {
-    "spec: task and command exclude each other, state one of them": {
+    "spec: task and command must not both be set": {
         "task": TASK,
         "command": ["python", "a.py"],
     },
-    "spec: one of task and command must be stated": {},
-    "spec.config: goes with task, a command takes args": {"command": ["a"], "config": {"x": 1}},
-    "spec.args: goes with command, a task takes config": {"task": TASK, "args": ["--x"]},
-    "spec.env: names that begin with DDP_ belong to ddp-trainer": {
+    "spec: one of task and command must be set": {},
+    "spec.config: may be set only with task; a command takes args": {
+        "command": ["a"],
+        "config": {"x": 1},
+    },
+    "spec.args: may be set only with command; a task takes config": {"task": TASK, "args": ["--x"]},
+    "spec.env: names must not begin with DDP_, because ddp-trainer reserves this prefix": {
         "task": TASK,
         "env": [{"name": "FINE"}, {"name": "DDP_ATTEMPT", "value": "9"}],
     },
-    "spec.volumes: names that begin with ddp- belong to ddp-trainer": {
+    "spec.volumes: names must not begin with ddp-, because ddp-trainer reserves this prefix": {
         "task": TASK,
         "volumes": [{"name": "ddp-tmp", "emptyDir": {}}],
     },
-    "spec.volumeMounts: each must name one of spec.volumes": {
+    "spec.volumeMounts: each name must be the name of one of spec.volumes": {
         "task": TASK,
         "volumes": [{"name": "data", "emptyDir": {}}],
         "volumeMounts": [{"name": "dat", "mountPath": "/data"}],
     },
-    "spec.restartWindowSeconds: needs spec.maxRestarts of at most 30": {
+    "spec.restartWindowSeconds: requires spec.maxRestarts of at most 30": {
         "task": TASK,
         "restartWindowSeconds": 3600,
         "maxRestarts": 31,
@@ -39,18 +42,18 @@ BROKEN: dict[str, dict[str, Any]] = {
 }
 
 
-def refusal(manifest: dict[str, Any]) -> str:
+def error_of(manifest: dict[str, Any]) -> str:
     with pytest.raises(InvalidJobError) as caught:
         parse_job(manifest)
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("sentence", "spec"), BROKEN.items(), ids=BROKEN.keys())
-def test_a_broken_rule_gives_its_sentence(sentence: str, spec: dict[str, Any]) -> None:
-    assert refusal({**job_manifest(), "spec": spec}) == sentence
+@pytest.mark.parametrize(("message", "spec"), BROKEN.items(), ids=BROKEN.keys())
+def test_broken_rule_gives_its_message(message: str, spec: dict[str, Any]) -> None:
+    assert error_of({**job_manifest(), "spec": spec}) == message
 
 
-def test_every_rule_is_broken_once_in_this_file() -> None:
+def test_table_has_one_broken_spec_for_every_rule() -> None:
     assert [rule.message for rule in SPEC_RULES] == list(BROKEN)
 
 
@@ -72,34 +75,34 @@ def test_every_rule_is_broken_once_in_this_file() -> None:
     ids=[
         "task with config",
         "command with args",
-        "prefix inside",
+        "prefix inside a name",
         "volume without mount",
         "window with 30 restarts",
-        "window with the default",
+        "window with the default restarts",
         "31 restarts without a window",
     ],
 )
-def test_a_job_that_breaks_no_rule_is_read(spec: dict[str, Any]) -> None:
+def test_job_that_breaks_no_rule_is_accepted(spec: dict[str, Any]) -> None:
     assert new_job(**spec).spec.nodes == 1
 
 
 @pytest.mark.parametrize(
     "name",
-    ["a", "digits", "d-1", "a" * NAME_LENGTH],
+    ["a", "digits", "d-1", "a" * MAX_NAME_LENGTH],
 )
-def test_a_name_that_fits_a_dns_label_with_pod_numbers_is_taken(name: str) -> None:
+def test_name_that_leaves_room_for_pod_numbers_is_accepted(name: str) -> None:
     assert new_job(name).metadata.name == name
 
 
 @pytest.mark.parametrize(
     "name",
-    ["a" * (NAME_LENGTH + 1), "1digits", "Digits", "di.gits", "digits-", "-digits", "digits\n"],
+    ["a" * (MAX_NAME_LENGTH + 1), "1digits", "Digits", "di.gits", "digits-", "-digits", "digits\n"],
     ids=["too long", "digit first", "upper case", "dot", "dash last", "dash first", "line break"],
 )
-def test_a_name_that_cannot_name_pods_is_refused_with_the_reason(name: str) -> None:
-    said = refusal(job_manifest(name))
-    assert said == f"{NAME_RULE_MESSAGE}, got {name!r}"
+def test_name_that_cannot_name_pods_is_rejected_with_the_reason(name: str) -> None:
+    error = error_of(job_manifest(name))
+    assert error == f"{NAME_RULE_MESSAGE}, got {name!r}"
 
 
-def test_the_longest_name_with_four_digits_is_a_dns_label() -> None:
-    assert NAME_LENGTH + len("-9998") == 63
+def test_longest_pod_name_is_a_dns_label_of_63_characters() -> None:
+    assert MAX_NAME_LENGTH + len("-9998") == 63

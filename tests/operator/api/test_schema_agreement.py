@@ -1,4 +1,4 @@
-"""What `ddpjob run` accepts, the API server accepts, and the other way round."""
+"""Tests that `ddpjob run` and the API server accept the same specs."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ TASK = {"task": "my_package.flowers:build"}
 VOLUME = {"name": "data", "emptyDir": {}}
 
 ACCEPTED: dict[str, dict[str, Any]] = {
-    "the shortest": {**TASK},
+    "the smallest spec": {**TASK},
     "a command with arguments": {"command": ["python", "/app/train.py"], "args": ["--lr=0.1"]},
-    "all sizes": {**TASK, "nodes": 9999, "procsPerNode": 8, "gpusPerNode": 8},
-    "zero GPUs stated": {**TASK, "gpusPerNode": 0},
+    "the largest sizes": {**TASK, "nodes": 9999, "procsPerNode": 8, "gpusPerNode": 8},
+    "zero GPUs": {**TASK, "gpusPerNode": 0},
     "nested configuration": {**TASK, "config": {"a": {"b": [1, 2.5, None, "x", True]}}},
     "an empty configuration": {**TASK, "config": {}},
     "an environment variable": {**TASK, "env": [{"name": "LR", "value": "0.1"}]},
@@ -42,7 +42,7 @@ ACCEPTED: dict[str, dict[str, Any]] = {
         "podTemplate": {"metadata": {"labels": {"q": "a"}}, "spec": {"hostIPC": True}},
     },
     "tolerations": {**TASK, "tolerations": [{"operator": "Exists"}]},
-    "a life": {
+    "restarts, deadlines and suspend": {
         **TASK,
         "suspend": True,
         "maxRestarts": 0,
@@ -53,7 +53,7 @@ ACCEPTED: dict[str, dict[str, Any]] = {
         "ttlSecondsAfterFinished": 0,
         "cleanPodPolicy": "All",
     },
-    "a place": {
+    "image and placement": {
         **TASK,
         "nodeSelector": {"pool": "gpu"},
         "priorityClassName": "high",
@@ -69,11 +69,11 @@ REJECTED: dict[str, dict[str, Any]] = {
     "too many nodes": {**TASK, "nodes": 10_000},
     "nodes as text": {**TASK, "nodes": "2"},
     "nodes as a fraction": {**TASK, "nodes": 2.5},
-    "nodes as a truth value": {**TASK, "nodes": True},
+    "nodes as a boolean": {**TASK, "nodes": True},
     "suspend as text": {**TASK, "suspend": "yes"},
     "suspend as a number": {**TASK, "suspend": 1},
     "an unknown field": {**TASK, "nods": 2},
-    "an unknown field below": {**TASK, "checkpoint": {"claimName": "c", "everyStep": 1}},
+    "an unknown nested field": {**TASK, "checkpoint": {"claimName": "c", "everyStep": 1}},
     "a field by its Python name": {**TASK, "max_restarts": 1},
     "a task without a function": {"task": "my_package.flowers"},
     "a task with a dash": {"task": "my-package:build"},
@@ -87,12 +87,12 @@ REJECTED: dict[str, dict[str, Any]] = {
     "a variable with a wrong name": {**TASK, "env": [{"name": "1A", "value": "1"}]},
     "a variable with a number": {**TASK, "env": [{"name": "A", "value": 1}]},
     "variables as an object": {**TASK, "env": {"A": "1"}},
-    "a quantity that is none": {**TASK, "resources": {"limits": {"cpu": "lots"}}},
+    "a quantity that is a word": {**TASK, "resources": {"limits": {"cpu": "lots"}}},
     "a quantity with a wrong unit": {**TASK, "resources": {"requests": {"memory": "2GB"}}},
     "a quantity as a fraction": {**TASK, "resources": {"limits": {"cpu": 0.5}}},
-    "a quantity as a truth value": {**TASK, "resources": {"limits": {"cpu": True}}},
+    "a quantity as a boolean": {**TASK, "resources": {"limits": {"cpu": True}}},
     "an unknown pull policy": {**TASK, "imagePullPolicy": "Sometimes"},
-    "an unknown clean policy": {**TASK, "cleanPodPolicy": "Running"},
+    "an unknown clean-up policy": {**TASK, "cleanPodPolicy": "Running"},
     "an unknown debug level": {**TASK, "network": {"ncclDebug": "INFO"}},
     "an interface with a space": {**TASK, "network": {"interface": "eth 0"}},
     "a mount at a relative path": {
@@ -103,26 +103,29 @@ REJECTED: dict[str, dict[str, Any]] = {
     "a volume with a wrong name": {**TASK, "volumes": [{"name": "Data", "emptyDir": {}}]},
     "a volume of an unknown kind": {**TASK, "volumes": [{"name": "d", "hostPath": {}}]},
     "a checkpoint without a claim": {**TASK, "checkpoint": {"everySteps": 1}},
-    "a checkpoint path that climbs": {**TASK, "checkpoint": {"claimName": "c", "path": "../x"}},
-    "a checkpoint path in the middle that climbs": {
+    "a checkpoint path with leading dots": {
+        **TASK,
+        "checkpoint": {"claimName": "c", "path": "../x"},
+    },
+    "a checkpoint path with dots in the middle": {
         **TASK,
         "checkpoint": {"claimName": "c", "path": "a/../../x"},
     },
     "an absolute checkpoint path": {**TASK, "checkpoint": {"claimName": "c", "path": "/x"}},
-    "no checkpoint kept": {**TASK, "checkpoint": {"claimName": "c", "keep": 0}},
+    "zero checkpoints to keep": {**TASK, "checkpoint": {"claimName": "c", "keep": 0}},
     "a negative number of restarts": {**TASK, "maxRestarts": -1},
-    "a negative number of restarts after lost pods": {**TASK, "maxInfrastructureRestarts": -1},
-    "a window of nothing": {**TASK, "restartWindowSeconds": 0},
-    "a deadline of nothing": {**TASK, "activeDeadlineSeconds": 0},
+    "a negative number of infrastructure restarts": {**TASK, "maxInfrastructureRestarts": -1},
+    "a restart window of zero seconds": {**TASK, "restartWindowSeconds": 0},
+    "a deadline of zero seconds": {**TASK, "activeDeadlineSeconds": 0},
     "a negative time to live": {**TASK, "ttlSecondsAfterFinished": -1},
-    "a label that is too long": {**TASK, "nodeSelector": {"a": "x" * 64}},
-    "a label that is a number": {**TASK, "podTemplate": {"metadata": {"labels": {"a": 1}}}},
-    "an overlay of other parts": {**TASK, "podTemplate": {"status": {}}},
+    "a label value that is too long": {**TASK, "nodeSelector": {"a": "x" * 64}},
+    "a label value that is a number": {**TASK, "podTemplate": {"metadata": {"labels": {"a": 1}}}},
+    "an overlay of the pod status": {**TASK, "podTemplate": {"status": {}}},
     "a toleration as text": {**TASK, "tolerations": ["Exists"]},
 }
 
 
-def accepted_here(spec: dict[str, Any]) -> bool:
+def model_accepts(spec: dict[str, Any]) -> bool:
     try:
         DDPJobSpec.model_validate(spec)
     except ValidationError:
@@ -131,16 +134,16 @@ def accepted_here(spec: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("spec", ACCEPTED.values(), ids=ACCEPTED.keys())
-def test_both_accept(spec: dict[str, Any]) -> None:
+def test_api_server_and_model_accept_the_spec(spec: dict[str, Any]) -> None:
     assert server_findings("spec", spec) == []
-    assert accepted_here(spec)
+    assert model_accepts(spec)
 
 
 @pytest.mark.parametrize("spec", REJECTED.values(), ids=REJECTED.keys())
-def test_the_api_server_refuses(spec: dict[str, Any]) -> None:
+def test_api_server_rejects_the_spec(spec: dict[str, Any]) -> None:
     assert not server_accepts("spec", spec)
 
 
 @pytest.mark.parametrize("spec", REJECTED.values(), ids=REJECTED.keys())
-def test_ddpjob_run_refuses_what_the_api_server_refuses(spec: dict[str, Any]) -> None:
-    assert not accepted_here(spec)
+def test_model_rejects_the_spec_too(spec: dict[str, Any]) -> None:
+    assert not model_accepts(spec)

@@ -1,4 +1,4 @@
-"""The hash of what pods are made of: defaults and the job's life leave it alone."""
+"""Tests of the spec hash: only fields that shape the pods change it."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def hash_of(**changes: Any) -> str:
 
 
 def with_server_defaults(value: Any, schema: dict[str, Any]) -> Any:
-    """Fill in defaults as the API server does when it stores an object."""
+    """Return the value with the defaults that the API server fills in."""
     if isinstance(value, dict) and "properties" in schema:
         filled = dict(value)
         for name, inner in schema["properties"].items():
@@ -41,7 +41,7 @@ def with_server_defaults(value: Any, schema: dict[str, Any]) -> Any:
     return value
 
 
-def test_defaults_that_the_api_server_fills_in_do_not_change_the_hash() -> None:
+def test_server_defaults_do_not_change_the_hash() -> None:
     stored = with_server_defaults(SPEC, part("spec"))
     assert stored["maxRestarts"] == 3
     assert stored["checkpoint"]["keep"] == 3
@@ -49,7 +49,7 @@ def test_defaults_that_the_api_server_fills_in_do_not_change_the_hash() -> None:
     assert new_job(**stored).spec_hash == hash_of()
 
 
-LIFE: dict[str, Any] = {
+LIFECYCLE: dict[str, Any] = {
     "suspend": True,
     "maxRestarts": 9,
     "restartWindowSeconds": 60,
@@ -89,38 +89,38 @@ def shape_of(**changes: Any) -> dict[str, Any]:
     return pod_shaping(DDPJobSpec.model_validate(SPEC | changes))
 
 
-@pytest.mark.parametrize(("field", "value"), LIFE.items(), ids=LIFE.keys())
-def test_a_change_of_the_jobs_life_does_not_restart_its_pods(field: str, value: Any) -> None:
+@pytest.mark.parametrize(("field", "value"), LIFECYCLE.items(), ids=LIFECYCLE.keys())
+def test_change_of_a_lifecycle_field_does_not_restart_pods(field: str, value: Any) -> None:
     assert shape_of(**{field: value}) == shape_of()
     assert hash_of(**{field: value}) == hash_of()
 
 
 @pytest.mark.parametrize(("field", "value"), SHAPING.items(), ids=SHAPING.keys())
-def test_a_change_of_what_pods_are_made_of_restarts_them(field: str, value: Any) -> None:
+def test_change_of_a_pod_shaping_field_restarts_pods(field: str, value: Any) -> None:
     assert shape_of(**{field: value}) != shape_of()
 
 
-def test_strikes_against_nodes_do_not_restart_pods() -> None:
+def test_strikes_against_kubernetes_nodes_do_not_restart_pods() -> None:
     job = new_job(**SPEC)
     strike = StrikeStatus(node="machine-1", count=2, last_time=NOW)
     assert with_status(job, strikes=[strike]).spec_hash == job.spec_hash
 
 
-def test_every_field_of_the_spec_stands_in_one_of_the_two_tables() -> None:
+def test_every_spec_field_is_in_one_of_the_two_tables() -> None:
     fields = {str(field.alias) for field in DDPJobSpec.model_fields.values()}
-    assert LIFE.keys() | SHAPING.keys() == fields
+    assert LIFECYCLE.keys() | SHAPING.keys() == fields
 
 
-def test_the_hash_follows_the_shape() -> None:
+def test_different_pod_shapes_have_different_hashes() -> None:
     hashes = {hash_of(), hash_of(nodes=3), hash_of(image="b"), hash_of(config={"epochs": 4})}
     assert len(hashes) == 4
 
 
 @given(st.permutations(sorted(SPEC)))
-def test_the_order_of_fields_does_not_matter(order: list[str]) -> None:
+def test_order_of_fields_does_not_change_the_hash(order: list[str]) -> None:
     assert new_job(**{name: SPEC[name] for name in order}).spec_hash == hash_of()
 
 
-def test_the_hash_is_fit_for_an_annotation_and_a_status_field() -> None:
+def test_hash_has_16_hexadecimal_digits() -> None:
     assert len(hash_of()) == 16
     assert set(hash_of()) <= set("0123456789abcdef")

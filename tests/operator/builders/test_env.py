@@ -1,4 +1,4 @@
-"""The environment of the worker: the contract complete, so that the agent understands it."""
+"""The environment of the worker container, which the agent reads."""
 
 import json
 from typing import Any
@@ -12,11 +12,11 @@ from tests.operator.support import UID, new_job
 
 
 def variables(index: int = 0, **spec: Any) -> dict[str, str]:
-    """As a container sees them: the last one of a name wins."""
+    """Return the variables as a container sees them: the last one of a name takes effect."""
     return {v["name"]: v.get("value", "") for v in build_env(new_job(**spec), index)}
 
 
-def test_the_agent_reads_the_operators_environment_of_a_task() -> None:
+def test_agent_reads_the_environment_of_a_task() -> None:
     env = variables(
         3, nodes=12, procsPerNode=4, config={"epochs": 1}, checkpoint={"claimName": "c"}
     )
@@ -33,7 +33,7 @@ def test_the_agent_reads_the_operators_environment_of_a_task() -> None:
     assert config.rank_command() == ["-m", "ddp_trainer", "train"]
 
 
-def test_the_agent_reads_the_operators_environment_of_a_command() -> None:
+def test_agent_reads_the_environment_of_a_command() -> None:
     env = variables(command=["python", "/app/a b.py"], args=["--lr=0.1", 'say "x"'])
     config = AgentConfig.from_environment(env)
     assert config.task is None
@@ -49,20 +49,20 @@ def test_the_agent_reads_the_operators_environment_of_a_command() -> None:
         ({"gpusPerNode": 8}, "8"),
         ({"gpusPerNode": 8, "procsPerNode": 4}, "4"),
     ],
-    ids=["one", "stated", "one for each GPU", "stated beside GPUs"],
+    ids=["default", "procsPerNode", "one per GPU", "procsPerNode and GPUs"],
 )
-def test_ranks_per_node_follow_the_gpus_unless_stated(spec: dict[str, Any], ranks: str) -> None:
+def test_ranks_per_node_default_to_the_number_of_gpus(spec: dict[str, Any], ranks: str) -> None:
     assert variables(**spec)[Env.PROCS_PER_NODE] == ranks
 
 
-def test_the_configuration_travels_as_json() -> None:
+def test_configuration_is_passed_as_json() -> None:
     config = {"epochs": 20, "name": "Blüte", "nested": {"list": [1, None, True]}}
     assert json.loads(variables(config=config)[Env.CONFIG]) == config
     assert json.loads(variables()[Env.CONFIG]) == {}
     assert Env.CONFIG not in variables(command=["a"])
 
 
-def test_the_checkpoints_rhythm_is_passed_on_only_where_it_is_stated() -> None:
+def test_checkpoint_intervals_are_passed_only_if_given() -> None:
     plain = variables(checkpoint={"claimName": "c"})
     assert plain[Env.CHECKPOINT_KEEP] == "3"
     assert not {Env.CHECKPOINT_EVERY_STEPS, Env.CHECKPOINT_EVERY_SECONDS} & plain.keys()
@@ -75,7 +75,7 @@ def test_the_checkpoints_rhythm_is_passed_on_only_where_it_is_stated() -> None:
     assert not any(name.startswith("DDP_CHECKPOINT") for name in variables())
 
 
-def test_two_jobs_of_one_name_do_not_share_checkpoints_unless_they_state_a_path() -> None:
+def test_jobs_of_one_name_share_checkpoints_only_with_an_explicit_path() -> None:
     job = new_job(checkpoint={"claimName": "c"})
     later = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "other"})})
     assert checkpoint_path(job) != checkpoint_path(later)
@@ -83,36 +83,36 @@ def test_two_jobs_of_one_name_do_not_share_checkpoints_unless_they_state_a_path(
 
 
 @pytest.mark.parametrize("level", ["Version", "Warn", "Info", "Trace"])
-def test_nccl_gets_its_level_in_its_own_spelling(level: str) -> None:
+def test_nccl_debug_level_is_upper_case(level: str) -> None:
     assert variables(network={"ncclDebug": level})["NCCL_DEBUG"] == level.upper()
 
 
-def test_the_interface_is_told_to_nccl_and_to_gloo() -> None:
+def test_network_interface_is_set_for_nccl_and_gloo() -> None:
     env = variables(network={"interface": "eth1"})
     assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == ("eth1", "eth1")
     assert not {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG"} & variables().keys()
 
 
-def test_what_the_user_states_wins_over_what_is_derived() -> None:
+def test_user_variables_take_precedence_over_derived_ones() -> None:
     env = variables(
         network={"interface": "eth1"}, env=[{"name": "NCCL_SOCKET_IFNAME", "value": "ib0"}]
     )
     assert env["NCCL_SOCKET_IFNAME"] == "ib0"
 
 
-def test_a_variable_from_elsewhere_keeps_its_source() -> None:
+def test_variable_from_a_secret_keeps_its_source() -> None:
     source = {"secretKeyRef": {"name": "s", "key": "k"}}
     stated = build_env(new_job(env=[{"name": "TOKEN", "valueFrom": source}]), 0)[-1]
     assert stated == {"name": "TOKEN", "valueFrom": source}
 
 
-def test_every_value_is_text_as_the_api_server_demands() -> None:
+def test_every_value_is_a_string() -> None:
     for variable in build_env(new_job(nodes=3, checkpoint={"claimName": "c"}), 0):
         assert isinstance(variable["name"], str)
         assert "valueFrom" in variable or isinstance(variable["value"], str)
 
 
-def test_the_pod_tells_where_it_is() -> None:
+def test_pod_exposes_its_place_to_the_agent() -> None:
     fields = {
         v["name"]: v["valueFrom"]["fieldRef"]["fieldPath"]
         for v in build_env(new_job(), 0)

@@ -12,7 +12,7 @@ SIZES = st.integers(1, 300) | st.sampled_from([999, 1000, 1001, 9999])
 
 
 @given(SIZES)
-def test_pods_sorted_by_name_or_address_stand_in_the_order_of_their_index(nodes: int) -> None:
+def test_pods_sorted_by_name_or_address_are_in_index_order(nodes: int) -> None:
     job = new_job(nodes=nodes)
     pods = [names.pod_name(job, index) for index in range(nodes)]
     addresses = [names.pod_address(job, index) for index in range(nodes)]
@@ -32,19 +32,19 @@ def test_ten_pods_need_one_digit_and_eleven_need_two() -> None:
     assert names.pod_name(new_job(nodes=11), 9) == "digits-09"
 
 
-def test_a_pods_address_is_its_name_under_the_headless_service() -> None:
+def test_pod_address_is_its_name_under_the_headless_service() -> None:
     job = new_job(nodes=2)
     assert names.pod_address(job, 1) == "digits-1.digits"
     assert names.service_name(job) == "digits"
 
 
-def test_children_are_found_by_the_jobs_uid_and_not_by_its_name() -> None:
+def test_selector_uses_the_uid_of_the_job_instead_of_its_name() -> None:
     job = new_job()
     assert names.pod_selector(job) == {contract.LABEL_JOB_UID: UID}
     assert names.pod_selector(job).items() <= names.labels(job).items()
 
 
-def test_children_name_their_job_as_owner_so_that_they_go_with_it() -> None:
+def test_children_have_their_job_as_owner() -> None:
     assert names.owner_reference(new_job()) == {
         "apiVersion": "ddp-trainer.dev/v1alpha1",
         "kind": "DDPJob",
@@ -55,7 +55,7 @@ def test_children_name_their_job_as_owner_so_that_they_go_with_it() -> None:
     }
 
 
-def test_the_service_is_headless_and_publishes_pods_before_they_are_ready() -> None:
+def test_service_is_headless_and_publishes_pods_before_they_are_ready() -> None:
     job = new_job()
     service = build_service(job)
     assert service["kind"] == "Service"

@@ -1,10 +1,10 @@
-"""The podTemplate overlay: merges like strategic merge, and cannot take a pod away from us."""
+"""The podTemplate overlay merges like a strategic merge patch, but keeps the operator's labels."""
 
 from typing import Any
 
 import pytest
 
-from ddp_operator.builders.overlay import lay_over
+from ddp_operator.builders.overlay import apply_overlay
 from ddp_operator.builders.pod import build_pod
 from ddp_wire import contract
 from tests.operator.support import DEFAULTS, new_job
@@ -34,28 +34,28 @@ def build(overlay: dict[str, Any], **spec: Any) -> dict[str, Any]:
     ids=[
         "values replace",
         "objects merge",
-        "new keys come in",
+        "new keys are added",
         "plain lists replace",
-        "named lists merge by name, in their order",
+        "named lists merge by name in order",
         "unnamed lists replace",
-        "an empty list empties",
+        "an empty list replaces",
         "a value replaces an object",
-        "a list with a name that is none replaces",
+        "a list with an invalid name replaces",
     ],
 )
-def test_laying_over(base: Any, overlay: Any, merged: Any) -> None:
-    assert lay_over(base, overlay) == merged
+def test_overlay_merges_values(base: Any, overlay: Any, merged: Any) -> None:
+    assert apply_overlay(base, overlay) == merged
 
 
-def test_laying_over_changes_neither_side() -> None:
+def test_overlay_changes_neither_input() -> None:
     base = {"a": {"l": [{"name": "x", "v": 1}]}}
     overlay = {"a": {"l": [{"name": "x", "v": 2}], "m": 1}}
-    lay_over(base, overlay)
+    apply_overlay(base, overlay)
     assert base == {"a": {"l": [{"name": "x", "v": 1}]}}
     assert overlay == {"a": {"l": [{"name": "x", "v": 2}], "m": 1}}
 
 
-def test_labels_and_annotations_are_added() -> None:
+def test_overlay_adds_labels_and_annotations() -> None:
     pod = build({"metadata": {"labels": {"queue": "a"}, "annotations": {"note": "b"}}})
     assert pod["metadata"]["labels"]["queue"] == "a"
     assert pod["metadata"]["annotations"]["note"] == "b"
@@ -74,8 +74,8 @@ def test_labels_and_annotations_are_added() -> None:
     ],
     ids=lambda v: str(v).rpartition("/")[2],
 )
-def test_what_the_operator_knows_its_pod_by_cannot_be_changed(part: str, key: str) -> None:
-    overlay = {"metadata": {part: {key: "stolen"}}}
+def test_overlay_cannot_change_labels_that_identify_a_pod(part: str, key: str) -> None:
+    overlay = {"metadata": {part: {key: "changed"}}}
     job = new_job(podTemplate=overlay)
     pod = build_pod(job, 0, 1, DEFAULTS)
     plain = build_pod(new_job(), 0, 1, DEFAULTS)
@@ -84,12 +84,12 @@ def test_what_the_operator_knows_its_pod_by_cannot_be_changed(part: str, key: st
         assert pod["metadata"][part][key] == plain["metadata"][part][key]
 
 
-def test_a_sidecar_comes_beside_the_worker() -> None:
+def test_overlay_adds_a_sidecar() -> None:
     pod = build({"spec": {"containers": [{"name": "sync", "image": "sync:1"}]}})
     assert [c["name"] for c in pod["spec"]["containers"]] == ["worker", "sync"]
 
 
-def test_the_worker_can_be_changed_by_its_name() -> None:
+def test_overlay_changes_the_worker_by_name() -> None:
     change = {"name": "worker", "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
     worker = build({"spec": {"containers": [change]}})["spec"]["containers"][0]
     assert worker["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
@@ -97,14 +97,14 @@ def test_the_worker_can_be_changed_by_its_name() -> None:
     assert worker["command"] == ["python3", "-m", "ddp_agent"]
 
 
-def test_a_volume_replaces_one_of_its_name_and_leaves_the_rest() -> None:
+def test_overlay_merges_a_volume_by_name_and_keeps_the_rest() -> None:
     pod = build({"spec": {"volumes": [{"name": "ddp-shm", "emptyDir": {"sizeLimit": "1Gi"}}]}})
     volumes = {v["name"]: v for v in pod["spec"]["volumes"]}
     assert volumes["ddp-shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
     assert set(volumes) == {"ddp-pod-info", "ddp-tmp", "ddp-shm"}
 
 
-def test_two_mounts_of_one_volume_survive_an_overlay_that_adds_a_third() -> None:
+def test_overlay_keeps_two_mounts_of_one_volume() -> None:
     stated = [
         {"name": "data", "mountPath": "/train", "subPath": "train"},
         {"name": "data", "mountPath": "/test", "subPath": "test"},
@@ -119,7 +119,7 @@ def test_two_mounts_of_one_volume_survive_an_overlay_that_adds_a_third() -> None
     assert {"/train", "/test", "/extra"} <= set(paths)
 
 
-def test_a_pod_spec_field_without_one_of_ours_is_passed_on() -> None:
+def test_overlay_adds_other_pod_spec_fields() -> None:
     pod = build({"spec": {"runtimeClassName": "nvidia", "hostNetwork": True}})
     assert pod["spec"]["runtimeClassName"] == "nvidia"
     assert pod["spec"]["hostNetwork"] is True

@@ -1,4 +1,4 @@
-"""The worker pod: what it says, what it mounts, and what a job can change of it."""
+"""The worker pod: its metadata, its mounts, and the fields that a job can change."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_agent.agent import STOP_GRACE_SECONDS
+from ddp_agent.attempt_process import STOP_GRACE_SECONDS
 from ddp_operator.builders.pod import GPU_RESOURCE, LOST_NODE_SECONDS, Defaults, build_pod
 from ddp_wire import contract
 from tests.operator.support import DEFAULTS, UID, new_job
@@ -26,12 +26,12 @@ def container(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def mounts(pod: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Volumes by the path that they are mounted at."""
+    """Return the volumes by mount path."""
     sources = {v["name"]: v for v in pod["spec"]["volumes"]}
     return {m["mountPath"]: sources[m["name"]] for m in container(pod)["volumeMounts"]}
 
 
-def test_the_pod_of_a_plain_job_is_the_golden_one() -> None:
+def test_pod_matches_the_golden_manifest() -> None:
     pod = build(
         1,
         3,
@@ -49,7 +49,7 @@ def test_the_pod_of_a_plain_job_is_the_golden_one() -> None:
     assert yaml.safe_dump(json.loads(json.dumps(pod)), sort_keys=False, width=100) == golden
 
 
-def test_the_pod_carries_its_index_its_attempt_and_the_hash_of_its_spec() -> None:
+def test_pod_has_its_index_attempt_and_spec_hash() -> None:
     job = new_job(nodes=12)
     metadata = build_pod(job, 7, 4, DEFAULTS)["metadata"]
     assert metadata["name"] == "digits-07"
@@ -63,12 +63,12 @@ def test_the_pod_carries_its_index_its_attempt_and_the_hash_of_its_spec() -> Non
     assert [o["uid"] for o in metadata["ownerReferences"]] == [UID]
 
 
-def test_the_pod_resolves_by_the_name_that_its_peers_know() -> None:
+def test_pod_has_the_dns_name_that_its_peers_use() -> None:
     spec = build(1, nodes=2)["spec"]
     assert (spec["hostname"], spec["subdomain"]) == ("digits-1", "digits")
 
 
-def test_the_downward_api_follows_the_attempt_annotation_into_the_agents_file() -> None:
+def test_downward_api_copies_the_attempt_annotation_into_a_file() -> None:
     pod = build()
     volume = mounts(pod)[contract.POD_INFO_DIR]
     assert volume["downwardAPI"]["items"] == [
@@ -79,15 +79,15 @@ def test_the_downward_api_follows_the_attempt_annotation_into_the_agents_file() 
     ]
 
 
-def test_a_container_never_restarts_by_itself_because_attempts_do_that() -> None:
+def test_container_never_restarts_without_a_new_attempt() -> None:
     assert build()["spec"]["restartPolicy"] == "Never"
 
 
-def test_the_grace_period_leaves_the_agent_time_to_save() -> None:
+def test_grace_period_is_longer_than_the_stop_grace_of_the_agent() -> None:
     assert build()["spec"]["terminationGracePeriodSeconds"] > STOP_GRACE_SECONDS
 
 
-def test_probes_ask_the_agent() -> None:
+def test_probes_call_the_agent() -> None:
     worker = container(build())
     assert worker["ports"] == [{"name": "agent", "containerPort": contract.AGENT_PORT}]
     assert worker["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "agent"}
@@ -102,9 +102,9 @@ def test_probes_ask_the_agent() -> None:
         ({"image": "mine:2"}, "mine:2", "Always"),
         ({"image": "mine:2", "imagePullPolicy": "Never"}, "mine:2", "Never"),
     ],
-    ids=["the installation's", "the job's image", "the job's image and policy"],
+    ids=["defaults", "image of the job", "image and policy of the job"],
 )
-def test_the_image_is_the_jobs_or_else_the_installations(
+def test_image_of_the_job_overrides_the_default(
     spec: dict[str, Any], image: str, policy: str
 ) -> None:
     defaults = Defaults("registry.example/default:1", "Always")
@@ -123,28 +123,28 @@ def test_the_image_is_the_jobs_or_else_the_installations(
             {"limits": {"memory": "1Gi", GPU_RESOURCE: 2}},
         ),
     ],
-    ids=["none", "GPUs", "CPU", "GPUs beside others, gpusPerNode wins"],
+    ids=["none", "GPUs", "CPU", "gpusPerNode overrides resources"],
 )
-def test_gpus_are_limits_beside_the_stated_resources(
+def test_gpus_are_added_to_the_resource_limits(
     spec: dict[str, Any], resources: dict[str, Any]
 ) -> None:
     assert container(build(**spec))["resources"] == resources
 
 
-def test_a_checkpoint_mounts_its_claim() -> None:
+def test_checkpoint_mounts_its_claim() -> None:
     found = mounts(build(checkpoint={"claimName": "shared"}))
     assert found[contract.CHECKPOINT_MOUNT]["persistentVolumeClaim"] == {"claimName": "shared"}
 
 
-def test_without_a_checkpoint_there_is_no_claim() -> None:
+def test_pod_without_a_checkpoint_mounts_no_claim() -> None:
     assert set(mounts(build())) == {contract.POD_INFO_DIR, "/tmp", "/dev/shm"}
 
 
-def test_shared_memory_is_not_the_64_mebibytes_of_the_container_runtime() -> None:
+def test_shared_memory_volume_replaces_the_64_mib_default() -> None:
     assert mounts(build())["/dev/shm"]["emptyDir"] == {"medium": "Memory"}
 
 
-def test_stated_volumes_appear_where_they_are_asked_for() -> None:
+def test_volumes_of_the_job_are_mounted_at_their_paths() -> None:
     pod = build(
         volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "d", "readOnly": True}}],
         volumeMounts=[{"name": "data", "mountPath": "/data", "subPath": "a", "readOnly": True}],
@@ -158,15 +158,15 @@ def test_stated_volumes_appear_where_they_are_asked_for() -> None:
     }
 
 
-def test_the_place_is_passed_on() -> None:
-    place: dict[str, Any] = {
+def test_scheduling_fields_are_passed_on() -> None:
+    scheduling: dict[str, Any] = {
         "nodeSelector": {"pool": "gpu"},
         "tolerations": [{"key": "gpu", "operator": "Exists"}],
         "priorityClassName": "high",
     }
-    spec = build(**place, imagePullSecrets=["registry"])["spec"]
-    tolerations = place.pop("tolerations")
-    assert place.items() <= spec.items()
+    spec = build(**scheduling, imagePullSecrets=["registry"])["spec"]
+    tolerations = scheduling.pop("tolerations")
+    assert scheduling.items() <= spec.items()
     assert spec["tolerations"][: len(tolerations)] == tolerations
     assert spec["imagePullSecrets"] == [{"name": "registry"}]
 
@@ -189,7 +189,7 @@ def test_keys_without_a_value_are_absent() -> None:
 LOST_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
-def test_a_lost_node_holds_a_pod_for_seconds_only() -> None:
+def test_pod_tolerates_a_lost_node_for_5_s() -> None:
     found = {t["key"]: t for t in build()["spec"]["tolerations"]}
     assert tuple(found) == LOST_NODE
     assert {t["tolerationSeconds"] for t in found.values()} == {LOST_NODE_SECONDS}
@@ -197,15 +197,13 @@ def test_a_lost_node_holds_a_pod_for_seconds_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stated", "kept"),
+    ("given", "added"),
     [
         ({"key": LOST_NODE[1], "operator": "Exists", "tolerationSeconds": 90}, [LOST_NODE[0]]),
         ({"operator": "Exists"}, []),
     ],
 )
-def test_what_the_job_tolerates_itself_stays_as_it_is(
-    stated: dict[str, Any], kept: list[str]
-) -> None:
-    found = build(tolerations=[stated])["spec"]["tolerations"]
-    assert found[0] == stated
-    assert [t["key"] for t in found[1:]] == kept
+def test_tolerations_of_the_job_are_kept(given: dict[str, Any], added: list[str]) -> None:
+    found = build(tolerations=[given])["spec"]["tolerations"]
+    assert found[0] == given
+    assert [t["key"] for t in found[1:]] == added

@@ -1,6 +1,6 @@
-"""The worker pod against the Restricted profile of the Pod Security Standards.
+"""The worker pod satisfies the Restricted profile of the Pod Security Standards.
 
-https://kubernetes.io/docs/concepts/security/pod-security-standards/, each control one check.
+Each control of https://kubernetes.io/docs/concepts/security/pod-security-standards/ has one check.
 """
 
 import copy
@@ -36,13 +36,13 @@ def _contexts(pod: Pod) -> list[dict[str, Any]]:
 
 
 def _effective(pod: Pod, field: str) -> list[Any]:
-    """A field of each container's context, or else of the pod's."""
+    """Return a field of each container's security context, or else of the pod's."""
     common = pod["spec"].get("securityContext", {}).get(field)
     return [context.get(field, common) for context in _contexts(pod)]
 
 
 def restricted_violations(pod: Pod) -> set[str]:
-    """Names of the controls that a pod breaks."""
+    """Return the names of the controls that a pod violates."""
     spec = pod["spec"]
     capabilities = [c.get("capabilities", {}) for c in _contexts(pod)]
     profiles = _effective(pod, "seccompProfile")
@@ -88,22 +88,22 @@ def plain() -> Pod:
     ],
     ids=["plain", "GPUs", "command with checkpoint", "volumes"],
 )
-def test_a_worker_pod_holds_to_the_restricted_profile(spec: dict[str, Any]) -> None:
+def test_worker_pod_satisfies_the_restricted_profile(spec: dict[str, Any]) -> None:
     assert restricted_violations(build_pod(new_job(**spec), 0, 1, DEFAULTS)) == set()
 
 
-def test_a_worker_pod_holds_no_token_and_sees_no_services() -> None:
+def test_worker_pod_has_no_api_token_and_no_service_links() -> None:
     spec = plain()["spec"]
     assert spec["automountServiceAccountToken"] is False
     assert spec["enableServiceLinks"] is False
     assert "serviceAccountName" not in spec
 
 
-def test_the_worker_cannot_write_to_its_own_image() -> None:
+def test_worker_has_a_read_only_root_filesystem() -> None:
     assert [c["readOnlyRootFilesystem"] for c in _contexts(plain())] == [True]
 
 
-SPOILED: dict[str, Callable[[Pod], Any]] = {
+VIOLATIONS: dict[str, Callable[[Pod], Any]] = {
     "host namespaces": lambda p: p["spec"].update(hostNetwork=True),
     "privileged": lambda p: _contexts(p)[0].update(privileged=True),
     "capabilities dropped": lambda p: _contexts(p)[0].update(capabilities={}),
@@ -119,10 +119,10 @@ SPOILED: dict[str, Callable[[Pod], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("control", "spoil"), SPOILED.items(), ids=SPOILED.keys())
-def test_the_checks_of_this_file_notice_a_pod_that_breaks_the_control(
-    control: str, spoil: Callable[[Pod], Any]
+@pytest.mark.parametrize(("control", "violate"), VIOLATIONS.items(), ids=VIOLATIONS.keys())
+def test_checks_find_a_pod_that_violates_a_control(
+    control: str, violate: Callable[[Pod], Any]
 ) -> None:
     pod = copy.deepcopy(plain())
-    spoil(pod)
+    violate(pod)
     assert restricted_violations(pod) == {control}

@@ -1,4 +1,4 @@
-"""The ddpjob command: what cannot be run as asked ends with exit code 2 and a sentence."""
+"""The ddpjob command: invalid input ends with exit code 2 and one sentence."""
 
 import subprocess
 import sys
@@ -33,9 +33,9 @@ def write(home: Path, text: str) -> str:
         (JOB, ["--set", "nodes"], "--set: must be KEY=VALUE, got 'nodes'"),
         (JOB.replace("digits", "Digits"), [], "job.yaml: metadata.name: must be a DNS label"),
     ],
-    ids=["empty", "broken", "unknown field", "wrong setting", "no setting", "wrong name"],
+    ids=["empty", "broken YAML", "unknown field", "bad setting", "no value", "bad name"],
 )
-def test_bad_input_is_exit_code_2_and_one_sentence(
+def test_invalid_input_ends_with_exit_code_2_and_one_sentence(
     tmp_path: Path, text: str, arguments: list[str], sentence: str
 ) -> None:
     ended = CliRunner().invoke(main, ["run", write(tmp_path, text), *arguments])
@@ -47,17 +47,17 @@ def test_bad_input_is_exit_code_2_and_one_sentence(
     assert isinstance(ended.exception, SystemExit)
 
 
-def test_a_missing_file_is_bad_input(tmp_path: Path) -> None:
+def test_missing_file_is_invalid_input(tmp_path: Path) -> None:
     ended = CliRunner().invoke(main, ["run", str(tmp_path / "none.yaml")])
     assert (ended.exit_code, "cannot be read" in ended.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("arguments", [["run"], ["walk"], ["run", "a.yaml", "--faster"]])
-def test_a_wrong_command_line_is_exit_code_2(arguments: list[str]) -> None:
+def test_invalid_command_line_ends_with_exit_code_2(arguments: list[str]) -> None:
     assert CliRunner().invoke(main, arguments).exit_code == 2
 
 
-def test_help_tells_the_exit_codes() -> None:
+def test_help_lists_the_exit_codes() -> None:
     ended = CliRunner().invoke(main, ["run", "-h"])
     assert ended.exit_code == 0
     assert "130 after Ctrl-C" in " ".join(ended.output.split())
@@ -71,11 +71,11 @@ def test_help_tells_the_exit_codes() -> None:
             "env: [{name: TOKEN, valueFrom: {secretKeyRef: {name: s, key: k}}}]",
             "spec.env: TOKEN has valueFrom, which needs a cluster",
         ),
-        ("nodes: 200", "spec.nodes: at most 150 without a cluster"),
+        ("nodes: 200", "spec.nodes: must be at most 150 without a cluster"),
     ],
     ids=["volumes", "valueFrom", "too many nodes"],
 )
-def test_what_only_a_cluster_has_is_refused_at_once(
+def test_job_that_needs_a_cluster_is_refused_before_it_starts(
     tmp_path: Path, change: str, sentence: str
 ) -> None:
     file = write(tmp_path, JOB.replace("train.py]", f"train.py], {change}"))

@@ -1,4 +1,4 @@
-"""From a file and --set to a job: what is wrong is a sentence that names file or setting."""
+"""Load a job from a file and --set: errors name the file or the setting in one sentence."""
 
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,12 @@ def load(home: Path, text: str | bytes, *settings: str) -> dict[str, Any]:
 def refusal(home: Path, text: str | bytes, *settings: str) -> str:
     with pytest.raises(InvalidJobError) as caught:
         load(home, text, *settings)
-    said = str(caught.value)
-    assert said.splitlines() == [said]
-    return said
+    message = str(caught.value)
+    assert message.splitlines() == [message]
+    return message
 
 
-def test_a_job_is_read_and_put_into_the_default_namespace(tmp_path: Path) -> None:
+def test_job_without_a_namespace_gets_the_default_namespace(tmp_path: Path) -> None:
     assert load(tmp_path, JOB) == {
         "apiVersion": "ddp-trainer.dev/v1alpha1",
         "kind": "DDPJob",
@@ -47,17 +47,17 @@ def test_a_job_is_read_and_put_into_the_default_namespace(tmp_path: Path) -> Non
     }
 
 
-def test_a_stated_namespace_is_kept(tmp_path: Path) -> None:
+def test_given_namespace_is_kept(tmp_path: Path) -> None:
     text = JOB.replace("{name: digits}", "{name: digits, namespace: team-a}")
     assert load(tmp_path, text)["metadata"]["namespace"] == "team-a"
 
 
-def test_other_objects_in_the_file_are_passed_over(tmp_path: Path) -> None:
+def test_other_objects_in_the_file_are_ignored(tmp_path: Path) -> None:
     claim = "kind: PersistentVolumeClaim\nmetadata: {name: c}\n"
     assert load(tmp_path, f"{claim}---{JOB}---\n")["metadata"]["name"] == "digits"
 
 
-def test_the_samples_in_the_repository_can_be_read() -> None:
+def test_samples_in_the_repository_are_valid() -> None:
     samples = sorted((Path(__file__).parents[3] / "manifests" / "samples").glob("*.yaml"))
     assert samples
     for sample in samples:
@@ -75,7 +75,7 @@ def test_the_samples_in_the_repository_can_be_read() -> None:
         (b"\xff\xfe\xfa", "must be text in UTF-8"),
         (JOB.replace("nodes", "nods"), "spec.nods: unknown field"),
         (JOB.replace("{name: digits}", ""), "metadata.name: field required"),
-        (JOB.replace("v1alpha1", "v1"), "manifest: must be of apiVersion"),
+        (JOB.replace("v1alpha1", "v1"), "manifest: apiVersion must be"),
         (JOB.replace("{epochs: 20}", "{1: 2}"), "spec.config"),
         (JOB.replace("epochs: 20", "since: 2026-03-01"), "spec.config"),
         (JOB.replace("epochs: 20", "since: 2026-03-99"), "must be YAML: "),
@@ -83,26 +83,26 @@ def test_the_samples_in_the_repository_can_be_read() -> None:
     ],
     ids=[
         "empty",
-        "no object",
+        "not an object",
         "two jobs",
         "broken YAML",
         "control character",
-        "no text",
+        "not UTF-8",
         "unknown field",
         "no name",
         "another version",
-        "a key that is a number",
-        "a date",
-        "a date that no calendar has",
+        "number as key",
+        "date",
+        "invalid date",
         "metadata as text",
     ],
 )
-def test_a_wrong_file(tmp_path: Path, content: str | bytes, sentence: str) -> None:
-    said = refusal(tmp_path, content)
-    assert said.startswith(f"{tmp_path / 'job.yaml'}: {sentence}")
+def test_invalid_file_is_reported(tmp_path: Path, content: str | bytes, sentence: str) -> None:
+    message = refusal(tmp_path, content)
+    assert message.startswith(f"{tmp_path / 'job.yaml'}: {sentence}")
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_unreadable_file_is_reported(tmp_path: Path) -> None:
     missing = tmp_path / "missing.yaml"
     with pytest.raises(InvalidJobError) as caught:
         load_manifest(missing, [])
@@ -124,7 +124,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ("image=registry:5000/a:1", ["image"], "registry:5000/a:1"),
     ],
 )
-def test_a_setting_changes_a_field_of_the_spec(
+def test_setting_changes_a_field_of_the_spec(
     tmp_path: Path, setting: str, path: list[str], value: object
 ) -> None:
     found: Any = load(tmp_path, JOB, setting)["spec"]
@@ -133,12 +133,12 @@ def test_a_setting_changes_a_field_of_the_spec(
     assert found == value
 
 
-def test_settings_work_on_a_job_that_states_no_spec(tmp_path: Path) -> None:
+def test_setting_works_without_a_spec(tmp_path: Path) -> None:
     bare = yaml.safe_dump({**yaml.safe_load(JOB), "spec": None})
     assert load(tmp_path, bare, "task=flowers:build")["spec"] == {"task": "flowers:build"}
 
 
-def test_of_two_settings_of_one_field_the_last_wins(tmp_path: Path) -> None:
+def test_last_of_two_settings_of_one_field_wins(tmp_path: Path) -> None:
     assert load(tmp_path, JOB, "nodes=3", "nodes=4")["spec"]["nodes"] == 4
 
 
@@ -153,10 +153,10 @@ def test_of_two_settings_of_one_field_the_last_wins(tmp_path: Path) -> None:
         ("config.a=2026-03-99", "--set config.a: must be a YAML value, got '2026-03-99'"),
     ],
 )
-def test_a_wrong_setting(tmp_path: Path, setting: str, sentence: str) -> None:
+def test_invalid_setting_is_reported(tmp_path: Path, setting: str, sentence: str) -> None:
     assert refusal(tmp_path, JOB, setting) == sentence
 
 
-def test_a_setting_that_does_not_fit_the_spec_names_the_field(tmp_path: Path) -> None:
+def test_setting_that_violates_the_schema_names_the_field(tmp_path: Path) -> None:
     assert "spec.nodes: input should be" in refusal(tmp_path, JOB, "nodes=0")
     assert "spec.nods: unknown field" in refusal(tmp_path, JOB, "nods=2")

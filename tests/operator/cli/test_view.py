@@ -1,4 +1,4 @@
-"""What a person sees of a local run."""
+"""Output of a local run."""
 
 import io
 from pathlib import Path
@@ -21,7 +21,7 @@ def status(reason: str | None = "Running", **fields: Any) -> DDPJobStatus:
 
 
 LINES: dict[str, tuple[DDPJobStatus, str]] = {
-    "nothing known": (status(None), "Pending"),
+    "no status": (status(None), "Pending"),
     "starting": (status("Starting", ready="1/2"), "Starting  1/2 nodes ready"),
     "running": (
         status(
@@ -30,7 +30,7 @@ LINES: dict[str, tuple[DDPJobStatus, str]] = {
         ),
         "Running  step 6/12 (50%)  loss 0.5  80 samples/s",
     ),
-    "measured": (
+    "with metrics": (
         status(progress=ProgressStatus(summary="6", metrics={"accuracy": "0.9"})),
         "Running  step 6  test accuracy 0.9",
     ),
@@ -39,11 +39,11 @@ LINES: dict[str, tuple[DDPJobStatus, str]] = {
 
 
 @pytest.mark.parametrize(("found", "line"), LINES.values(), ids=LINES.keys())
-def test_the_line_of_a_run(found: DDPJobStatus, line: str) -> None:
+def test_status_line_shows_the_state_of_the_run(found: DDPJobStatus, line: str) -> None:
     assert status_line(found) == line
 
 
-def test_what_a_finished_run_leaves() -> None:
+def test_summary_of_a_finished_run() -> None:
     progress = ProgressStatus(step=12, samples_per_second=80, metrics={"accuracy": "0.9"})
     found = status("Completed", progress=progress, attempt=2, resumed_from_step=6)
     assert summary_lines(found, "/runs/step-12", Path("/runs/logs")) == [
@@ -57,13 +57,13 @@ def test_what_a_finished_run_leaves() -> None:
     ]
 
 
-def test_a_run_that_measured_and_saved_nothing_leaves_its_logs() -> None:
+def test_summary_without_metrics_and_checkpoint_shows_the_logs() -> None:
     found = summary_lines(status("Completed", attempt=1), None, Path("/runs/logs"))
     assert found == ["attempts: 1", "logs: /runs/logs"]
 
 
-def shown(work: Any) -> list[str]:
-    """Lines that a view prints where there is no terminal, without the clock before them."""
+def printed_lines(work: Any) -> list[str]:
+    """Return the lines that a view prints without a terminal, without the leading time."""
     out = io.StringIO()
     view = View("digits", Console(file=out, width=40))
     work(view)
@@ -71,21 +71,21 @@ def shown(work: Any) -> list[str]:
     return [line.partition(" ")[2] for line in out.getvalue().splitlines()]
 
 
-def test_the_same_line_is_printed_once() -> None:
+def test_unchanged_line_is_not_printed_again() -> None:
     def work(view: View) -> None:
         for ready in ("0/2", "0/2", "1/2"):
             view.status(status("Starting", ready=ready))
 
-    assert shown(work) == ["Starting  0/2 nodes ready", "Starting  1/2 nodes ready"]
+    assert printed_lines(work) == ["Starting  0/2 nodes ready", "Starting  1/2 nodes ready"]
 
 
-def test_a_message_is_printed_as_it_is_however_long_and_whatever_brackets_it_holds() -> None:
+def test_message_is_printed_unwrapped_and_without_markup() -> None:
     message = "rank 0 failed: KeyError: [red] " + "x" * 100
     event = Event(EventType.WARNING, "Restarting", message)
-    assert shown(lambda view: view.event(event)) == [f"Restarting: {message}"]
+    assert printed_lines(lambda view: view.event(event)) == [f"Restarting: {message}"]
 
 
-def test_on_a_terminal_there_is_one_live_line() -> None:
+def test_terminal_shows_one_live_line() -> None:
     out = io.StringIO()
     view = View("digits", Console(file=out, force_terminal=True, width=100))
     progress = ProgressStatus(summary="6/12 (50%)", step=6, total_steps=12)

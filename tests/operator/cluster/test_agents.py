@@ -1,4 +1,4 @@
-"""Asking an agent over real HTTP: a whole status or nothing, in time, whatever answers."""
+"""Agent client over real HTTP: it returns a valid status in time, or None."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -7,16 +7,14 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from ddp_agent.server import AgentServer
-from ddp_agent.word import Word
 from ddp_operator.cluster import agents as agents_module
 from ddp_operator.cluster.agents import Agents
 from ddp_wire.contract import AgentPhase, AgentStatus, AttemptOrder
-from tests.agent.support import Told, beat
-from tests.operator.support import UID, word
+from tests.agent.support import FakeAgent, heartbeat
+from tests.operator.support import UID, agent_status
 
-SAID = word(1, attempt=3, ranks=[beat(local_rank=i, rank=i) for i in range(64)])
-BODY = SAID.to_json().encode()
+STATUS = agent_status(1, attempt=3, ranks=[heartbeat(local_rank=i, rank=i) for i in range(64)])
+BODY = STATUS.to_json().encode()
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
@@ -27,7 +25,7 @@ def head(status: str = "200 OK", *, length: int = len(BODY), more: str = "") -> 
 
 @asynccontextmanager
 async def answering(answer: Answer) -> AsyncIterator[int]:
-    """A server that answers each connection as it is told; gives its port."""
+    """Serve each connection with `answer`. Yield the port."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -48,40 +46,41 @@ async def agents_at(port: int) -> AsyncIterator[Agents]:
         await agents.close()
 
 
-async def ask(port: int) -> AgentStatus | None:
+async def get_status(port: int) -> AgentStatus | None:
     async with agents_at(port) as agents:
-        return await agents.ask("127.0.0.1")
+        return await agents.get_status("127.0.0.1")
 
 
-async def test_the_agents_own_server_is_understood() -> None:
-    agent = Told()
-    agent.word = Word(SAID)
-    server = AgentServer("127.0.0.1", 0, agent)
+async def test_client_works_with_the_real_agent_server() -> None:
+    agent = FakeAgent(STATUS)
+    server = agent.server()
     server.start()
     try:
         async with agents_at(server.port) as agents:
-            assert await agents.ask("127.0.0.1") == SAID
-            assert await agents.news("127.0.0.1", -1) == SAID
-            news = asyncio.ensure_future(agents.news("127.0.0.1", SAID.revision))
-            agent.word.enter(AgentPhase.FAILED, 5.0)
-            heard = await news
-            assert heard is not None
-            assert heard.phase is AgentPhase.FAILED
+            assert await agents.get_status("127.0.0.1") == STATUS
+            assert await agents.watch_status("127.0.0.1", -1) == STATUS
+            watch = asyncio.ensure_future(agents.watch_status("127.0.0.1", STATUS.revision))
+            agent.cell.enter(AgentPhase.FAILED, 5.0)
+            changed = await watch
+            assert changed is not None
+            assert changed.phase is AgentPhase.FAILED
             order = AttemptOrder(job_uid=UID, attempt=4)
-            assert await agents.order("127.0.0.1", order)
-            assert not await agents.order("127.0.0.1", AttemptOrder(job_uid="other", attempt=4))
-            assert agent.orders[0] == order
+            assert await agents.order_attempt("127.0.0.1", order)
+            assert not await agents.order_attempt(
+                "127.0.0.1", AttemptOrder(job_uid="other", attempt=4)
+            )
+            assert agent.orders.received[0] == order
     finally:
         await asyncio.to_thread(server.close)
 
 
-async def test_an_order_that_nobody_takes_is_no_error() -> None:
+async def test_undelivered_order_is_not_an_error() -> None:
     async with agents_at(1) as agents:
-        assert not await agents.order("127.0.0.1", AttemptOrder(job_uid=UID, attempt=4))
+        assert not await agents.order_attempt("127.0.0.1", AttemptOrder(job_uid=UID, attempt=4))
 
 
-async def test_an_answer_that_comes_in_pieces_is_read_to_its_end() -> None:
-    """As over a network, where a status of many ranks does not fit one packet."""
+async def test_response_in_pieces_is_read_completely() -> None:
+    """A status of many ranks does not fit into one network packet."""
 
     async def in_pieces(writer: asyncio.StreamWriter) -> None:
         writer.write(head())
@@ -91,7 +90,7 @@ async def test_an_answer_that_comes_in_pieces_is_read_to_its_end() -> None:
             await asyncio.sleep(0.002)
 
     async with answering(in_pieces) as port:
-        assert await ask(port) == SAID
+        assert await get_status(port) == STATUS
 
 
 @pytest.mark.parametrize(
@@ -105,18 +104,18 @@ async def test_an_answer_that_comes_in_pieces_is_read_to_its_end() -> None:
         b"nonsense\r\n\r\n",
         b"",
     ],
-    ids=["an error", "a redirect", "no JSON", "no status", "cut off", "no HTTP", "nothing"],
+    ids=["error", "redirect", "not JSON", "not a status", "cut off", "not HTTP", "empty"],
 )
-async def test_what_is_no_status_counts_as_no_answer(answer: bytes) -> None:
+async def test_invalid_response_counts_as_no_answer(answer: bytes) -> None:
     async def say(writer: asyncio.StreamWriter) -> None:
         writer.write(answer)
         await writer.drain()
 
     async with answering(say) as port:
-        assert await ask(port) is None
+        assert await get_status(port) is None
 
 
-async def test_an_answer_without_end_is_not_read_without_end() -> None:
+async def test_endless_response_is_cut_off() -> None:
     sent = 0
 
     async def talk(writer: asyncio.StreamWriter) -> None:
@@ -128,35 +127,35 @@ async def test_an_answer_without_end_is_not_read_without_end() -> None:
             await writer.drain()
 
     async with answering(talk) as port:
-        assert await ask(port) is None
+        assert await get_status(port) is None
     assert sent < 1 << 26
 
 
-async def test_an_agent_that_does_not_answer_in_time_gives_no_answer(
+async def test_slow_agent_counts_as_no_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(agents_module, "_SHORT", aiohttp.ClientTimeout(total=0.1))
-    asked = asyncio.Event()
+    connected = asyncio.Event()
 
     async def wait(_: asyncio.StreamWriter) -> None:
-        asked.set()
+        connected.set()
         await asyncio.sleep(5)
 
     async with answering(wait) as port:
-        assert await ask(port) is None
-        assert asked.is_set()
+        assert await get_status(port) is None
+        assert connected.is_set()
 
 
-async def test_one_that_let_a_question_run_out_is_waited_for_once_until_it_is_heard_again(
+async def test_optional_polls_are_skipped_after_a_timeout_until_the_next_response(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(agents_module, "_SHORT", aiohttp.ClientTimeout(total=0.1))
-    asked = 0
+    requests = 0
     back = asyncio.Event()
 
     async def answer(writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal requests
+        requests += 1
         if back.is_set():
             writer.write(head() + BODY)
             await writer.drain()
@@ -164,32 +163,31 @@ async def test_one_that_let_a_question_run_out_is_waited_for_once_until_it_is_he
             await asyncio.sleep(5)
 
     async with answering(answer) as port, agents_at(port) as agents:
-        assert await agents.ask("127.0.0.1", insist=False) is None
-        assert await agents.ask("127.0.0.1", insist=False) is None
-        assert asked == 1
-        assert await agents.ask("127.0.0.1") is None
-        assert asked == 2
+        assert await agents.get_status("127.0.0.1", required=False) is None
+        assert await agents.get_status("127.0.0.1", required=False) is None
+        assert requests == 1
+        assert await agents.get_status("127.0.0.1") is None
+        assert requests == 2
         back.set()
-        assert await agents.news("127.0.0.1", -1) == SAID
-        assert await agents.ask("127.0.0.1", insist=False) == SAID
+        assert await agents.watch_status("127.0.0.1", -1) == STATUS
+        assert await agents.get_status("127.0.0.1", required=False) == STATUS
 
 
-async def test_one_that_refuses_is_asked_each_time_for_it_may_be_starting() -> None:
-    agent = Told()
-    agent.word = Word(SAID)
-    server = AgentServer("127.0.0.1", 0, agent)
+async def test_agent_that_refuses_connections_is_always_polled() -> None:
+    agent = FakeAgent(STATUS)
+    server = agent.server()
     server.start()
     port = server.port
     await asyncio.to_thread(server.close)
     async with agents_at(port) as agents:
-        assert await agents.ask("127.0.0.1", insist=False) is None
-        again = AgentServer("127.0.0.1", port, agent)
+        assert await agents.get_status("127.0.0.1", required=False) is None
+        again = agent.server(port)
         again.start()
         try:
-            assert await agents.ask("127.0.0.1", insist=False) == SAID
+            assert await agents.get_status("127.0.0.1", required=False) == STATUS
         finally:
             await asyncio.to_thread(again.close)
 
 
-async def test_nobody_there_gives_no_answer() -> None:
-    assert await ask(1) is None
+async def test_closed_port_counts_as_no_answer() -> None:
+    assert await get_status(1) is None

@@ -1,4 +1,4 @@
-"""The way to the API server, over real HTTP: every bad outcome is a ClusterError."""
+"""API server client over real HTTP: every failed request raises a ClusterError."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,14 +22,14 @@ LEASE: Manifest = {
 
 class Bench:
     def __init__(self, api: FakeApi) -> None:
-        self.api, self.heard = api, list[bool]()
+        self.api, self.served = api, list[bool]()
         self.leading = True
         configuration = client.Configuration(host=api.address)
         self.cluster = KubeCluster(
             client.ApiClient(configuration),
             Agents(),
             may_write=self._may_write,
-            heard=self.heard.append,
+            on_request=self.served.append,
         )
 
     def _may_write(self) -> None:
@@ -47,26 +47,28 @@ async def bench() -> AsyncIterator[Bench]:
     await api.stop()
 
 
-class Silent(Agents):
-    """Agents that never answer, and whether each was to be asked whatever it did before."""
+class SilentAgents(Agents):
+    """Agents that never answer. Records whether each poll was required."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.insisted: list[bool] = []
+        self.required: list[bool] = []
 
-    async def ask(self, host: str, *, insist: bool = True) -> None:
+    async def get_status(self, host: str, *, required: bool = True) -> None:
         del host
-        self.insisted.append(insist)
+        self.required.append(required)
 
 
-async def test_only_the_agent_of_a_ready_pod_is_waited_for_again_and_again() -> None:
-    """That of another one may be on a lost node, and every look would wait for it."""
-    agents = Silent()
-    cluster = KubeCluster(client.ApiClient(), agents, may_write=lambda: None, heard=lambda _: None)
+async def test_poll_is_required_only_for_a_ready_pod() -> None:
+    """An agent that is not ready may be on a lost Kubernetes node, and each poll would time out."""
+    agents = SilentAgents()
+    cluster = KubeCluster(
+        client.ApiClient(), agents, may_write=lambda: None, on_request=lambda _: None
+    )
     for ready in (False, True):
-        assert await cluster.ask_agent(pod(active_job(), ready=ready)) is None
+        assert await cluster.get_agent_status(pod(active_job(), ready=ready)) is None
     await cluster.close()
-    assert agents.insisted == [False, True]
+    assert agents.required == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ async def test_only_the_agent_of_a_ready_pod_is_waited_for_again_and_again() -> 
         (405, "", None, True),
     ],
 )
-async def test_a_refusal_has_its_status_and_sentence(
+async def test_refusal_keeps_its_status_and_message(
     bench: Bench, status: int, header: str, retry_after: float | None, served: bool
 ) -> None:
     headers = {"Retry-After": header} if header else {}
@@ -91,10 +93,10 @@ async def test_a_refusal_has_its_status_and_sentence(
         await bench.cluster.snapshot(None)
     assert not isinstance(caught.value, ConflictError)
     assert (caught.value.status, caught.value.retry_after) == (status, retry_after)
-    assert set(bench.heard) == {served}
+    assert set(bench.served) == {served}
 
 
-async def test_of_three_refused_lists_the_same_one_is_always_named(bench: Bench) -> None:
+async def test_same_error_is_raised_for_three_refused_lists(bench: Bench) -> None:
     async def late_jobs(request: web.Request) -> None:
         if "ddpjobs" in request.path:
             await asyncio.sleep(0.1)
@@ -105,15 +107,13 @@ async def test_of_three_refused_lists_the_same_one_is_always_named(bench: Bench)
         await bench.cluster.snapshot(None)
 
 
-async def test_a_missing_crd_is_named(bench: Bench) -> None:
+async def test_missing_crd_is_reported(bench: Bench) -> None:
     bench.api.fault = lambda _: web.Response(status=404, text="404 page not found")
     with pytest.raises(ClusterError, match=r"the CRD ddpjobs\.ddp-trainer\.dev is not installed"):
         await bench.cluster.snapshot(None)
 
 
-async def test_a_token_that_is_refused_is_read_anew(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_refused_token_is_reloaded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(client_configuration: client.Configuration) -> None:
         client_configuration.api_key["BearerToken"] = "bearer new"
 
@@ -127,13 +127,13 @@ async def test_a_token_that_is_refused_is_read_anew(
     assert await bench.cluster.get_job(("team-a", "digits")) is None
 
 
-async def test_a_conflict_is_one_of_its_own(bench: Bench) -> None:
+async def test_conflict_raises_a_conflict_error(bench: Bench) -> None:
     bench.api.fault = lambda _: refusal(409, "the object has been modified")
     with pytest.raises(ConflictError):
         await bench.cluster.update_lease({**LEASE, "metadata": {**LEASE["metadata"], **version(1)}})
 
 
-async def test_no_answer_is_a_failed_request_and_heals(bench: Bench) -> None:
+async def test_missing_response_fails_one_request_only(bench: Bench) -> None:
     def hang_up(request: web.Request) -> None:
         assert request.transport is not None
         request.transport.abort()
@@ -144,42 +144,40 @@ async def test_no_answer_is_a_failed_request_and_heals(bench: Bench) -> None:
     assert caught.value.status == 0
     bench.api.fault = lambda _: None
     assert await bench.cluster.get_job(("team-a", "digits")) is None
-    assert bench.heard[-2:] == [False, True]
+    assert bench.served[-2:] == [False, True]
 
 
-@pytest.mark.parametrize(("status", "said"), [(200, "is no JSON"), (502, "HTTP status 502")])
-async def test_an_answer_of_something_else_than_the_api_server_is_an_error(
-    bench: Bench, status: int, said: str
-) -> None:
+@pytest.mark.parametrize(("status", "message"), [(200, "is not JSON"), (502, "HTTP status 502")])
+async def test_response_of_a_proxy_is_an_error(bench: Bench, status: int, message: str) -> None:
     bench.api.fault = lambda _: web.Response(status=status, text="<html>proxy</html>")
-    with pytest.raises(ClusterError, match=said):
+    with pytest.raises(ClusterError, match=message):
         await bench.cluster.snapshot(None)
 
 
-async def test_a_lease_is_created_read_and_updated_at_its_version(bench: Bench) -> None:
+async def test_lease_is_created_read_and_updated_at_its_version(bench: Bench) -> None:
     assert await bench.cluster.get_lease(*NAME) is None
-    made = await bench.cluster.create_lease(LEASE)
+    created = await bench.cluster.create_lease(LEASE)
     with pytest.raises(ConflictError):
         await bench.cluster.create_lease(LEASE)
-    newer = await bench.cluster.update_lease(made)
+    newer = await bench.cluster.update_lease(created)
     with pytest.raises(ConflictError):
-        await bench.cluster.update_lease(made)
+        await bench.cluster.update_lease(created)
     assert await bench.cluster.get_lease(*NAME) == newer
     path = "/apis/coordination.k8s.io/v1/namespaces/ddp-system/leases"
-    assert ("POST", path) in bench.api.seen
-    assert ("PUT", f"{path}/ddp-trainer-operator") in bench.api.seen
+    assert ("POST", path) in bench.api.requests
+    assert ("PUT", f"{path}/ddp-trainer-operator") in bench.api.requests
 
 
-async def test_a_lease_is_never_updated_without_a_version(bench: Bench) -> None:
+async def test_lease_is_never_updated_without_a_version(bench: Bench) -> None:
     with pytest.raises(ValueError, match="unconditional"):
         await bench.cluster.update_lease(LEASE)
-    assert bench.api.seen == []
+    assert bench.api.requests == []
 
 
-async def test_who_does_not_lead_reads_and_writes_nothing(bench: Bench) -> None:
+async def test_process_that_does_not_lead_reads_but_does_not_write(bench: Bench) -> None:
     bench.leading = False
     await bench.cluster.snapshot(None)
-    read = len(bench.api.seen)
+    requests = len(bench.api.requests)
     pod = {"kind": "Pod", "metadata": {"namespace": "team-a", "name": "p"}}
     job = {"metadata": {"namespace": "a", "name": "j", "uid": "u", "resourceVersion": "1"}}
     for write in (
@@ -191,7 +189,7 @@ async def test_who_does_not_lead_reads_and_writes_nothing(bench: Bench) -> None:
     ):
         with pytest.raises(NotLeadingError):
             await write
-    assert len(bench.api.seen) == read
+    assert len(bench.api.requests) == requests
 
 
 def version(number: int) -> Manifest:

@@ -1,4 +1,4 @@
-"""ConfigMaps of the job's own file, where there is no cluster."""
+"""Local volumes from the ConfigMaps in the job's own file."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from ddp_operator.cli.manifest import load_config_maps
 from ddp_operator.cluster.base import ClusterError
-from ddp_operator.cluster.local_volumes import place_volumes, refuse_volumes, with_local_paths
+from ddp_operator.cluster.local_volumes import check_volumes, with_local_paths, write_volumes
 
 CODE = {"code": {"a.py": "A = 1\n", "b.txt": "text"}}
 
@@ -19,17 +19,17 @@ def pod(volume: dict[str, Any], mount: dict[str, Any] | None = None) -> dict[str
     return {"spec": {"volumes": volumes, "containers": [{"volumeMounts": mounts}]}}
 
 
-def test_a_config_map_becomes_a_folder(tmp_path: Path) -> None:
+def test_config_map_becomes_a_folder(tmp_path: Path) -> None:
     manifest = pod({"configMap": {"name": "code"}})
-    refuse_volumes(manifest, CODE)
-    places = place_volumes(manifest, CODE, tmp_path)
-    assert places == {"/code": tmp_path / "v"}
+    check_volumes(manifest, CODE)
+    paths = write_volumes(manifest, CODE, tmp_path)
+    assert paths == {"/code": tmp_path / "v"}
     assert {path.name: path.read_text() for path in (tmp_path / "v").iterdir()} == CODE["code"]
 
 
-def test_a_single_file_can_be_mounted(tmp_path: Path) -> None:
+def test_single_file_is_mounted(tmp_path: Path) -> None:
     manifest = pod({"configMap": {"name": "code"}}, {"subPath": "b.txt"})
-    assert place_volumes(manifest, CODE, tmp_path)["/code"].read_text() == "text"
+    assert write_volumes(manifest, CODE, tmp_path)["/code"].read_text() == "text"
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ def test_a_single_file_can_be_mounted(tmp_path: Path) -> None:
 )
 def test_other_volumes_are_refused(volume: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ClusterError) as caught:
-        refuse_volumes(pod(volume), CODE)
+        check_volumes(pod(volume), CODE)
     assert str(caught.value) == sentence
 
 
 @pytest.mark.parametrize(
-    ("value", "here"),
+    ("value", "local"),
     [
         ("/code", "/home/v"),
         ("/lib:/code/sub:/code", "/lib:/home/v/sub:/home/v"),
@@ -60,8 +60,8 @@ def test_other_volumes_are_refused(volume: dict[str, Any], sentence: str) -> Non
         ("code", "code"),
     ],
 )
-def test_paths_in_variables_are_those_here(value: str, here: str) -> None:
-    assert with_local_paths(value, {"/code": Path("/home/v")}) == here
+def test_paths_in_variables_become_local_paths(value: str, local: str) -> None:
+    assert with_local_paths(value, {"/code": Path("/home/v")}) == local
 
 
 def test_config_maps_are_read_from_the_jobs_file(tmp_path: Path) -> None:

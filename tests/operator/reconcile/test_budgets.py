@@ -1,4 +1,4 @@
-"""Whose fault the end of an attempt was, which budget it costs, and when a budget is spent."""
+"""The cause of a loss, the budget that it is charged to, and the limit of each budget."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ from ddp_wire.contract import AgentStatus, ExitCode
 from tests.operator.support import (
     active_job,
     after,
+    agent_status,
     all_pods,
     ended,
-    failed_word,
+    failed_status,
     plan_for,
     pod,
     reason,
     summary,
-    word,
 )
 
 APPLICATION, INFRASTRUCTURE, FREE = Cause.APPLICATION, Cause.INFRASTRUCTURE, Cause.FREE
@@ -42,11 +42,11 @@ DEAD: dict[str, tuple[dict[str, Any], Cause, str]] = {
         APPLICATION,
         "OOMKilled",
     ),
-    "ended by itself": ({"termination": ended(1)}, APPLICATION, "PodFailed"),
-    "a signal of its own": ({"termination": ended(139)}, APPLICATION, "PodFailed"),
-    "killed without a word": ({"termination": ended(137)}, INFRASTRUCTURE, "PodFailed"),
-    "killed after its word": (
-        {"termination": ended(137, final=failed_word(1))},
+    "the container exited with code 1": ({"termination": ended(1)}, APPLICATION, "PodFailed"),
+    "the container crashed": ({"termination": ended(139)}, APPLICATION, "PodFailed"),
+    "killed without a report": ({"termination": ended(137)}, INFRASTRUCTURE, "PodFailed"),
+    "killed after its report": (
+        {"termination": ended(137, final=failed_status(1))},
         APPLICATION,
         "RankFailed",
     ),
@@ -55,21 +55,21 @@ DEAD: dict[str, tuple[dict[str, Any], Cause, str]] = {
         INFRASTRUCTURE,
         "Evicted",
     ),
-    "out of memory on a node that evicts": (
+    "out of memory and evicted": (
         {"termination": ended(137, reason="OOMKilled"), "reason": "Evicted"},
         APPLICATION,
         "OOMKilled",
     ),
-    "no container has ended": ({}, INFRASTRUCTURE, "PodFailed"),
+    "no container ended": ({}, INFRASTRUCTURE, "PodFailed"),
     "evicted": ({"reason": "Evicted"}, INFRASTRUCTURE, "Evicted"),
-    "its node was lost": ({"reason": "NodeLost"}, INFRASTRUCTURE, "NodeLost"),
-    "its node was shut down": ({"reason": "NodeShutdown"}, INFRASTRUCTURE, "NodeShutdown"),
+    "Kubernetes node lost": ({"reason": "NodeLost"}, INFRASTRUCTURE, "NodeLost"),
+    "Kubernetes node shut down": ({"reason": "NodeShutdown"}, INFRASTRUCTURE, "NodeShutdown"),
     "stopped on request": ({"termination": ended(ExitCode.PREEMPTED)}, FREE, "Preempted"),
 }
 
 
 @pytest.mark.parametrize(("fields", "cause", "why"), DEAD.values(), ids=DEAD.keys())
-def test_the_cause_of_a_dead_pod(fields: dict[str, Any], cause: Cause, why: str) -> None:
+def test_dead_pod_has_the_expected_cause(fields: dict[str, Any], cause: Cause, why: str) -> None:
     job = active_job()
     plan = plan_for(job, [pod(job, 0), pod(job, 1, phase="Failed", ready=False, **fields)])
     assert (failure(plan).cause, failure(plan).reason) == (cause, why)
@@ -77,58 +77,69 @@ def test_the_cause_of_a_dead_pod(fields: dict[str, Any], cause: Cause, why: str)
 
 
 DISRUPTIONS = {
-    "PreemptionByScheduler": (FREE, "digits-1 made room for a pod of higher priority"),
-    "EvictionByEvictionAPI": (FREE, "digits-1 was evicted, as when its node is drained"),
-    "DeletionByTaintManager": (INFRASTRUCTURE, "digits-1 was deleted for a taint of its node"),
-    "DeletionByPodGC": (INFRASTRUCTURE, "digits-1 was deleted because its node is gone"),
-    "TerminationByKubelet": (INFRASTRUCTURE, "digits-1 was ended by the kubelet of its node"),
-    "OfMyOwn": (INFRASTRUCTURE, "digits-1 was told to go: OfMyOwn"),
+    "PreemptionByScheduler": (FREE, "digits-1 was preempted by a pod of higher priority"),
+    "EvictionByEvictionAPI": (FREE, "digits-1 was evicted, for example by a node drain"),
+    "DeletionByTaintManager": (
+        INFRASTRUCTURE,
+        "digits-1 was deleted because of a taint on its Kubernetes node",
+    ),
+    "DeletionByPodGC": (
+        INFRASTRUCTURE,
+        "digits-1 was deleted because its Kubernetes node no longer exists",
+    ),
+    "TerminationByKubelet": (
+        INFRASTRUCTURE,
+        "digits-1 was terminated by the kubelet of its Kubernetes node",
+    ),
+    "CustomDisruption": (INFRASTRUCTURE, "digits-1 was disrupted: CustomDisruption"),
 }
-GOING: dict[str, tuple[dict[str, Any], AgentStatus | None]] = {
+DISRUPTED: dict[str, tuple[dict[str, Any], AgentStatus | None]] = {
     "is being deleted": ({"deleting": True}, None),
-    "its ranks fell": ({}, failed_word(1)),
-    "its ranks fell as ones whose peer had gone": ({}, failed_word(1, secondary=True)),
-    "its ranks stopped": ({}, word(1, phase="Preempted")),
+    "its ranks failed": ({}, failed_status(1)),
+    "its ranks lost a peer": ({}, failed_status(1, secondary=True)),
+    "its ranks stopped": ({}, agent_status(1, phase="Preempted")),
     "has ended": ({"phase": "Failed", "termination": ended(85)}, None),
     "was killed": ({"phase": "Failed", "termination": ended(137)}, None),
     "failed as a whole": ({"phase": "Failed"}, None),
 }
 
 
-@pytest.mark.parametrize(("fields", "said"), GOING.values(), ids=GOING.keys())
-@pytest.mark.parametrize("told", DISRUPTIONS)
-def test_a_pod_that_was_told_to_go_is_judged_by_that(
-    told: str, fields: dict[str, Any], said: AgentStatus | None
+@pytest.mark.parametrize(("fields", "report"), DISRUPTED.values(), ids=DISRUPTED.keys())
+@pytest.mark.parametrize("disruption", DISRUPTIONS)
+def test_disruption_of_a_pod_decides_the_cause(
+    disruption: str, fields: dict[str, Any], report: AgentStatus | None
 ) -> None:
     job = active_job(maxRestarts=0)
-    going = pod(job, 1, disruption=told, **fields)
-    plan = plan_for(job, [pod(job, 0), going], words={1: said} if said else None)
-    cause, message = DISRUPTIONS[told]
+    disrupted = pod(job, 1, disruption=disruption, **fields)
+    plan = plan_for(job, [pod(job, 0), disrupted], statuses={1: report} if report else None)
+    cause, message = DISRUPTIONS[disruption]
     found = failure(plan)
-    assert (found.cause, found.reason, found.message) == (cause, told, message)
+    assert (found.cause, found.reason, found.message) == (cause, disruption, message)
     assert (found.pod, found.node, plan.status.attempt) == ("digits-1", "machine-1", 2)
 
 
-def test_a_pod_that_was_told_to_go_but_trains_still_is_no_loss() -> None:
+def test_disrupted_pod_that_still_trains_is_no_loss() -> None:
     job = active_job()
     seen = [pod(job, 0), pod(job, 1, disruption="EvictionByEvictionAPI")]
     assert plan_for(job, seen).status.attempt == 1
 
 
-def test_bad_input_is_bad_input_in_a_pod_that_was_told_to_go() -> None:
+def test_bad_input_in_a_disrupted_pod_is_not_retried() -> None:
     job = active_job()
     seen = [pod(job, 0, disruption="EvictionByEvictionAPI"), pod(job, 1)]
-    plan = plan_for(job, seen, words={0: failed_word(0, exit_code=ExitCode.BAD_INPUT)})
+    plan = plan_for(job, seen, statuses={0: failed_status(0, exit_code=ExitCode.BAD_INPUT)})
     assert reason(plan.status) == "Failed"
 
 
-@pytest.mark.parametrize("told", [0, 1], ids=["node 0's pod", "another pod"])
-def test_ranks_that_stop_because_another_pod_was_told_to_go_are_not_the_cause(told: int) -> None:
+@pytest.mark.parametrize("deleted", [0, 1], ids=["node 0's pod", "another pod"])
+def test_ranks_that_stop_because_another_pod_is_deleted_are_not_the_root_cause(
+    deleted: int,
+) -> None:
     job = active_job()
     seen: list[PodView] = [pod(job, 0), pod(job, 1)]
-    seen[told] = pod(job, told, deleting=True, disruption="DeletionByTaintManager")
-    plan = plan_for(job, seen, words={1 - told: word(1 - told, phase="Preempted")})
-    assert failure(plan).pod == f"digits-{told}"
+    seen[deleted] = pod(job, deleted, deleting=True, disruption="DeletionByTaintManager")
+    plan = plan_for(job, seen, statuses={1 - deleted: agent_status(1 - deleted, phase="Preempted")})
+    assert failure(plan).pod == f"digits-{deleted}"
     assert spent(plan) == (0, 1, 0)
 
 
@@ -138,9 +149,9 @@ def test_ranks_that_stop_because_another_pod_was_told_to_go_are_not_the_cause(to
 @pytest.mark.parametrize(
     ("most", "count", "ends"),
     [(0, 0, True), (1, 0, False), (50, 49, False), (50, 50, True), (2, 9, True)],
-    ids=["none allowed", "1 of 1", "50 of 50", "51 of 50", "lowered below what is spent"],
+    ids=["none allowed", "1 of 1", "50 of 50", "51 of 50", "limit lowered below the count"],
 )
-def test_lost_pods_have_a_budget_of_their_own(most: int, count: int, ends: bool) -> None:
+def test_lost_pods_have_a_separate_budget(most: int, count: int, ends: bool) -> None:
     status = {"infrastructure_restarts": count}
     job = active_job(
         attempt=count + 1, status=status, maxRestarts=0, maxInfrastructureRestarts=most
@@ -149,26 +160,26 @@ def test_lost_pods_have_a_budget_of_their_own(most: int, count: int, ends: bool)
     if not ends:
         assert (plan.status.attempt, spent(plan)) == (count + 2, (0, count + 1, 0))
         return
-    said = f"digits-1 was deleted (attempt {count + 1}, maxInfrastructureRestarts {most})"
-    assert summary(plan.status) == ("False", "Failed", said)
+    why = f"attempt {count + 1} is not retried: maxInfrastructureRestarts is {most}"
+    assert summary(plan.status) == ("False", "Failed", f"digits-1 was deleted ({why})")
     assert spent(plan) == (0, count, 0)
 
 
-def test_fallen_ranks_cost_nothing_of_the_budget_for_lost_pods() -> None:
+def test_failed_ranks_do_not_use_the_budget_for_lost_pods() -> None:
     job = active_job(maxInfrastructureRestarts=0)
-    plan = plan_for(job, all_pods(job), words={0: failed_word(0)})
+    plan = plan_for(job, all_pods(job), statuses={0: failed_status(0)})
     assert (plan.status.attempt, spent(plan)) == (2, (1, 0, 0))
 
 
 # --- The window ---------------------------------------------------------------------------------
 
 WINDOW: dict[str, tuple[list[int], bool]] = {
-    "none before": ([], False),
-    "one within": ([-30], False),
-    "two within": ([-59, -1], True),
-    "one within, one on its edge": ([-60, -1], False),
-    "many before it, one within": ([-500, -400, -300, -1], False),
-    "a clock that was ahead": ([5, 6], True),
+    "no earlier failure": ([], False),
+    "one within the window": ([-30], False),
+    "two within the window": ([-59, -1], True),
+    "one within, one at the edge": ([-60, -1], False),
+    "many before, one within": ([-500, -400, -300, -1], False),
+    "times in the future": ([5, 6], True),
 }
 
 
@@ -178,23 +189,28 @@ def test_only_failures_within_the_window_count(ages: list[int], ends: bool) -> N
     status = {"restarts": 9, "recent_failures": times}
     job = active_job(attempt=10, status=status, maxRestarts=2, restartWindowSeconds=60)
     plan = plan_for(
-        job, all_pods(job), words={0: failed_word(0, attempt=10, message="E: x")}, now=after(0.7)
+        job,
+        all_pods(job),
+        statuses={0: failed_status(0, attempt=10, message="E: x")},
+        now=after(0.7),
     )
     if ends:
-        assert summary(plan.status)[2].endswith("E: x (attempt 10, maxRestarts 2 within 60 s)")
+        assert summary(plan.status)[2].endswith(
+            "E: x (attempt 10 is not retried: maxRestarts is 2 per 60 s)"
+        )
         assert plan.status.recent_failures == times
         return
     assert (plan.status.attempt, plan.status.restarts) == (11, 10)
     assert plan.status.recent_failures == [*times, after(0)]
 
 
-def test_the_status_remembers_the_times_of_32_failures() -> None:
+def test_status_keeps_the_times_of_32_failures() -> None:
     times = [after(i) for i in range(32)]
     job = active_job(status={"recent_failures": times}, maxRestarts=99)
-    plan = plan_for(job, all_pods(job), words={0: failed_word(0)}, now=after(40))
+    plan = plan_for(job, all_pods(job), statuses={0: failed_status(0)}, now=after(40))
     assert plan.status.recent_failures == [*times[1:], after(40)]
 
 
-def test_lost_pods_leave_the_times_of_failures_alone() -> None:
+def test_lost_pods_do_not_change_the_failure_times() -> None:
     job = active_job(restartWindowSeconds=60)
     assert plan_for(job, [pod(job, 0)]).status.recent_failures == []

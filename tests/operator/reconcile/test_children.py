@@ -1,32 +1,34 @@
-"""Pods on nodes that have stopped talking: when they are given up."""
+"""When the operator replaces pods on Kubernetes nodes that are unreachable."""
 
 from datetime import datetime
 from typing import Any
 
 import pytest
 
-from ddp_operator.reconcile.children import OVERDUE, SILENCE, UNREACHABLE
+from ddp_operator.reconcile.children import OVERDUE_GRACE, UNREACHABLE_GRACE, UNREACHABLE_REASON
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, Plan
-from tests.operator.support import active_job, after, only, plan_for, pod, word
+from tests.operator.support import active_job, after, agent_status, only, plan_for, pod
 
 GRACE = 60
 
 
-def leaving(now: datetime, *, answers: bool = False, **fields: Any) -> Plan:
-    """What is decided about attempt 2, whose digits-1 was told to go at NOW."""
+def plan_while_deleting(now: datetime, *, answers: bool = False, **fields: Any) -> Plan:
+    """Return the plan for attempt 2, whose digits-1 was deleted at NOW."""
     job = active_job(attempt=2, formed=False)
     given = {
         "deleting": True,
-        "deletion_asked": after(0),
-        "deletion_due": after(GRACE),
-        "disruption": UNREACHABLE,
+        "deletion_requested": after(0),
+        "deletion_deadline": after(GRACE),
+        "disruption": UNREACHABLE_REASON,
     }
     pods = (pod(job, 0), pod(job, 1, **(given | fields)))
-    words = {0: word(0, attempt=2)} | ({1: word(1, attempt=1)} if answers else {})
-    return plan_for(job, pods, now=now, words=words)
+    statuses = {0: agent_status(0, attempt=2)} | (
+        {1: agent_status(1, attempt=1)} if answers else {}
+    )
+    return plan_for(job, pods, now=now, statuses=statuses)
 
 
-def given_up(plan: Plan) -> bool:
+def is_abandoned(plan: Plan) -> bool:
     deleted = only(plan.actions, DeletePod)
     created = [a.manifest["metadata"]["name"] for a in only(plan.actions, CreatePod)]
     assert len(deleted) == len(created)
@@ -34,8 +36,8 @@ def given_up(plan: Plan) -> bool:
     return bool(deleted)
 
 
-SOON = SILENCE.total_seconds()
-LATE = GRACE + OVERDUE.total_seconds() + 1
+SOON = UNREACHABLE_GRACE.total_seconds()
+LATE = GRACE + OVERDUE_GRACE.total_seconds() + 1
 
 
 @pytest.mark.parametrize(
@@ -51,11 +53,13 @@ LATE = GRACE + OVERDUE.total_seconds() + 1
         (GRACE, {"disruption": None}, False),
     ],
 )
-def test_a_pod_is_given_up_when_nobody_will_say_that_it_has_ended(
+def test_pod_is_abandoned_when_no_kubelet_can_report_its_end(
     seconds: float, fields: dict[str, Any], expected: bool
 ) -> None:
-    assert given_up(leaving(after(seconds), **fields)) is expected
+    assert is_abandoned(plan_while_deleting(after(seconds), **fields)) is expected
 
 
-def test_a_pod_whose_deletion_has_no_time_is_waited_for() -> None:
-    assert not given_up(leaving(after(LATE), deletion_asked=None, deletion_due=None))
+def test_pod_without_deletion_times_is_not_abandoned() -> None:
+    assert not is_abandoned(
+        plan_while_deleting(after(LATE), deletion_requested=None, deletion_deadline=None)
+    )

@@ -1,4 +1,4 @@
-"""How a job begins, and what is done so that its children fit the attempt."""
+"""The start of a job, and the actions that make its children match the attempt."""
 
 from typing import Any
 
@@ -21,17 +21,17 @@ from tests.operator.support import (
 )
 
 
-def test_a_new_job_gets_a_service_and_its_pods_in_attempt_1() -> None:
+def test_new_job_gets_a_service_and_its_pods_in_attempt_1() -> None:
     plan = plan_for(new_job(nodes=3), service=False)
     assert isinstance(plan.actions[0], CreateService)
     created = only(plan.actions, CreatePod)
     assert [p.manifest["metadata"]["name"] for p in created] == ["digits-0", "digits-1", "digits-2"]
-    told = {p.manifest["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT] for p in created}
-    assert told == {"1"}
+    attempts = {p.manifest["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT] for p in created}
+    assert attempts == {"1"}
     assert len(plan.actions) == 4
 
 
-def test_the_status_of_a_new_job_says_what_begins() -> None:
+def test_status_of_a_new_job_describes_attempt_1() -> None:
     job = new_job(nodes=3)
     plan = plan_for(job, service=False)
     status = plan.status
@@ -40,15 +40,15 @@ def test_the_status_of_a_new_job_says_what_begins() -> None:
     assert status.attempt_spec_hash == job.spec_hash
     assert status.observed_generation == 1
     assert status.selector == f"{contract.LABEL_JOB_UID}={UID}"
-    assert summary(status) == ("Unknown", "Pending", "attempt 1 begins")
+    assert summary(status) == ("Unknown", "Pending", "attempt 1 starts")
     assert not status.is_true(ConditionType.RENDEZVOUSED)
     assert [(e.reason, e.message) for e in plan.events] == [
-        ("Started", "attempt 1 begins with 3 pods")
+        ("Started", "attempt 1 starts with 3 pods")
     ]
     assert plan.requeue_seconds == 1.0
 
 
-def test_a_job_that_is_being_deleted_is_left_to_the_garbage_collector() -> None:
+def test_deleted_job_is_left_to_the_garbage_collector() -> None:
     job = new_job()
     metadata = job.metadata.model_copy(update={"deletion_timestamp": "2026-03-01T12:00:00Z"})
     plan = plan_for(job.model_copy(update={"metadata": metadata}), service=False)
@@ -56,75 +56,77 @@ def test_a_job_that_is_being_deleted_is_left_to_the_garbage_collector() -> None:
     assert (plan.actions, plan.events, plan.requeue_seconds) == ((), (), None)
 
 
-def test_a_missing_service_is_created_at_any_time() -> None:
+def test_missing_service_is_created_at_any_time() -> None:
     job = active_job()
     plan = plan_for(job, all_pods(job), service=False)
     assert [type(a) for a in plan.actions] == [CreateService]
 
 
-def test_nothing_is_done_when_everything_is_as_it_should_be() -> None:
+def test_plan_has_no_actions_when_children_match_the_attempt() -> None:
     job = active_job()
     assert plan_for(job, all_pods(job)).actions == ()
 
 
 CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
-    "a pod that was not told yet is told": (
+    "pod of the previous attempt gets an order": (
         {"attempt": "1"},
         [SetAttempt("digits-1", "uid-digits-1", "2")],
     ),
-    "a living pod of another spec is deleted gracefully": (
+    "living pod of another spec is deleted gracefully": (
         {"spec_hash": "old"},
         [DeletePod("digits-1", "uid-digits-1", None)],
     ),
-    "a pod that is being deleted keeps its name until it is gone": ({"deleting": True}, []),
-    "a pod of another spec that is being deleted is waited for": (
+    "pod being deleted keeps its name until it is gone": ({"deleting": True}, []),
+    "deleted pod of another spec gets no action": (
         {"deleting": True, "spec_hash": "old", "attempt": "1"},
         [],
     ),
-    "a pod that waits for a node is waited for": ({"phase": "Pending", "ready": False}, []),
-    "a pod that succeeded in this attempt stays": ({"phase": "Succeeded", "ready": False}, []),
+    "pending pod gets no action": ({"phase": "Pending", "ready": False}, []),
+    "pod that succeeded in this attempt stays": ({"phase": "Succeeded", "ready": False}, []),
 }
 
 
 @pytest.mark.parametrize(("fields", "actions"), CASES.values(), ids=CASES.keys())
-def test_before_formation(fields: dict[str, Any], actions: list[Any]) -> None:
+def test_starting_attempt_has_the_expected_actions(
+    fields: dict[str, Any], actions: list[Any]
+) -> None:
     job = active_job(attempt=2, formed=False)
     plan = plan_for(job, [pod(job, 0), pod(job, 1, **fields)])
     assert list(plan.actions) == actions
 
 
-def test_a_pod_that_ended_in_an_earlier_attempt_makes_room_for_a_new_one() -> None:
+def test_pod_that_ended_in_an_earlier_attempt_is_replaced() -> None:
     job = active_job(attempt=2, formed=False)
     plan = plan_for(job, [pod(job, 0), pod(job, 1, phase="Failed", attempt="1", ready=False)])
-    gone, made = plan.actions
-    assert isinstance(made, CreatePod)
-    assert gone == DeletePod("digits-1", "uid-digits-1", 0)
-    assert made.manifest["metadata"]["name"] == "digits-1"
-    assert made.manifest["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT] == "2"
+    deleted, created = plan.actions
+    assert isinstance(created, CreatePod)
+    assert deleted == DeletePod("digits-1", "uid-digits-1", 0)
+    assert created.manifest["metadata"]["name"] == "digits-1"
+    assert created.manifest["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT] == "2"
     assert plan.status.attempt == 2
 
 
-def test_a_missing_pod_is_created_in_the_attempt_that_waits_for_it() -> None:
+def test_missing_pod_is_created_in_the_starting_attempt() -> None:
     job = active_job(attempt=2, formed=False)
     plan = plan_for(job, [pod(job, 0)])
     assert [a.manifest["metadata"]["name"] for a in only(plan.actions, CreatePod)] == ["digits-1"]
     assert plan.status.attempt == 2
 
 
-def test_pods_beyond_the_wanted_number_are_deleted() -> None:
+def test_surplus_pods_are_deleted() -> None:
     job = active_job(nodes=2)
     extra = pod(active_job(nodes=3), 2)
     plan = plan_for(job, [*all_pods(job), extra])
     assert list(plan.actions) == [DeletePod("digits-2", extra.uid, None)]
 
 
-def test_a_pod_beyond_the_wanted_number_is_deleted_once() -> None:
+def test_surplus_pod_is_deleted_once() -> None:
     job = active_job(nodes=2)
     extra = pod(active_job(nodes=3), 2, deleting=True)
     assert plan_for(job, [*all_pods(job), extra]).actions == ()
 
 
-def test_a_changed_spec_begins_a_new_attempt_that_costs_nothing() -> None:
+def test_changed_spec_starts_a_free_attempt() -> None:
     job = active_job(nodes=2)
     edited = with_status(new_job(nodes=2, image="other:1"), **job.status.model_copy().__dict__)
     plan = plan_for(edited, all_pods(job))
@@ -135,7 +137,7 @@ def test_a_changed_spec_begins_a_new_attempt_that_costs_nothing() -> None:
     assert not plan.status.is_true(ConditionType.RENDEZVOUSED)
 
 
-def test_fewer_nodes_begin_a_new_attempt_without_the_pods_beyond() -> None:
+def test_smaller_job_starts_a_new_attempt_without_the_surplus_pods() -> None:
     job = active_job(nodes=3)
     smaller = with_status(new_job(nodes=2), **job.status.__dict__)
     plan = plan_for(smaller, all_pods(job))
@@ -144,8 +146,8 @@ def test_fewer_nodes_begin_a_new_attempt_without_the_pods_beyond() -> None:
     assert plan.status.ready == "0/2"
 
 
-def test_a_pod_by_the_old_numbering_is_no_loss_while_it_takes_its_time_to_end() -> None:
-    """From 10 nodes to 11 all pods get new names; the old ones have a minute to save."""
+def test_pod_with_an_old_name_is_no_loss_while_it_ends() -> None:
+    """From 10 to 11 nodes all pods get new names. The old pods have 60 s to save."""
     job = active_job(nodes=11, attempt=2)
     old = pod(active_job(nodes=10), 0, deleting=True, spec_hash="old")
     assert old.name == "digits-0"

@@ -1,4 +1,4 @@
-"""What holds of every decision, whatever the world looks like."""
+"""Properties of every decision, for generated worlds."""
 
 import contextlib
 import itertools
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from ddp_operator.api.job import DDPJob, parse_job
 from ddp_operator.api.status import ConditionType, DDPJobStatus, ProgressStatus, StrikeStatus
 from ddp_operator.reconcile.decide import decide
-from ddp_operator.reconcile.life import is_finished
+from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import CreatePod, DeleteJob, DeletePod, SetAttempt
 from ddp_operator.reconcile.world import PodView, Termination, World
 from ddp_wire.contract import AgentStatus
@@ -23,7 +23,7 @@ from tests.operator.support import (
     after,
     all_pods,
     condition,
-    failed_word,
+    failed_status,
     job_manifest,
     last_failure,
     pod,
@@ -51,7 +51,7 @@ FAILURES: list[dict[str, Any]] = [
     {"signal": "SIGKILL"},
     {"rank": None, "message": "torchrun: no"},
 ]
-SAID: list[dict[str, Any]] = [
+CONTENTS: list[dict[str, Any]] = [
     {},
     {"progress": {"step": 0}},
     {"progress": {"step": 7, "totalSteps": 9, "loss": 0.5, "metrics": {"a": 1.0}}},
@@ -64,27 +64,27 @@ SAID: list[dict[str, Any]] = [
 ]
 
 
-def _words() -> list[AgentStatus]:
-    """Every kind of word; what the contract refuses counts as no answer."""
+def _reports() -> list[AgentStatus]:
+    """Return every kind of agent report. A report that the contract refuses is left out."""
     found = []
     phases = ["Waiting", "Starting", "Training", "Succeeded", "Failed", "Preempted"]
     for attempt, phase in itertools.product([1, 2, 3], phases):
-        for said in SAID:
+        for content in CONTENTS:
             beat = {"attempt": attempt, "rank": 0, "localRank": 0, "phase": "Training", "at": 0}
-            ranks = [beat | r for r in said.get("ranks", [])]
+            ranks = [beat | r for r in content.get("ranks", [])]
             fields = {"nodeIndex": 0, "attempt": attempt, "phase": phase, "since": 0}
             with contextlib.suppress(ValidationError):
-                found.append(AgentStatus.model_validate(fields | said | {"ranks": ranks}))
+                found.append(AgentStatus.model_validate(fields | content | {"ranks": ranks}))
     for attempt, failure in itertools.product([1, 2, 3], FAILURES):
-        found.append(failed_word(0, attempt=attempt, **failure))
+        found.append(failed_status(0, attempt=attempt, **failure))
     return found
 
 
-WORDS = {attempt: [w for w in _words() if w.attempt == attempt] for attempt in (1, 2, 3)}
+REPORTS = {attempt: [r for r in _reports() if r.attempt == attempt] for attempt in (1, 2, 3)}
 
 
 def every(**choices: list[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Any combination, by one draw: many draws make examples slow."""
+    """Return a strategy for any combination by one draw, because many draws make examples slow."""
     rows = [dict(zip(choices, row, strict=True)) for row in itertools.product(*choices.values())]
     return st.sampled_from(rows)
 
@@ -137,7 +137,7 @@ PODS = every(
 ENDS = every(
     exit_code=[0, 1, 2, 85, 137], reason=["", "OOMKilled"], at=[None, NOW], final=[True, False]
 )
-SIGHTS = every(
+OBSERVED = every(
     now=[after(s) for s in (0, 1, 4.5, 5, 29, 61, -100)],
     service=[True, False],
     blocked=[None, None, "exceeded quota"],
@@ -146,7 +146,7 @@ SIGHTS = every(
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    """Mostly such as may come about, sometimes such as never should."""
+    """Draw mostly possible worlds, and sometimes impossible ones."""
     spec = draw(SPECS)
     job = parse_job(
         job_manifest(**{k: v for k, v in spec.items() if k != "limits"}, **spec["limits"])
@@ -159,12 +159,14 @@ def worlds(draw: st.DrawFn) -> World:
     job = with_status(job, conditions=conditions, **fields)
     pods, reports = [], {}
     for index in range(draw(st.integers(0, spec["nodes"] + 1))):
-        view, said = _pod(draw, job, index)
+        view, report = _pod(draw, job, index)
         pods.append(view)
-        if said is not None:
-            reports[view.uid] = said
-    sight = draw(SIGHTS)
-    return World(job, sight["now"], tuple(pods), sight["service"], reports, sight["blocked"])
+        if report is not None:
+            reports[view.uid] = report
+    observed = draw(OBSERVED)
+    return World(
+        job, observed["now"], tuple(pods), observed["service"], reports, observed["blocked"]
+    )
 
 
 def _pod(draw: st.DrawFn, job: DDPJob, index: int) -> tuple[PodView, AgentStatus | None]:
@@ -174,18 +176,18 @@ def _pod(draw: st.DrawFn, job: DDPJob, index: int) -> tuple[PodView, AgentStatus
     if fields["spec_hash"] == "current":
         fields = fields | {"spec_hash": job.spec_hash}
     of = draw(st.sampled_from([job.status.attempt, job.status.attempt, 1, 3]))
-    said = draw(st.none() | st.sampled_from(WORDS[of]))
+    report = draw(st.none() | st.sampled_from(REPORTS[of]))
     if fields["phase"] in {"Succeeded", "Failed"}:
         end = draw(st.none() | ENDS)
         if end is not None:
             fields = fields | {
-                "termination": Termination(**(end | {"final": said if end["final"] else None}))
+                "termination": Termination(**(end | {"final": report if end["final"] else None}))
             }
-    return pod(job, index, **fields), said
+    return pod(job, index, **fields), report
 
 
 def written(seen: World, status: DDPJobStatus) -> World:
-    """The same world once the API server has stored the status."""
+    """Return the same world after the API server has stored the status."""
     stored = DDPJobStatus.model_validate(to_wire(status))
     job = seen.job.model_copy(update={"status": stored})
     return World(job, seen.now, seen.pods, seen.service_exists, seen.reports, seen.blocked)
@@ -193,7 +195,7 @@ def written(seen: World, status: DDPJobStatus) -> World:
 
 @settings(max_examples=150)
 @given(worlds())
-def test_no_world_makes_a_decision_fail_and_the_api_server_takes_every_status(seen: World) -> None:
+def test_every_world_leads_to_a_status_that_the_api_server_accepts(seen: World) -> None:
     plan = decide(seen, DEFAULTS)
     assert server_findings("status", to_wire(plan.status)) == []
     assert plan.requeue_seconds is None or plan.requeue_seconds >= 0
@@ -201,8 +203,8 @@ def test_no_world_makes_a_decision_fail_and_the_api_server_takes_every_status(se
 
 @settings(max_examples=150)
 @given(worlds())
-def test_an_unchanging_world_comes_to_rest(seen: World) -> None:
-    """Each look writes what the one before did not know; soon there is nothing left to write."""
+def test_status_of_an_unchanging_world_converges(seen: World) -> None:
+    """Each reconcile may write what the one before did not know, until nothing is left to write."""
     for _ in range(12):
         plan = decide(seen, DEFAULTS)
         stored = written(seen, plan.status)
@@ -214,9 +216,9 @@ def test_an_unchanging_world_comes_to_rest(seen: World) -> None:
     assert at_rest.events == ()
 
 
-def test_a_failure_is_written_in_one_look_and_settled_in_two() -> None:
+def test_failure_is_written_by_one_reconcile_and_settled_by_two() -> None:
     job = active_job()
-    seen = world(job, all_pods(job), words={1: failed_word(1)})
+    seen = world(job, all_pods(job), statuses={1: failed_status(1)})
     first = written(seen, decide(seen, DEFAULTS).status)
     second = written(first, decide(first, DEFAULTS).status)
     assert decide(second, DEFAULTS).status == second.job.status
@@ -224,14 +226,14 @@ def test_a_failure_is_written_in_one_look_and_settled_in_two() -> None:
 
 
 @given(worlds())
-def test_a_decision_depends_on_nothing_but_the_world(seen: World) -> None:
+def test_decision_depends_only_on_the_world(seen: World) -> None:
     assert decide(seen, DEFAULTS) == decide(seen, DEFAULTS)
 
 
 @settings(max_examples=150)
 @given(worlds())
 @example(world(active_job(), ()))
-def test_a_look_counts_up_by_at_most_one_and_never_down(seen: World) -> None:
+def test_reconcile_increments_counts_by_at_most_one(seen: World) -> None:
     old, new = seen.job.status, decide(seen, DEFAULTS).status
     assert new.attempt - old.attempt in {0, 1}
     counts = ("restarts", "infrastructure_restarts", "free_restarts")
@@ -246,34 +248,34 @@ def test_a_look_counts_up_by_at_most_one_and_never_down(seen: World) -> None:
 
 @settings(max_examples=150)
 @given(worlds())
-def test_actions_concern_each_pod_once_and_only_pods_that_are_there(seen: World) -> None:
+def test_actions_concern_each_pod_once_and_only_existing_pods(seen: World) -> None:
     plan = decide(seen, DEFAULTS)
     known = {p.uid: p for p in seen.pods}
     for action in plan.actions:
         if isinstance(action, DeletePod | SetAttempt):
             assert known[action.uid].name == action.name
-    told = [a.name for a in plan.actions if isinstance(a, SetAttempt)]
-    gone = [a.name for a in plan.actions if isinstance(a, DeletePod)]
-    made = [a.manifest["metadata"]["name"] for a in plan.actions if isinstance(a, CreatePod)]
-    for acted in (told, gone, made):
+    ordered = [a.name for a in plan.actions if isinstance(a, SetAttempt)]
+    deleted = [a.name for a in plan.actions if isinstance(a, DeletePod)]
+    created = [a.manifest["metadata"]["name"] for a in plan.actions if isinstance(a, CreatePod)]
+    for acted in (ordered, deleted, created):
         assert len(acted) == len(set(acted))
-    assert not set(told) & (set(gone) | set(made))
-    freed = {p.name for p in seen.pods} - set(gone)
-    assert not set(made) & freed, "a pod is created only where its name is or becomes free"
+    assert not set(ordered) & (set(deleted) | set(created))
+    freed = {p.name for p in seen.pods} - set(deleted)
+    assert not set(created) & freed, "a pod is created only where its name is or becomes free"
 
 
 @settings(max_examples=150)
 @given(worlds())
-def test_a_living_pod_is_never_replaced_before_it_is_gone(seen: World) -> None:
+def test_living_pod_is_never_replaced_before_it_is_gone(seen: World) -> None:
     plan = decide(seen, DEFAULTS)
     living = {p.name for p in seen.pods if not p.terminal}
-    made = {a.manifest["metadata"]["name"] for a in plan.actions if isinstance(a, CreatePod)}
-    assert not made & living
+    created = {a.manifest["metadata"]["name"] for a in plan.actions if isinstance(a, CreatePod)}
+    assert not created & living
 
 
 @settings(max_examples=150)
 @given(worlds())
-def test_a_finished_or_suspended_job_creates_nothing_and_is_told_nothing_but_to_stop(
+def test_finished_or_suspended_job_creates_nothing_and_only_stops_pods(
     seen: World,
 ) -> None:
     plan = decide(seen, DEFAULTS)

@@ -1,22 +1,22 @@
-"""The attempts that have ended, as `kubectl describe` tells them."""
+"""The ended attempts in the status, which `kubectl describe` shows."""
 
 from typing import Any
 
 import pytest
 
 from ddp_operator.api.status import AttemptStatus, Cause, CheckpointStatus, DDPJobStatus
-from ddp_operator.reconcile.history import ended
+from ddp_operator.reconcile.history import with_ended_attempt
 from tests.operator.support import (
     NOW,
     active_job,
     after,
+    agent_status,
     all_pods,
-    failed_word,
+    failed_status,
     new_job,
     plan_for,
     pod,
     with_status,
-    word,
 )
 
 SAVED: dict[str, Any] = {
@@ -25,13 +25,13 @@ SAVED: dict[str, Any] = {
 }
 
 
-def told(status: DDPJobStatus) -> AttemptStatus:
+def last_attempt(status: DDPJobStatus) -> AttemptStatus:
     (attempt,) = status.attempts
     return attempt
 
 
-def story(cause: Cause | None, reason: str, message: str) -> AttemptStatus:
-    """What is told of attempt 2, which began with step 20 and ended with step 40."""
+def expected_attempt(cause: Cause | None, reason: str, message: str) -> AttemptStatus:
+    """Return the record of attempt 2, which started at step 20 and ended at step 40."""
     return AttemptStatus(
         number=2,
         start_time=NOW,
@@ -48,84 +48,93 @@ def attempt(**spec: Any) -> Any:
     return active_job(attempt=2, status=SAVED, **spec)
 
 
-def test_a_fallen_rank() -> None:
+def test_failed_rank_is_recorded() -> None:
     job = attempt()
     plan = plan_for(
-        job, all_pods(job), words={1: failed_word(1, attempt=2, message="E: x")}, now=after(60.5)
+        job,
+        all_pods(job),
+        statuses={1: failed_status(1, attempt=2, message="E: x")},
+        now=after(60.5),
     )
-    said = "rank 1 on digits-1 failed: E: x"
-    assert told(plan.status) == story(Cause.APPLICATION, "RankFailed", said)
+    message = "rank 1 on digits-1 failed: E: x"
+    assert last_attempt(plan.status) == expected_attempt(Cause.APPLICATION, "RankFailed", message)
     assert plan.status.attempt_start_step == 40
 
 
-def test_a_lost_pod() -> None:
+def test_lost_pod_is_recorded() -> None:
     job = attempt()
     plan = plan_for(job, [pod(job, 0)], now=after(60))
-    assert told(plan.status) == story(Cause.INFRASTRUCTURE, "PodLost", "digits-1 was deleted")
+    assert last_attempt(plan.status) == expected_attempt(
+        Cause.INFRASTRUCTURE, "PodLost", "digits-1 was deleted"
+    )
 
 
-def test_a_stop_on_request() -> None:
+def test_stop_on_request_is_recorded() -> None:
     job = attempt()
-    words = {1: word(1, attempt=2, phase="Preempted")}
-    plan = plan_for(job, all_pods(job), words=words, now=after(60))
-    said = "digits-1 was stopped on request"
-    assert told(plan.status) == story(Cause.FREE, "Preempted", said)
+    statuses = {1: agent_status(1, attempt=2, phase="Preempted")}
+    plan = plan_for(job, all_pods(job), statuses=statuses, now=after(60))
+    message = "digits-1 was stopped on request"
+    assert last_attempt(plan.status) == expected_attempt(Cause.FREE, "Preempted", message)
     assert plan.status.free_restarts == 1
 
 
-@pytest.mark.parametrize("exit_code", [1, 2], ids=["spent budget", "bad input"])
-def test_the_attempt_that_failed_the_job(exit_code: int) -> None:
+@pytest.mark.parametrize("exit_code", [1, 2], ids=["budget used up", "bad input"])
+def test_attempt_that_failed_the_job_is_recorded(exit_code: int) -> None:
     job = attempt(maxRestarts=0)
-    words = {1: failed_word(1, attempt=2, exit_code=exit_code, message="E: x")}
-    plan = plan_for(job, all_pods(job), words=words, now=after(60))
+    statuses = {1: failed_status(1, attempt=2, exit_code=exit_code, message="E: x")}
+    plan = plan_for(job, all_pods(job), statuses=statuses, now=after(60))
     reason = "BadInput" if exit_code == 2 else "RankFailed"
-    said = "rank 1 on digits-1 failed: E: x"
-    assert told(plan.status) == story(Cause.APPLICATION, reason, said)
+    message = "rank 1 on digits-1 failed: E: x"
+    assert last_attempt(plan.status) == expected_attempt(Cause.APPLICATION, reason, message)
 
 
-def test_completion() -> None:
+def test_completion_is_recorded() -> None:
     job = attempt()
     plan = plan_for(job, all_pods(job, phase="Succeeded", ready=False), now=after(60))
-    assert told(plan.status) == story(None, "Completed", "all 2 ranks of attempt 2 exited 0")
+    assert last_attempt(plan.status) == expected_attempt(
+        None, "Completed", "all 2 ranks of attempt 2 exited with code 0"
+    )
 
 
-def test_a_deadline() -> None:
+def test_exceeded_deadline_is_recorded() -> None:
     job = attempt(activeDeadlineSeconds=60)
     plan = plan_for(job, all_pods(job), now=after(60))
-    said = "active for longer than activeDeadlineSeconds (60)"
-    assert told(plan.status) == story(None, "DeadlineExceeded", said)
+    message = "the job was active for longer than activeDeadlineSeconds (60)"
+    assert last_attempt(plan.status) == expected_attempt(None, "DeadlineExceeded", message)
 
 
-def test_a_changed_spec() -> None:
+def test_changed_spec_is_recorded() -> None:
     job = attempt()
     edited = with_status(new_job(nodes=2, image="other:1"), **dict(job.status))
     plan = plan_for(edited, all_pods(job), now=after(60))
-    assert told(plan.status) == story(Cause.FREE, "SpecChanged", "the spec was changed")
+    assert last_attempt(plan.status) == expected_attempt(
+        Cause.FREE, "SpecChanged", "the spec was changed"
+    )
     assert (plan.status.free_restarts, plan.status.restarts) == (1, 0)
 
 
-def test_suspension_is_told_once_and_counted_when_the_run_goes_on() -> None:
+def test_suspension_is_recorded_once_and_counted_on_resumption() -> None:
     job = attempt(suspend=True)
     status = plan_for(job, all_pods(job), now=after(60)).status
-    said = story(Cause.FREE, "Suspended", "spec.suspend was set")
-    assert (told(status), status.free_restarts) == (said, 0)
+    expected = expected_attempt(Cause.FREE, "Suspended", "spec.suspend was set")
+    assert (last_attempt(status), status.free_restarts) == (expected, 0)
     status = plan_for(with_status(job, **dict(status)), now=after(90)).status
-    assert told(status) == said
+    assert last_attempt(status) == expected
     resumed = with_status(new_job(nodes=2), **dict(status))
     status = plan_for(resumed, now=after(99)).status
-    assert (told(status), status.attempt, status.free_restarts) == (said, 3, 1)
+    assert (last_attempt(status), status.attempt, status.free_restarts) == (expected, 3, 1)
 
 
-def test_a_job_that_is_created_suspended_has_no_story() -> None:
+def test_job_created_suspended_has_no_ended_attempt() -> None:
     job = new_job(suspend=True)
     assert plan_for(job, service=False).status.attempts == []
 
 
-def test_the_last_ten_attempts_are_kept_and_sentences_are_cut() -> None:
+def test_status_keeps_ten_attempts_with_truncated_messages() -> None:
     status = DDPJobStatus()
     for number in range(1, 13):
         status = status.model_copy(update={"attempt": number})
-        status = ended(status, NOW, cause=None, reason="Test", message="x" * 1000)
-        assert ended(status, NOW, cause=None, reason="Again", message="") == status
+        status = with_ended_attempt(status, NOW, cause=None, reason="Test", message="x" * 1000)
+        assert with_ended_attempt(status, NOW, cause=None, reason="Again", message="") == status
     assert [a.number for a in status.attempts] == list(range(3, 13))
     assert {len(a.message) for a in status.attempts} == {256}

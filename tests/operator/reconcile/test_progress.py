@@ -1,4 +1,4 @@
-"""What the status says of the training: from node 0, not too often, nothing lost at the end."""
+"""Training progress in the status: its source, its write interval, and the final report."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -8,27 +8,27 @@ import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, ProgressStatus
 from ddp_operator.reconcile.progress import PROGRESS_INTERVAL, render
-from ddp_wire.contract import Beat, CheckpointInfo, Progress, RankPhase
+from ddp_wire.contract import CheckpointInfo, Heartbeat, Progress, RankPhase
 from tests.operator.schema_tools import server_findings
 from tests.operator.support import (
     NOW,
     active_job,
     after,
+    agent_status,
     all_pods,
     ended,
-    failed_word,
+    failed_status,
     plan_for,
     pod,
     to_wire,
     with_status,
-    word,
 )
 
 CHECKPOINT = CheckpointInfo(step=40, path="/checkpoints/digits/step-40", at=NOW.timestamp())
 
 
-def beat(resumed_from: int | None = None) -> Beat:
-    return Beat(
+def beat(resumed_from: int | None = None) -> Heartbeat:
+    return Heartbeat(
         attempt=1,
         rank=0,
         local_rank=0,
@@ -39,18 +39,16 @@ def beat(resumed_from: int | None = None) -> Beat:
 
 
 def at_step(step: int, **more: Any) -> Any:
-    return word(0, progress=Progress(step=step, total_steps=100), **more)
+    return agent_status(0, progress=Progress(step=step, total_steps=100), **more)
 
 
 def shown(step: int, since: datetime = NOW) -> DDPJob:
-    """A running job whose status shows a step since a time."""
+    """Return a running job whose status has shown a step since a time."""
     progress = render(Progress(step=step, total_steps=100), since)
     return with_status(active_job(), progress=progress)
 
 
-def test_numbers_are_shown_as_integers_and_decimal_text_because_floats_do_not_belong_there() -> (
-    None
-):
+def test_status_shows_numbers_as_integers_and_decimal_strings() -> None:
     progress = Progress(
         step=60,
         total_steps=120,
@@ -82,25 +80,25 @@ def test_numbers_are_shown_as_integers_and_decimal_text_because_floats_do_not_be
         (Progress(step=2, total_steps=3), "2/3 (66%)"),
         (Progress(step=3, total_steps=3), "3/3 (100%)"),
     ],
-    ids=["no total", "total of nothing", "begin", "rounded down", "end"],
+    ids=["no total", "total 0", "start", "rounded down", "end"],
 )
-def test_the_summary_of_progress(progress: Progress, summary: str) -> None:
+def test_summary_shows_step_total_and_percent(progress: Progress, summary: str) -> None:
     assert render(progress, NOW).summary == summary
 
 
-def test_what_was_not_measured_is_absent() -> None:
+def test_missing_measurements_are_absent() -> None:
     progress = render(Progress(step=1), NOW)
     assert (progress.loss, progress.samples_per_second, progress.metrics) == (None, None, None)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=["nan", "inf"])
-def test_a_number_that_is_not_finite_is_shown_or_left_out_but_stops_nothing(value: float) -> None:
+def test_non_finite_number_leaves_the_status_valid(value: float) -> None:
     progress = Progress(step=1, loss=value, samples_per_second=value, metrics={"a": value})
     job = with_status(active_job(), progress=render(progress, NOW))
     assert server_findings("status", to_wire(job.status)) == []
 
 
-def test_more_metrics_than_the_status_holds_stop_nothing() -> None:
+def test_too_many_metrics_leave_the_status_valid() -> None:
     metrics = {f"metric-{i:03d}": 0.5 for i in range(100)}
     status = with_status(
         active_job(), progress=render(Progress(step=1, metrics=metrics), NOW)
@@ -110,70 +108,74 @@ def test_more_metrics_than_the_status_holds_stop_nothing() -> None:
     assert len(status.progress.metrics or {}) == 32
 
 
-def test_a_checkpoint_path_that_is_longer_than_the_status_holds_stops_nothing() -> None:
+def test_too_long_checkpoint_path_leaves_the_status_valid() -> None:
     job = active_job()
-    said = word(0, checkpoint=CheckpointInfo(step=1, path="/c/" + "x" * 2000, at=0.0))
-    status = plan_for(job, all_pods(job), words={0: said}).status
+    report = agent_status(0, checkpoint=CheckpointInfo(step=1, path="/c/" + "x" * 2000, at=0.0))
+    status = plan_for(job, all_pods(job), statuses={0: report}).status
     assert server_findings("status", to_wire(status)) == []
 
 
-@pytest.mark.parametrize("at", [-1e18, 1e18, 1e300], ids=["before time", "far", "farther"])
+@pytest.mark.parametrize(
+    "at", [-1e18, 1e18, 1e300], ids=["before year 1", "after year 9999", "beyond integers"]
+)
 @pytest.mark.parametrize("of", ["checkpoint", "failure"])
-def test_a_time_that_no_calendar_has_stops_nothing(of: str, at: float) -> None:
+def test_unrepresentable_time_leaves_the_status_valid(of: str, at: float) -> None:
     job = active_job()
-    said = (
-        failed_word(0, at=at)
+    report = (
+        failed_status(0, at=at)
         if of == "failure"
-        else word(0, checkpoint=CheckpointInfo(step=1, path="/c", at=at))
+        else agent_status(0, checkpoint=CheckpointInfo(step=1, path="/c", at=at))
     )
-    status = plan_for(job, all_pods(job), words={0: said}).status
+    status = plan_for(job, all_pods(job), statuses={0: report}).status
     assert server_findings("status", to_wire(status)) == []
 
 
-def test_the_word_of_node_0_is_what_counts() -> None:
+def test_progress_comes_from_node_0() -> None:
     job = active_job()
-    other = word(1, progress=Progress(step=99))
-    assert plan_for(job, all_pods(job), words={1: other}).status.progress is None
-    status = plan_for(job, all_pods(job), words={0: at_step(5), 1: other}).status
+    other = agent_status(1, progress=Progress(step=99))
+    assert plan_for(job, all_pods(job), statuses={1: other}).status.progress is None
+    status = plan_for(job, all_pods(job), statuses={0: at_step(5), 1: other}).status
     assert status.progress is not None
     assert status.progress.step == 5
 
 
-def test_the_word_of_an_earlier_attempt_does_not_count() -> None:
+def test_report_of_an_earlier_attempt_does_not_count() -> None:
     job = active_job(attempt=2)
-    assert plan_for(job, all_pods(job), words={0: at_step(5)}).status.progress is None
+    assert plan_for(job, all_pods(job), statuses={0: at_step(5)}).status.progress is None
 
 
 @pytest.mark.parametrize(
     ("seconds", "step"),
     [(0, 10), (4.9, 10), (5, 20), (60, 20), (-600, 20)],
-    ids=["at once", "4.9 s", "5 s", "a minute", "the clock was set back"],
+    ids=["0 s", "4.9 s", "5 s", "60 s", "clock set back"],
 )
-def test_progress_is_written_every_five_seconds_at_most(seconds: float, step: int) -> None:
+def test_progress_is_written_at_most_every_five_seconds(seconds: float, step: int) -> None:
     job = shown(10)
-    status = plan_for(job, all_pods(job), now=after(seconds), words={0: at_step(20)}).status
+    status = plan_for(job, all_pods(job), now=after(seconds), statuses={0: at_step(20)}).status
     assert PROGRESS_INTERVAL.total_seconds() == 5
     assert status.progress is not None
     assert status.progress.step == step
 
 
-def test_the_first_progress_is_written_at_once() -> None:
+def test_first_progress_is_written_immediately() -> None:
     job = active_job()
-    status = plan_for(job, all_pods(job), words={0: at_step(1)}).status
+    status = plan_for(job, all_pods(job), statuses={0: at_step(1)}).status
     assert status.progress is not None
     assert status.progress.step == 1
 
 
-def test_the_same_progress_is_not_written_again_however_old_it_is() -> None:
+def test_unchanged_progress_is_not_written_again() -> None:
     job = shown(10)
-    status = plan_for(job, all_pods(job), now=after(60), words={0: at_step(10)}).status
+    status = plan_for(job, all_pods(job), now=after(60), statuses={0: at_step(10)}).status
     assert status.progress == job.status.progress
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed", "Preempted"])
-def test_the_last_progress_of_an_attempt_is_never_lost(phase: str) -> None:
+def test_last_progress_of_an_attempt_is_always_written(phase: str) -> None:
     job = shown(95)
-    last = word(0, phase=phase, progress=Progress(step=100, total_steps=100), checkpoint=CHECKPOINT)
+    last = agent_status(
+        0, phase=phase, progress=Progress(step=100, total_steps=100), checkpoint=CHECKPOINT
+    )
     done = pod(job, 0, phase="Succeeded", ready=False, termination=ended(0, final=last))
     seen = [done, pod(job, 1, phase="Succeeded", ready=False)]
     status = plan_for(job, seen, now=after(0.2)).status
@@ -183,40 +185,40 @@ def test_the_last_progress_of_an_attempt_is_never_lost(phase: str) -> None:
     assert status.last_checkpoint.step == 40
 
 
-def test_the_progress_of_a_failed_attempt_stands_in_the_status_of_the_next() -> None:
+def test_progress_of_a_failed_attempt_stays_in_the_status_of_the_next() -> None:
     job = shown(10)
-    fallen = failed_word(0).model_copy(update={"progress": Progress(step=17, total_steps=100)})
-    status = plan_for(job, all_pods(job), now=after(1), words={0: fallen}).status
+    failed = failed_status(0).model_copy(update={"progress": Progress(step=17, total_steps=100)})
+    status = plan_for(job, all_pods(job), now=after(1), statuses={0: failed}).status
     assert status.attempt == 2
     assert status.progress is not None
     assert status.progress.step == 17
 
 
-def test_a_checkpoint_is_a_condition_and_a_path() -> None:
+def test_checkpoint_sets_a_condition_and_a_path() -> None:
     job = active_job()
-    status = plan_for(job, all_pods(job), words={0: at_step(41, checkpoint=CHECKPOINT)}).status
+    status = plan_for(job, all_pods(job), statuses={0: at_step(41, checkpoint=CHECKPOINT)}).status
     assert status.last_checkpoint is not None
     assert status.last_checkpoint.path == "/checkpoints/digits/step-40"
     assert status.last_checkpoint.time == datetime.fromtimestamp(CHECKPOINT.at, UTC)
     found = status.condition(ConditionType.CHECKPOINTED)
     assert found is not None
-    assert found.message == "at step 40"
+    assert found.message == "the newest checkpoint is at step 40"
 
 
-def test_where_an_attempt_resumed_is_written_and_told_at_once() -> None:
+def test_resumed_step_is_written_and_emitted_immediately() -> None:
     job = shown(10)
-    said = at_step(10, ranks=[beat(resumed_from=8)])
-    plan = plan_for(job, all_pods(job), now=after(1), words={0: said})
+    report = at_step(10, ranks=[beat(resumed_from=8)])
+    plan = plan_for(job, all_pods(job), now=after(1), statuses={0: report})
     assert plan.status.resumed_from_step == 8
     assert ("ResumedFromCheckpoint", "attempt 1 resumed from step 8") in [
         (e.reason, e.message) for e in plan.events
     ]
     again = with_status(job, **dict(plan.status))
-    assert plan_for(again, all_pods(again), now=after(2), words={0: said}).events == ()
+    assert plan_for(again, all_pods(again), now=after(2), statuses={0: report}).events == ()
 
 
-def test_an_attempt_that_starts_from_the_beginning_says_so_by_saying_nothing() -> None:
+def test_attempt_without_a_checkpoint_has_no_resumed_step() -> None:
     job = with_status(active_job(), resumed_from_step=8)
-    plan = plan_for(job, all_pods(job), words={0: word(0, ranks=[beat(None)])})
+    plan = plan_for(job, all_pods(job), statuses={0: agent_status(0, ranks=[beat(None)])})
     assert plan.status.resumed_from_step is None
     assert plan.events == ()

@@ -1,4 +1,4 @@
-"""Losses that nobody tells of, or that are told late: silent peers, kubelets that were away."""
+"""Losses without a report, or with a late one: silent peers and offline kubelets."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from ddp_wire.contract import ExitCode, Timeline
 from tests.operator.support import (
     active_job,
     after,
+    agent_status,
     all_pods,
     ended,
-    failed_word,
+    failed_status,
     plan_for,
     pod,
-    word,
 )
 
 
@@ -24,29 +24,31 @@ def failure(plan: Plan) -> Any:
     return plan.status.last_failure
 
 
-def test_ranks_that_fell_with_a_pod_that_does_not_answer_were_lost_with_it() -> None:
-    """As when a node dies with its connections reset: nobody there can say so."""
+def test_silent_pod_is_the_root_cause_of_secondary_failures() -> None:
+    """A Kubernetes node that dies can reset its connections, but cannot report its end."""
     job = active_job()
-    words = {0: failed_word(0, at=after(-3).timestamp(), secondary=True, message="peer gone")}
-    found = failure(plan_for(job, all_pods(job), words=words))
+    statuses = {0: failed_status(0, at=after(-3).timestamp(), secondary=True, message="peer gone")}
+    found = failure(plan_for(job, all_pods(job), statuses=statuses))
     assert (found.reason, found.cause, found.pod) == ("PeerLost", Cause.INFRASTRUCTURE, "digits-1")
-    assert found.message.startswith("digits-1 does not answer, and with it fell others: rank 0")
+    assert found.message.startswith(
+        "digits-1 does not answer, and its peers could not continue: rank 0"
+    )
 
 
-def test_ranks_that_fell_while_every_agent_answers_fell_by_themselves() -> None:
+def test_secondary_failures_are_application_failures_when_every_agent_answers() -> None:
     job = active_job()
-    words = {
-        0: failed_word(0, at=after(-3).timestamp(), secondary=True, message="peer gone"),
-        1: word(1, phase="Training"),
+    statuses = {
+        0: failed_status(0, at=after(-3).timestamp(), secondary=True, message="peer gone"),
+        1: agent_status(1, phase="Training"),
     }
-    assert failure(plan_for(job, all_pods(job), words=words)).cause is Cause.APPLICATION
+    assert failure(plan_for(job, all_pods(job), statuses=statuses)).cause is Cause.APPLICATION
 
 
 @pytest.mark.parametrize(("seconds", "counts"), [(-1, False), (0, True), (5, True)])
-def test_an_end_that_is_told_late_belongs_to_the_attempt_in_which_it_was(
+def test_late_termination_belongs_to_the_attempt_in_which_it_happened(
     seconds: float, counts: bool
 ) -> None:
-    """The kubelet was away: the annotation names the next attempt by now."""
+    """The kubelet was offline, and the annotation already names the next attempt."""
     job = active_job(attempt=2)
     dead = pod(job, 1, phase="Failed", termination=ended(137, at=after(seconds)))
     plan = plan_for(job, [pod(job, 0), dead])
@@ -60,19 +62,21 @@ STOPPED: dict[str, Any] = {"phase": "Preempted", "timeline": JOINED}
 
 
 @pytest.mark.parametrize("answers", [False, True])
-def test_ranks_that_stopped_with_a_pod_that_was_replaced_were_not_asked_themselves(
+def test_replaced_pod_is_the_stop_origin_of_its_peers(
     answers: bool,
 ) -> None:
-    """The pod went before it was seen that all ranks had met, so it was taken for a late one."""
+    """The operator took the pod for a late one: it had not seen that all ranks had joined."""
     job = active_job(formed=False)
-    words = {1: word(1, **STOPPED)} | ({0: word(0, phase="Waiting")} if answers else {})
+    statuses = {1: agent_status(1, **STOPPED)} | (
+        {0: agent_status(0, phase="Waiting")} if answers else {}
+    )
     phase = "Running" if answers else "Pending"
     pods = [pod(job, 0, phase=phase, ready=False), pod(job, 1, ready=False)]
-    assert plan_for(job, pods, words=words, now=after(1)).status.attempt == 1
-    found = failure(plan_for(job, pods, words=words, now=after(3)))
+    assert plan_for(job, pods, statuses=statuses, now=after(1)).status.attempt == 1
+    found = failure(plan_for(job, pods, statuses=statuses, now=after(3)))
     assert (found.reason, found.cause, found.pod) == ("PeerLost", Cause.INFRASTRUCTURE, "digits-0")
     assert found.message == (
-        "digits-0 has no part in it any more, and with it fell others:"
+        "digits-0 left the attempt, and its peers could not continue:"
         " digits-1 was stopped on request"
     )
 
@@ -85,28 +89,30 @@ def test_ranks_that_stopped_with_a_pod_that_was_replaced_were_not_asked_themselv
         ({"disruption": "EvictionByEvictionAPI"}, "EvictionByEvictionAPI", Cause.FREE),
     ],
 )
-def test_ranks_that_stopped_with_a_pod_that_goes_tell_why_it_goes(
+def test_deleted_pod_is_the_stop_origin_of_its_peers(
     peer: dict[str, Any] | None, reason: str, cause: Cause
 ) -> None:
     job = active_job(formed=False)
-    going = [] if peer is None else [pod(job, 0, deleting=True, deletion_due=after(30), **peer)]
-    pods = [*going, pod(job, 1, ready=False)]
-    found = failure(plan_for(job, pods, words={1: word(1, **STOPPED)}))
+    leaving = (
+        [] if peer is None else [pod(job, 0, deleting=True, deletion_deadline=after(30), **peer)]
+    )
+    pods = [*leaving, pod(job, 1, ready=False)]
+    found = failure(plan_for(job, pods, statuses={1: agent_status(1, **STOPPED)}))
     assert (found.reason, found.cause, found.pod) == (reason, cause, "digits-0")
 
 
-@pytest.mark.parametrize("peer", ["trains still", "stopped too", "has ended", "not heard"])
-def test_ranks_that_stop_while_all_pods_take_part_were_asked_to(peer: str) -> None:
+@pytest.mark.parametrize("peer", ["still trains", "stopped too", "ended", "sends no report"])
+def test_stop_is_requested_when_all_pods_take_part(peer: str) -> None:
     job = active_job(formed=False, maxRestarts=0)
-    words = {0: word(0, timeline=JOINED), 1: word(1, **STOPPED)}
+    statuses = {0: agent_status(0, timeline=JOINED), 1: agent_status(1, **STOPPED)}
     other = pod(job, 0, ready=False)
-    if peer == "not heard":
-        del words[0]
+    if peer == "sends no report":
+        del statuses[0]
     if peer == "stopped too":
-        words[0] = word(0, **STOPPED)
-    if peer == "has ended":
-        gone = ended(ExitCode.PREEMPTED, final=word(0, **STOPPED))
-        other = pod(job, 0, phase="Failed", ready=False, termination=gone)
-    plan = plan_for(job, [other, pod(job, 1, ready=False)], words=words, now=after(3))
+        statuses[0] = agent_status(0, **STOPPED)
+    if peer == "ended":
+        end = ended(ExitCode.PREEMPTED, final=agent_status(0, **STOPPED))
+        other = pod(job, 0, phase="Failed", ready=False, termination=end)
+    plan = plan_for(job, [other, pod(job, 1, ready=False)], statuses=statuses, now=after(3))
     found = failure(plan)
     assert (found.reason, found.cause) == ("Preempted", Cause.FREE)

@@ -1,4 +1,4 @@
-"""From a pod as the API server gives it to what matters of it."""
+"""The view of a pod manifest from the API server, and the agent report that belongs to it."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from ddp_operator.reconcile.world import PodView, parse_time, view_pod
 from ddp_wire import contract
-from tests.operator.support import NOW, active_job, failed_word, pod_manifest, world
+from tests.operator.support import NOW, active_job, failed_status, pod_manifest, world
 
 
 def view(**status: Any) -> PodView:
@@ -17,7 +17,7 @@ def worker(**state: Any) -> dict[str, Any]:
     return {"containerStatuses": [{"name": contract.WORKER_CONTAINER, "state": state}]}
 
 
-def test_a_running_pod() -> None:
+def test_view_of_a_running_pod_has_its_fields() -> None:
     job = active_job()
     found = view(conditions=[{"type": "Ready", "status": "True"}], **worker(running={}))
     assert found == PodView(
@@ -33,24 +33,24 @@ def test_a_running_pod() -> None:
     )
 
 
-def test_a_pod_that_nobody_has_looked_at_yet() -> None:
+def test_pod_without_a_status_is_pending() -> None:
     bare = {"metadata": {"name": "a", "uid": "u"}}
     found = view_pod(bare)
     assert (found.phase, found.index, found.ready, found.node) == ("Pending", -1, False, None)
 
 
-def test_an_index_that_somebody_has_tampered_with_is_no_index() -> None:
+def test_invalid_index_label_is_ignored() -> None:
     manifest = pod_manifest(active_job(), 1)
     manifest["metadata"]["labels"][contract.LABEL_NODE_INDEX] = "first"
     assert view_pod(manifest).index == -1
 
 
 @pytest.mark.parametrize("status", ["False", "Unknown"])
-def test_a_pod_is_ready_only_when_the_kubelet_says_true(status: str) -> None:
+def test_pod_is_ready_only_when_the_ready_condition_is_true(status: str) -> None:
     assert not view(conditions=[{"type": "Ready", "status": status}]).ready
 
 
-def test_a_pod_that_is_being_deleted() -> None:
+def test_pod_with_a_deletion_timestamp_is_being_deleted() -> None:
     manifest = pod_manifest(active_job())
     manifest["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:00Z"
     assert view_pod(manifest).deleting
@@ -80,14 +80,14 @@ def test_a_pod_that_is_being_deleted() -> None:
         (worker(waiting={"reason": "ContainerCreating"}), "ContainerCreating"),
         (worker(running={}), None),
     ],
-    ids=["unscheduled", "no image", "creating", "running"],
+    ids=["unscheduled", "image missing", "creating", "running"],
 )
-def test_why_a_pod_waits(status: dict[str, Any], waiting: str | None) -> None:
+def test_view_holds_why_a_pod_waits(status: dict[str, Any], waiting: str | None) -> None:
     assert view(phase="Pending", **status).waiting == waiting
 
 
-def test_how_a_container_ended() -> None:
-    final = failed_word(1, message="E: x")
+def test_view_holds_how_a_container_ended() -> None:
+    final = failed_status(1, message="E: x")
     ending = {
         "exitCode": 137,
         "reason": "OOMKilled",
@@ -103,7 +103,7 @@ def test_how_a_container_ended() -> None:
 
 
 @pytest.mark.parametrize("message", [None, "", "Killed", "{", '{"attempt": "x"}', "[]"])
-def test_a_container_that_was_killed_before_its_agent_could_write(message: str | None) -> None:
+def test_container_killed_before_its_agent_wrote_has_no_final_report(message: str | None) -> None:
     ending = {"exitCode": 137} | ({} if message is None else {"message": message})
     found = view(phase="Failed", **worker(terminated=ending)).termination
     assert found is not None
@@ -111,54 +111,54 @@ def test_a_container_that_was_killed_before_its_agent_could_write(message: str |
     assert found.exit_code == 137
 
 
-def test_the_state_of_a_sidecar_is_not_the_workers() -> None:
+def test_state_of_a_sidecar_is_ignored() -> None:
     sidecar = {"name": "sync", "state": {"terminated": {"exitCode": 3}}}
     assert view(containerStatuses=[sidecar]).termination is None
 
 
-def test_a_pod_that_failed_as_a_whole_tells_its_reason() -> None:
+def test_pod_that_failed_as_a_whole_has_a_reason() -> None:
     assert view(phase="Failed", reason="Evicted").reason == "Evicted"
 
 
 @pytest.mark.parametrize(
-    ("condition", "told"),
+    ("condition", "disruption"),
     [
         ({"status": "True", "reason": "EvictionByEvictionAPI"}, "EvictionByEvictionAPI"),
         ({"status": "True"}, "Unknown"),
         ({"status": "False", "reason": "EvictionByEvictionAPI"}, None),
     ],
-    ids=["told to go", "without a reason", "not any more"],
+    ids=["disrupted", "disrupted without a reason", "no longer disrupted"],
 )
-def test_why_kubernetes_told_a_pod_to_go(condition: dict[str, str], told: str | None) -> None:
-    assert view(conditions=[{"type": "DisruptionTarget", **condition}]).disruption == told
+def test_disruption_is_the_reason_of_disruption_target(
+    condition: dict[str, str], disruption: str | None
+) -> None:
+    assert view(conditions=[{"type": "DisruptionTarget", **condition}]).disruption == disruption
     assert view().disruption is None
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown", "Succeeded", "Failed"])
-def test_a_pod_is_terminal_when_its_container_never_runs_again(phase: str) -> None:
+def test_pod_is_terminal_when_its_container_never_runs_again(phase: str) -> None:
     assert view(phase=phase).terminal is (phase in {"Succeeded", "Failed"})
 
 
-def test_the_last_word_of_a_container_counts_more_than_what_its_agent_said_before() -> None:
+def test_termination_message_takes_precedence_over_an_older_report() -> None:
     job = active_job()
-    final = failed_word(1)
+    final = failed_status(1)
     ending = {"exitCode": 1, "message": final.to_json()}
     dead = view(phase="Failed", **worker(terminated=ending))
-    seen = world(job, [dead], words={1: failed_word(1, message="older")})
+    seen = world(job, [dead], statuses={1: failed_status(1, message="older")})
     assert seen.report(dead) == final
     assert seen.pod(1) is dead
     assert seen.pod(0) is None
 
 
-def test_times_of_the_api_server_are_aware() -> None:
+def test_parsed_times_are_aware() -> None:
     assert parse_time("2026-03-01T12:00:00Z") == NOW
     assert parse_time(None) is None
 
 
 @pytest.mark.parametrize(("code", "phase"), [(0, "Succeeded"), (137, "Failed")])
-def test_a_pod_has_ended_when_its_worker_has_though_the_kubelet_says_so_later(
-    code: int, phase: str
-) -> None:
+def test_pod_has_ended_as_soon_as_its_worker_container_has(code: int, phase: str) -> None:
     worker = {"name": "worker", "state": {"terminated": {"exitCode": code}}}
     sidecar = {"name": "sync", "state": {"running": {}}}
     found = view(phase="Running", containerStatuses=[sidecar, worker])

@@ -1,4 +1,4 @@
-"""The cache: newer wins, a relist purges, and an object of another uid is another object."""
+"""Cache: newer versions win, a relist removes deleted objects, and the uid identifies an object."""
 
 from typing import Any
 
@@ -33,36 +33,36 @@ def snapshot(version: int, jobs: Any = (), pods: Any = ()) -> Snapshot:
 
 
 def known(cache: Cache) -> list[tuple[str, str]]:
-    """Uid and version of the pods that the cache holds."""
+    """Return uid and version of the pods in the cache."""
     pods = cache.children("Pod", KEY)
     return [(p["metadata"]["uid"], p["metadata"]["resourceVersion"]) for p in pods]
 
 
 @pytest.mark.parametrize(
-    ("first", "then", "held"),
+    ("first", "second", "kept"),
     [
         ((5, "u1"), (6, "u1"), (6, "u1")),
         ((6, "u1"), (5, "u1"), (6, "u1")),
         ((9, "u1"), (10, "u1"), (10, "u1")),
         ((9, "u1"), (3, "u2"), (3, "u2")),
     ],
-    ids=["newer", "older", "newer by number and not by text", "another object of the name"],
+    ids=["newer", "older", "newer as a number but not as text", "new uid"],
 )
-def test_which_state_of_an_object_is_held(
-    first: tuple[int, str], then: tuple[int, str], held: tuple[int, str]
+def test_cache_keeps_the_right_version_of_an_object(
+    first: tuple[int, str], second: tuple[int, str], kept: tuple[int, str]
 ) -> None:
     cache = Cache()
     assert cache.put_job(job(*first)) == KEY
-    assert cache.put_job(job(*then)) == KEY
+    assert cache.put_job(job(*second)) == KEY
     found = cache.job(KEY)
     assert found is not None
-    assert (int(found["metadata"]["resourceVersion"]), found["metadata"]["uid"]) == held
+    assert (int(found["metadata"]["resourceVersion"]), found["metadata"]["uid"]) == kept
     cache.put_child("Pod", pod(*first))
-    cache.put_child("Pod", pod(*then))
-    assert known(cache) == [(held[1], str(held[0]))]
+    cache.put_child("Pod", pod(*second))
+    assert known(cache) == [(kept[1], str(kept[0]))]
 
 
-def test_a_child_is_found_by_the_key_of_its_job() -> None:
+def test_child_is_found_by_the_key_of_its_job() -> None:
     cache = Cache()
     assert cache.put_child("Pod", pod(1)) == KEY
     assert cache.put_child("Service", {**pod(2), "kind": "Service"}) == KEY
@@ -71,7 +71,7 @@ def test_a_child_is_found_by_the_key_of_its_job() -> None:
     assert cache.children("Pod", ("team-b", "digits")) == []
 
 
-def test_a_pod_that_is_nobodys_is_ignored() -> None:
+def test_pod_without_a_job_label_is_ignored() -> None:
     stray = pod(1)
     del stray["metadata"]["labels"][contract.LABEL_JOB_NAME]
     cache = Cache()
@@ -81,7 +81,7 @@ def test_a_pod_that_is_nobodys_is_ignored() -> None:
     assert known(cache) == []
 
 
-def test_a_deleted_object_is_forgotten() -> None:
+def test_deleted_object_is_dropped() -> None:
     cache = Cache()
     cache.put_job(job(1))
     cache.put_child("Pod", pod(1))
@@ -92,7 +92,7 @@ def test_a_deleted_object_is_forgotten() -> None:
     assert cache.keys() == []
 
 
-def test_the_late_news_that_an_object_was_deleted_do_not_hide_its_successor() -> None:
+def test_late_deletion_does_not_drop_a_newer_object() -> None:
     cache = Cache()
     cache.put_job(job(5, uid="u2"))
     cache.put_child("Pod", pod(5, uid="p2"))
@@ -102,7 +102,7 @@ def test_the_late_news_that_an_object_was_deleted_do_not_hide_its_successor() ->
     assert known(cache) == [("p2", "5")]
 
 
-def test_a_job_that_was_found_to_be_gone_is_forgotten() -> None:
+def test_forgotten_job_is_dropped() -> None:
     cache = Cache()
     cache.put_job(job(1))
     cache.forget_job(KEY)
@@ -110,14 +110,14 @@ def test_a_job_that_was_found_to_be_gone_is_forgotten() -> None:
     assert cache.job(KEY) is None
 
 
-def test_a_relist_brings_in_what_the_watch_has_missed() -> None:
+def test_relist_adds_objects_that_the_watch_missed() -> None:
     cache = Cache()
     assert cache.replace(snapshot(9, [job(3)], [pod(4)])) == {KEY}
     assert cache.job(KEY) is not None
     assert known(cache) == [("p1", "4")]
 
 
-def test_a_relist_purges_what_is_gone() -> None:
+def test_relist_removes_deleted_objects() -> None:
     cache = Cache()
     cache.put_job(job(3))
     cache.put_child("Pod", pod(4))
@@ -126,7 +126,7 @@ def test_a_relist_purges_what_is_gone() -> None:
     assert known(cache) == []
 
 
-def test_a_relist_keeps_what_the_watch_has_brought_since() -> None:
+def test_relist_keeps_newer_objects_from_the_watch() -> None:
     cache = Cache()
     cache.put_job(job(12))
     cache.put_child("Pod", pod(11, uid="p1", index=0))
@@ -138,7 +138,7 @@ def test_a_relist_keeps_what_the_watch_has_brought_since() -> None:
     assert known(cache) == [("p1", "11")]
 
 
-def test_a_relist_names_every_job_that_is_or_was_known_so_that_all_are_looked_at() -> None:
+def test_relist_returns_all_jobs_that_are_or_were_known() -> None:
     cache = Cache()
     cache.put_job(job(3, name="gone"))
     orphan = pod(4)
@@ -148,7 +148,7 @@ def test_a_relist_names_every_job_that_is_or_was_known_so_that_all_are_looked_at
     assert found == {("team-a", "gone"), ("team-a", "orphaned"), ("team-a", "new")}
 
 
-def test_what_is_long_gone_is_not_looked_at_for_ever() -> None:
+def test_deleted_job_is_returned_by_one_relist_only() -> None:
     cache = Cache()
     cache.put_job(job(3))
     cache.put_child("Pod", pod(4))

@@ -1,4 +1,4 @@
-"""The controller dies before and after every single write of a run: the run ends the same way."""
+"""A run ends the same way when the controller is killed before or after any of its writes."""
 
 import pytest
 
@@ -15,7 +15,7 @@ async def run(flow: Flow, kill: tuple[int, bool] | None = None) -> Simulation:
 
 
 @pytest.mark.parametrize("flow", FLOWS.values(), ids=FLOWS.keys())
-async def test_a_run_ends_as_it_should(flow: Flow) -> None:
+async def test_run_has_the_expected_end(flow: Flow) -> None:
     simulation = await run(flow)
     assert end_of(simulation.cluster.statuses[-1]) == flow.end
     assert simulation.deaths == 0
@@ -23,7 +23,7 @@ async def test_a_run_ends_as_it_should(flow: Flow) -> None:
         assert simulation.outcome()[1:] == ([], 0, False)
 
 
-# What a death after a write leaves behind is mostly what one before the next write does.
+# A kill after a write mostly leaves the same state as a kill before the next write.
 @pytest.mark.parametrize(
     "after",
     [
@@ -32,7 +32,7 @@ async def test_a_run_ends_as_it_should(flow: Flow) -> None:
     ],
 )
 @pytest.mark.parametrize("flow", FLOWS.values(), ids=FLOWS.keys())
-async def test_a_controller_that_dies_at_any_write_changes_nothing_about_the_end(
+async def test_killed_controller_does_not_change_the_end(
     flow: Flow, after: bool, subtests: pytest.Subtests
 ) -> None:
     undisturbed = await run(flow)
@@ -46,33 +46,37 @@ async def test_a_controller_that_dies_at_any_write_changes_nothing_about_the_end
             assert disturbed.outcome() == undisturbed.outcome()
 
 
-MADE_ANEW = {
-    "a rank falls": [],
-    "a pod is made anew because its attempt stalled": ["digits-1"],
-    "all pods are made anew because two attempts stalled": ["digits-0", "digits-1", "digits-1"],
+RECREATED_PODS = {
+    "a rank fails": [],
+    "one stalled attempt recreates the failed pod": ["digits-1"],
+    "two stalled attempts recreate all pods": ["digits-0", "digits-1", "digits-1"],
 }
 
 
-@pytest.mark.parametrize(("name", "pods"), MADE_ANEW.items(), ids=MADE_ANEW.keys())
-async def test_a_pod_that_is_made_anew_is_no_loss_of_the_attempt_that_it_is_made_for(
-    name: str, pods: list[str]
-) -> None:
-    """In attempt 2 it is digits-1 by the ladder's first rung, in attempt 3 both by its second."""
+@pytest.mark.parametrize(("name", "pods"), RECREATED_PODS.items(), ids=RECREATED_PODS.keys())
+async def test_recreated_pod_is_not_a_loss_of_its_attempt(name: str, pods: list[str]) -> None:
+    """Escalation recreates digits-1 for attempt 2 and both pods for attempt 3."""
     simulation = await run(FLOWS[name])
-    made = [w.rpartition(" ")[2] for w in simulation.cluster.writes if w.startswith("create Pod")]
-    gone = [w.rpartition(" ")[2] for w in simulation.cluster.writes if w.startswith("delete Pod")]
-    again = sorted(made)
+    created = [
+        w.rpartition(" ")[2] for w in simulation.cluster.writes if w.startswith("create Pod")
+    ]
+    deleted = [
+        w.rpartition(" ")[2] for w in simulation.cluster.writes if w.startswith("delete Pod")
+    ]
+    recreated = sorted(created)
     for first in ("digits-0", "digits-1"):
-        again.remove(first)
-    assert again == sorted(gone)
-    assert again == pods
+        recreated.remove(first)
+    assert recreated == sorted(deleted)
+    assert recreated == pods
     ended = simulation.cluster.statuses[-1]["attempts"]
     assert [a["number"] for a in ended] == list(range(1, FLOWS[name].attempt + 1))
 
 
 @pytest.mark.parametrize("writes", [1, 2, 3])
-@pytest.mark.parametrize("name", ["a rank falls", "three attempts stall", "suspended and resumed"])
-async def test_controllers_that_live_for_a_few_writes_come_to_the_end_all_the_same(
+@pytest.mark.parametrize(
+    "name", ["a rank fails", "three stalled attempts fail the job", "suspended and resumed"]
+)
+async def test_controllers_killed_after_a_few_writes_reach_the_same_end(
     name: str, writes: int
 ) -> None:
     flow = FLOWS[name]

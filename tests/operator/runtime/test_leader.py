@@ -1,4 +1,4 @@
-"""Leader election: never two at a time, and always one again."""
+"""Leader election: there are never two leaders, and a new leader always follows."""
 
 import asyncio
 import itertools
@@ -22,13 +22,13 @@ from tests.operator.leader_support import (
 )
 
 
-def test_the_first_one_leads_and_the_others_say_who_does() -> None:
+def test_first_candidate_leads_and_others_report_it() -> None:
     async def body() -> None:
         server = LeaseServer()
         async with candidates(server, "a", "b") as (first, second):
             assert first.elector.leads
-            assert first.elector.standing_by() is None
-            assert second.elector.standing_by() == (True, "standing by: a leads")
+            assert first.elector.standby_readiness() is None
+            assert second.elector.standby_readiness() == (True, "standing by: a holds the Lease")
             first.elector.check()
             with pytest.raises(NotLeadingError, match="the Lease is held by a"):
                 second.elector.check()
@@ -39,7 +39,7 @@ def test_the_first_one_leads_and_the_others_say_who_does() -> None:
     run_in_fake_time(body())
 
 
-def test_a_leader_renews_by_one_request_and_keeps_leading() -> None:
+def test_leader_renews_with_one_request_and_keeps_leading() -> None:
     async def body() -> None:
         server = LeaseServer()
         async with candidates(server, "a", "b") as (first, second):
@@ -54,7 +54,7 @@ def test_a_leader_renews_by_one_request_and_keeps_leading() -> None:
     run_in_fake_time(body())
 
 
-def test_a_killed_leader_is_followed_after_the_lease_has_run_out() -> None:
+def test_killed_leader_is_replaced_after_the_lease_expires() -> None:
     async def body() -> None:
         server = LeaseServer()
         async with candidates(server, "a", "b") as (first, second):
@@ -69,7 +69,7 @@ def test_a_killed_leader_is_followed_after_the_lease_has_run_out() -> None:
     run_in_fake_time(body())
 
 
-def test_a_released_lease_is_taken_at_the_next_look() -> None:
+def test_released_lease_is_taken_at_the_next_read() -> None:
     async def body() -> None:
         server = LeaseServer()
         async with candidates(server, "a", "b") as (first, second):
@@ -78,19 +78,19 @@ def test_a_released_lease_is_taken_at_the_next_look() -> None:
             await first.task
             assert server.holder == ""
             assert not first.elector.leads
-            asked = now()
-            assert await until_leads(second) - asked <= STEP + 0.1
+            released = now()
+            assert await until_leads(second) - released <= STEP + 0.1
 
     run_in_fake_time(body())
 
 
-def test_a_release_works_after_the_answer_to_a_renewal_was_lost() -> None:
+def test_release_works_after_a_lost_renewal_response() -> None:
     async def body() -> None:
         server = LeaseServer()
         async with candidates(server, "a") as (leader,):
-            leader.connection.back = never
+            leader.connection.response_delay = never
             await asyncio.sleep(RETRY + 1)
-            leader.connection.back = lambda: 0.0
+            leader.connection.response_delay = lambda: 0.0
             leader.stop.set()
             await leader.task
             assert server.holder == ""
@@ -98,7 +98,7 @@ def test_a_release_works_after_the_answer_to_a_renewal_was_lost() -> None:
     run_in_fake_time(body())
 
 
-def test_a_leader_that_ends_does_not_release_what_another_one_holds() -> None:
+def test_ending_leader_does_not_release_the_lease_of_another() -> None:
     async def body() -> None:
         server = LeaseServer()
         async with candidates(server, "a") as (leader,):
@@ -110,7 +110,7 @@ def test_a_leader_that_ends_does_not_release_what_another_one_holds() -> None:
     run_in_fake_time(body())
 
 
-def test_a_candidate_that_is_told_to_stop_ends_and_writes_nothing() -> None:
+def test_stopped_candidate_writes_nothing() -> None:
     async def body() -> None:
         server = LeaseServer()
         async with candidates(server, "a", "b") as (_, second):
@@ -121,8 +121,8 @@ def test_a_candidate_that_is_told_to_stop_ends_and_writes_nothing() -> None:
     run_in_fake_time(body())
 
 
-@pytest.mark.parametrize("how", ["refused", "unanswered", "answers lost"])
-def test_a_leader_that_cannot_renew_stops_in_time(how: str) -> None:
+@pytest.mark.parametrize("how", ["refused", "unanswered", "responses lost"])
+def test_leader_that_cannot_renew_stops_in_time(how: str) -> None:
     async def body() -> None:
         server = LeaseServer()
         async with candidates(server, "a", "b") as (first, second):
@@ -131,24 +131,24 @@ def test_a_leader_that_cannot_renew_stops_in_time(how: str) -> None:
                 case "refused":
                     first.connection.down = True
                 case "unanswered":
-                    first.connection.there = never
+                    first.connection.request_delay = never
                 case _:
-                    first.connection.back = never
-            cut = now()
+                    first.connection.response_delay = never
+            cut_at = now()
             while first.elector.leads:
                 assert not second.elector.leads
                 await asyncio.sleep(0.01)
-            assert now() - cut <= RENEW + 0.02
+            assert now() - cut_at <= RENEW + 0.02
             await first.task
             assert first.ended_at is not None
-            assert first.ended_at - cut <= RENEW + 0.02
+            assert first.ended_at - cut_at <= RENEW + 0.02
             assert first.lost.startswith("the Lease was not renewed for 10 s")
             await until_leads(second)
 
     run_in_fake_time(body())
 
 
-def test_a_short_outage_changes_nothing() -> None:
+def test_short_outage_does_not_change_the_leader() -> None:
     async def body() -> None:
         server = LeaseServer()
         async with candidates(server, "a", "b") as (first, second):
@@ -164,7 +164,7 @@ def test_a_short_outage_changes_nothing() -> None:
     run_in_fake_time(body())
 
 
-def test_a_leader_whose_lease_was_taken_ends_at_its_next_renewal() -> None:
+def test_leader_whose_lease_was_taken_ends_at_the_next_renewal() -> None:
     async def body() -> None:
         server = LeaseServer()
         async with candidates(server, "a") as (leader,):
@@ -177,8 +177,8 @@ def test_a_leader_whose_lease_was_taken_ends_at_its_next_renewal() -> None:
     run_in_fake_time(body())
 
 
-def test_a_paused_leader_may_not_write_when_it_comes_back() -> None:
-    """Whatever of it runs first: it finds out before it writes."""
+def test_paused_leader_must_not_write_after_the_pause() -> None:
+    """It notices the pause before it writes, whichever of its tasks runs first."""
 
     async def body() -> None:
         server = LeaseServer()
@@ -196,11 +196,11 @@ def test_a_paused_leader_may_not_write_when_it_comes_back() -> None:
     run_in_fake_time(body())
 
 
-def test_the_time_of_a_leader_counts_from_before_its_request_was_sent() -> None:
+def test_leadership_time_counts_from_before_the_request() -> None:
     async def body() -> None:
         server = LeaseServer()
         async with candidates(server, "a") as (leader,):
-            leader.connection.back = lambda: 4.0
+            leader.connection.response_delay = lambda: 4.0
             while leader.connection.requests[-1] != "update":  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             sent = now()
@@ -212,11 +212,11 @@ def test_the_time_of_a_leader_counts_from_before_its_request_was_sent() -> None:
     run_in_fake_time(body())
 
 
-def test_an_answer_that_comes_after_a_pause_does_not_make_a_leader() -> None:
+def test_response_after_a_pause_does_not_extend_the_leadership() -> None:
     async def body() -> None:
         server = LeaseServer()
         async with candidates(server, "a") as (leader,):
-            leader.connection.back = lambda: 1.0
+            leader.connection.response_delay = lambda: 1.0
             await asyncio.sleep(RETRY + 0.5)
             assert leader.connection.requests[-1] == "update"
             pause(LEASE + 1)
@@ -227,7 +227,7 @@ def test_an_answer_that_comes_after_a_pause_does_not_make_a_leader() -> None:
     run_in_fake_time(body())
 
 
-def test_a_candidate_counts_from_what_it_saw_and_not_from_a_written_time() -> None:
+def test_candidate_ignores_the_written_renew_time() -> None:
     async def body() -> None:
         server = LeaseServer()
         spec = {
@@ -237,15 +237,15 @@ def test_a_candidate_counts_from_what_it_saw_and_not_from_a_written_time() -> No
         }
         metadata = {"namespace": "ddp-system", "name": "ddp-trainer-operator"}
         server.put({"metadata": metadata, "spec": spec}, create=True)
-        begun = now()
+        started = now()
         async with candidates(server, "a") as (candidate,):
-            # 30 s: the time that the holder asked for.
-            assert 30 <= await until_leads(candidate) - begun <= 30 + STEP + 0.1
+            # The lease duration of the old holder is 30 s.
+            assert 30 <= await until_leads(candidate) - started <= 30 + STEP + 0.1
 
     run_in_fake_time(body())
 
 
-def test_a_deleted_lease_makes_no_second_leader() -> None:
+def test_deleted_lease_does_not_create_a_second_leader() -> None:
     async def body() -> None:
         server = LeaseServer()
         async with candidates(server, "a", "b") as (first, second):
@@ -260,13 +260,13 @@ def test_a_deleted_lease_makes_no_second_leader() -> None:
     run_in_fake_time(body())
 
 
-def test_a_candidate_is_not_ready_before_it_has_read_the_lease() -> None:
+def test_candidate_is_not_ready_before_it_reads_the_lease() -> None:
     async def body() -> None:
         candidate = Candidate(LeaseServer(), "a")
         candidate.connection.down = True
         await asyncio.sleep(1)
         sentence = "the Lease has not been read yet: connection refused"
-        assert candidate.elector.standing_by() == (False, sentence)
+        assert candidate.elector.standby_readiness() == (False, sentence)
         candidate.connection.down = False
         await until_leads(candidate)
         await candidate.kill()
@@ -274,16 +274,16 @@ def test_a_candidate_is_not_ready_before_it_has_read_the_lease() -> None:
     run_in_fake_time(body())
 
 
-def test_of_many_that_begin_at_once_one_leads() -> None:
+def test_exactly_one_of_many_simultaneous_candidates_leads() -> None:
     async def body() -> None:
         server = LeaseServer()
-        crowd = [Candidate(server, f"c{n}") for n in range(20)]
-        for candidate in crowd:
-            candidate.connection.there = lambda: 0.1
+        group = [Candidate(server, f"c{n}") for n in range(20)]
+        for candidate in group:
+            candidate.connection.request_delay = lambda: 0.1
         await asyncio.sleep(60)
-        assert sum(c.elector.leads for c in crowd) == 1
+        assert sum(c.elector.leads for c in group) == 1
         assert len(set(server.writers)) == 1
-        for candidate in crowd:
+        for candidate in group:
             await candidate.kill()
 
     run_in_fake_time(body())
@@ -291,24 +291,25 @@ def test_of_many_that_begin_at_once_one_leads() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_there_are_never_two_leaders(seed: int) -> None:
-    """Slow and lost words, outages, kills and stops, and somebody leads in the end."""
-    run_in_fake_time(Ordeal(seed).body())
+    """Delays, losses, outages, kills and stops never create a second leader."""
+    run_in_fake_time(FaultyElection(seed).body())
 
 
-class Ordeal:
+class FaultyElection:
     def __init__(self, seed: int) -> None:
-        self.dice, self.seed = random.Random(seed), seed  # noqa: S311
+        self.rng, self.seed = random.Random(seed), seed  # noqa: S311
         self.names = itertools.count()
         self.server = LeaseServer()
 
-    def newcomer(self) -> Candidate:
+    def new_candidate(self) -> Candidate:
         number = next(self.names)
         candidate = Candidate(self.server, f"c{number}")
-        candidate.connection.there, candidate.connection.back = flaky(self.seed * 1000 + number)
+        delays = flaky(self.seed * 1000 + number)
+        candidate.connection.request_delay, candidate.connection.response_delay = delays
         return candidate
 
-    async def harm(self, victim: Candidate) -> None:
-        match self.dice.choice(["outage", "kill", "stop"]):
+    async def inject_fault(self, victim: Candidate) -> None:
+        match self.rng.choice(["outage", "kill", "stop"]):
             case "outage":
                 victim.connection.down = not victim.connection.down
             case "kill":
@@ -317,26 +318,26 @@ class Ordeal:
                 victim.stop.set()
 
     async def body(self) -> None:
-        crowd = [self.newcomer() for _ in range(3)]
-        begun, led = now(), 0
-        while now() - begun < 900:
-            await asyncio.sleep(self.dice.uniform(0.01, 0.5))
-            leaders = [c.elector._identity for c in crowd if c.elector.leads]
+        group = [self.new_candidate() for _ in range(3)]
+        started, led = now(), 0
+        while now() - started < 900:
+            await asyncio.sleep(self.rng.uniform(0.01, 0.5))
+            leaders = [c.elector._identity for c in group if c.elector.leads]
             assert len(leaders) <= 1, leaders
             led += len(leaders)
-            if self.dice.random() < 0.02:
-                await self.harm(self.dice.choice(crowd))
-            # A process that has ended is started again under another name.
-            crowd = [self.newcomer() if c.task.done() else c for c in crowd]
+            if self.rng.random() < 0.02:
+                await self.inject_fault(self.rng.choice(group))
+            # An ended process is replaced by a new one with another identity.
+            group = [self.new_candidate() if c.task.done() else c for c in group]
         assert led > 0
-        await self.heal(crowd)
+        await self.end_faults(group)
 
-    async def heal(self, crowd: list[Candidate]) -> None:
-        for candidate in crowd:
+    async def end_faults(self, group: list[Candidate]) -> None:
+        for candidate in group:
             candidate.connection.down = False
-            candidate.connection.there = candidate.connection.back = lambda: 0.0
-        crowd.append(Candidate(self.server, "last"))
+            candidate.connection.request_delay = candidate.connection.response_delay = lambda: 0.0
+        group.append(Candidate(self.server, "last"))
         await asyncio.sleep(3 * LEASE)
-        assert sum(c.elector.leads for c in crowd) == 1
-        for candidate in crowd:
+        assert sum(c.elector.leads for c in group) == 1
+        for candidate in group:
             await candidate.kill()

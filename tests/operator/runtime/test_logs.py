@@ -1,4 +1,4 @@
-"""Log lines: what they are about stands at their end, for people and for machines."""
+"""Log lines end with context fields, as text and as JSON."""
 
 import asyncio
 import json
@@ -11,9 +11,9 @@ from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import ClusterError, Key
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
-from ddp_operator.runtime.logs import JsonFormatter, TextFormatter, about, note
+from ddp_operator.runtime.logs import JsonFormatter, TextFormatter, add_log_fields, log_fields
 from ddp_operator.runtime.queue import WorkQueue
-from ddp_operator.runtime.workers import Heart, work
+from ddp_operator.runtime.workers import Activity, work
 from tests.operator.fake_cluster import FakeCluster
 from tests.operator.support import NOW, job_manifest
 
@@ -21,7 +21,7 @@ log = logging.getLogger("ddp_operator.test")
 
 
 class Lines(logging.Handler):
-    """Formats at once, as a real handler does."""
+    """Handler that formats each record at once, as a real one does."""
 
     def __init__(self, formatter: logging.Formatter) -> None:
         super().__init__()
@@ -43,10 +43,10 @@ def lines(request: pytest.FixtureRequest) -> Iterator[Lines]:
     logger.setLevel(logging.NOTSET)
 
 
-def test_a_line_says_at_its_end_what_it_is_about(lines: Lines) -> None:
-    with about(job="team-a/digits"):
+def test_line_ends_with_its_context_fields(lines: Lines) -> None:
+    with log_fields(job="team-a/digits"):
         log.info("one")
-        note(attempt=2, cause="has a space", rank=None)
+        add_log_fields(attempt=2, cause="has a space", rank=None)
         log.info("two")
     log.info("three")
     if isinstance(lines.formatter, JsonFormatter):
@@ -63,8 +63,8 @@ def test_a_line_says_at_its_end_what_it_is_about(lines: Lines) -> None:
         ]
 
 
-def test_a_traceback_follows_the_line_or_is_a_field_of_it(lines: Lines) -> None:
-    with about(job="team-a/digits"):
+def test_traceback_follows_the_text_line_or_is_a_json_field(lines: Lines) -> None:
+    with log_fields(job="team-a/digits"):
         try:
             raise ValueError("two\nlines")  # noqa: TRY301
         except ValueError as error:
@@ -79,20 +79,20 @@ def test_a_traceback_follows_the_line_or_is_a_field_of_it(lines: Lines) -> None:
         assert second.startswith("Traceback")
 
 
-async def test_every_line_about_a_job_carries_it(lines: Lines) -> None:
-    """Of the worker, the controller and what they call, and of two jobs at a time."""
+async def test_all_lines_of_a_reconcile_carry_the_job(lines: Lines) -> None:
+    """This includes lines of the worker, the controller and their callees, for two jobs at once."""
     cluster, cache, queue = FakeCluster(), Cache(), WorkQueue[Key]()
     cluster.refusals["create"] = ClusterError("exceeded quota", status=403)
     for name in ("one", "two"):
         queue.add(cache.put_job(cluster.apply(job_manifest(name))))
     controller = Controller(cluster, cache, Defaults("mine:1", "Always"), lambda: NOW)
-    tasks = [asyncio.ensure_future(work(queue, controller, Heart())) for _ in range(2)]
+    tasks = [asyncio.ensure_future(work(queue, controller, Activity())) for _ in range(2)]
     async with asyncio.timeout(10):
-        while sum("again in" in line for line in lines.lines) < 2:  # noqa: ASYNC110
+        while sum("next try in" in line for line in lines.lines) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     for task in tasks:
         task.cancel()
-    failed = [line for line in lines.lines if "again in" in line]
+    failed = [line for line in lines.lines if "next try in" in line]
     if isinstance(lines.formatter, JsonFormatter):
         assert {json.loads(line)["job"] for line in lines.lines} == {"team-a/one", "team-a/two"}
         assert all(json.loads(line)["attempt"] == 1 for line in failed)

@@ -1,4 +1,4 @@
-"""The queue: each key once, one worker on each, delays and backoff."""
+"""Work queue: deduplication, one worker per key, delays and backoff."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -22,12 +22,12 @@ def in_fake_time(test: Test, *, base: float = 1.0, cap: float = 60.0) -> None:
 
 
 async def arrival(queue: WorkQueue[str]) -> tuple[str, float]:
-    """The next key and the millisecond at which it came."""
+    """Return the next key and its time in seconds, rounded to milliseconds."""
     key = await queue.get()
     return key, round(asyncio.get_running_loop().time(), 3)
 
 
-def test_a_key_that_is_added_twice_is_handed_out_once() -> None:
+def test_key_added_twice_is_handed_out_once() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         queue.add("a")
         queue.add("b")
@@ -38,7 +38,7 @@ def test_a_key_that_is_added_twice_is_handed_out_once() -> None:
     in_fake_time(body)
 
 
-def test_a_key_that_is_added_while_a_worker_is_on_it_comes_again_when_the_worker_is_done() -> None:
+def test_key_added_while_active_is_handed_out_again_after_done() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         queue.add("a")
         await queue.get()
@@ -54,7 +54,7 @@ def test_a_key_that_is_added_while_a_worker_is_on_it_comes_again_when_the_worker
     in_fake_time(body)
 
 
-def test_a_worker_that_waits_is_woken_by_the_next_key() -> None:
+def test_waiting_worker_is_woken_by_the_next_key() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         waiting = [asyncio.ensure_future(queue.get()) for _ in range(2)]
         await asyncio.sleep(1)
@@ -66,7 +66,7 @@ def test_a_worker_that_waits_is_woken_by_the_next_key() -> None:
     in_fake_time(body)
 
 
-def test_a_delayed_key_comes_when_its_time_has_come() -> None:
+def test_delayed_key_is_handed_out_after_its_delay() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         queue.add_after("a", 7)
         assert await arrival(queue) == ("a", 7)
@@ -75,19 +75,19 @@ def test_a_delayed_key_comes_when_its_time_has_come() -> None:
 
 
 @pytest.mark.parametrize("delays", [(3, 9), (9, 3)], ids=["earlier first", "earlier last"])
-def test_of_two_delays_the_earlier_wins(delays: tuple[float, float]) -> None:
+def test_earlier_of_two_delays_wins(delays: tuple[float, float]) -> None:
     async def body(queue: WorkQueue[str]) -> None:
         for delay in delays:
             queue.add_after("a", delay)
         assert await arrival(queue) == ("a", 3)
         queue.done("a")
         await asyncio.sleep(20)
-        assert len(queue) == 0, "the later date is forgotten"
+        assert len(queue) == 0, "the later delay must be dropped"
 
     in_fake_time(body)
 
 
-def test_a_key_that_comes_early_is_not_handed_out_again_at_its_old_date() -> None:
+def test_key_handed_out_early_is_not_handed_out_at_its_old_time() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         queue.add_after("a", 5)
         queue.add("a")
@@ -99,7 +99,7 @@ def test_a_key_that_comes_early_is_not_handed_out_again_at_its_old_date() -> Non
     in_fake_time(body)
 
 
-def test_a_delay_that_ends_while_a_worker_is_on_the_key_is_not_lost() -> None:
+def test_delay_that_ends_while_the_key_is_active_is_not_lost() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         queue.add("a")
         await queue.get()
@@ -112,17 +112,17 @@ def test_a_delay_that_ends_while_a_worker_is_on_the_key_is_not_lost() -> None:
     in_fake_time(body)
 
 
-def test_the_backoff_of_a_key_doubles_up_to_its_cap() -> None:
+def test_backoff_doubles_up_to_its_cap() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         for failures in range(40):
             delay = queue.retry("a")
-            whole = min(60.0, 2.0**failures)
-            assert whole / 2 <= delay <= whole
+            full = min(60.0, 2.0**failures)
+            assert full / 2 <= delay <= full
 
     in_fake_time(body)
 
 
-def test_a_failed_key_comes_again_after_its_backoff() -> None:
+def test_failed_key_is_handed_out_after_its_backoff() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         delay = queue.retry("a")
         assert await arrival(queue) == ("a", round(delay, 3))
@@ -130,14 +130,14 @@ def test_a_failed_key_comes_again_after_its_backoff() -> None:
     in_fake_time(body)
 
 
-def test_the_backoff_is_spread_so_that_keys_do_not_come_together() -> None:
+def test_backoff_has_jitter_so_that_keys_spread_out() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         assert len({queue.retry(f"key-{i}") for i in range(20)}) == 20
 
     in_fake_time(body)
 
 
-def test_the_server_may_ask_for_more_patience_than_the_backoff_has() -> None:
+def test_server_can_request_more_than_the_backoff() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         assert queue.retry("a", 30) == 30
         assert queue.retry("b", 0.001) >= 0.5
@@ -145,7 +145,7 @@ def test_the_server_may_ask_for_more_patience_than_the_backoff_has() -> None:
     in_fake_time(body)
 
 
-def test_a_key_that_the_server_holds_back_is_not_handed_out_for_a_change_either() -> None:
+def test_key_held_back_by_the_server_is_not_handed_out_after_a_change() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         queue.add("a")
         await queue.get()
@@ -164,7 +164,7 @@ def test_a_key_that_the_server_holds_back_is_not_handed_out_for_a_change_either(
     in_fake_time(body)
 
 
-def test_a_key_that_went_well_begins_its_backoff_anew() -> None:
+def test_backoff_is_reset_after_a_success() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         for _ in range(5):
             queue.retry("a")
@@ -175,7 +175,7 @@ def test_a_key_that_went_well_begins_its_backoff_anew() -> None:
     in_fake_time(body)
 
 
-def test_a_failure_of_one_key_delays_no_other() -> None:
+def test_failure_of_one_key_does_not_delay_others() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         for _ in range(5):
             queue.retry("a")
@@ -186,20 +186,20 @@ def test_a_failure_of_one_key_delays_no_other() -> None:
 
 
 class Workers:
-    """Workers on a queue, and what they owe: keys that were added and not handed out since."""
+    """Workers on a queue, and the pending keys: added and not handed out since."""
 
     def __init__(self, queue: WorkQueue[str]) -> None:
         self.queue = queue
         self.active: list[str] = []
-        self.owed: set[str] = set()
+        self.pending: set[str] = set()
 
     async def add(self, key: str) -> None:
         self.queue.add(key)
-        self.owed.add(key)
+        self.pending.add(key)
 
     async def later(self, key: str) -> None:
         self.queue.add_after(key, 1)
-        self.owed.add(key)
+        self.pending.add(key)
 
     async def wait(self, _: str) -> None:
         await asyncio.sleep(2)
@@ -209,7 +209,7 @@ class Workers:
             got = await self.queue.get()
             assert got not in self.active
             self.active.append(got)
-            self.owed.discard(got)
+            self.pending.discard(got)
 
     async def done(self, _: str) -> None:
         if self.active:
@@ -226,7 +226,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_no_two_workers_are_ever_on_one_key_and_no_change_is_missed(steps: list[Any]) -> None:
+def test_no_key_is_active_twice_and_no_change_is_missed(steps: list[Any]) -> None:
     async def body(queue: WorkQueue[str]) -> None:
         workers = Workers(queue)
         for step, key in steps:
@@ -237,6 +237,6 @@ def test_no_two_workers_are_ever_on_one_key_and_no_change_is_missed(steps: list[
         while len(queue):
             await workers.get("")
             await workers.done("")
-        assert workers.owed == set()
+        assert workers.pending == set()
 
     in_fake_time(body)

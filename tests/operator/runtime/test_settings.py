@@ -1,4 +1,4 @@
-"""Settings of the operator: what is wrong is said in one sentence."""
+"""Operator settings: an invalid one is reported in one sentence."""
 
 import socket
 import subprocess
@@ -14,7 +14,7 @@ IMAGE = {
 }
 
 
-def test_only_the_image_and_the_place_of_the_lease_must_be_stated() -> None:
+def test_only_image_and_lease_namespace_are_required() -> None:
     settings = Settings.from_environment(IMAGE)
     assert settings.trainer_image == "registry.example/ddp-trainer:1"
     assert settings.namespace is None
@@ -29,8 +29,8 @@ def test_only_the_image_and_the_place_of_the_lease_must_be_stated() -> None:
     assert (settings.lease_seconds, settings.renew_seconds, settings.retry_seconds) == (15, 10, 2)
 
 
-def test_every_setting_is_a_variable_of_its_name() -> None:
-    stated = {
+def test_every_setting_is_read_from_its_variable() -> None:
+    given = {
         "trainer_image": "mine:1",
         "image_pull_policy": "Always",
         "namespace": "team-a",
@@ -47,17 +47,17 @@ def test_every_setting_is_a_variable_of_its_name() -> None:
         "renew_seconds": "20.0",
         "retry_seconds": "1.5",
     }
-    settings = Settings.from_environment({PREFIX + k.upper(): v for k, v in stated.items()})
-    assert {k: str(v) for k, v in settings.model_dump().items()} == stated
+    settings = Settings.from_environment({PREFIX + k.upper(): v for k, v in given.items()})
+    assert {k: str(v) for k, v in settings.model_dump().items()} == given
 
 
-def test_a_process_that_is_alone_needs_no_lease() -> None:
-    alone = {PREFIX + "TRAINER_IMAGE": "mine:1", PREFIX + "LEADER_ELECTION": "false"}
-    assert Settings.from_environment(alone).lease_namespace is None
-    assert Settings.from_environment({**IMAGE, **alone}).lease_namespace is None
+def test_lease_namespace_is_not_needed_without_leader_election() -> None:
+    single = {PREFIX + "TRAINER_IMAGE": "mine:1", PREFIX + "LEADER_ELECTION": "false"}
+    assert Settings.from_environment(single).lease_namespace is None
+    assert Settings.from_environment({**IMAGE, **single}).lease_namespace is None
 
 
-def test_variables_of_others_are_ignored() -> None:
+def test_other_variables_are_ignored() -> None:
     assert Settings.from_environment({**IMAGE, "WORKERS": "many", "PATH": "/bin"}).workers == 8
 
 
@@ -73,7 +73,7 @@ def test_variables_of_others_are_ignored() -> None:
         ({**IMAGE, "DDP_OPERATOR_LOG_FORMAT": "xml"}, "DDP_OPERATOR_LOG_FORMAT: String should"),
         (
             {"DDP_OPERATOR_TRAINER_IMAGE": "mine:1"},
-            "DDP_OPERATOR_LEASE_NAMESPACE: Value error, must be stated unless",
+            "DDP_OPERATOR_LEASE_NAMESPACE: Value error, must be set unless",
         ),
         (
             {**IMAGE, "DDP_OPERATOR_RENEW_SECONDS": "15"},
@@ -87,29 +87,29 @@ def test_variables_of_others_are_ignored() -> None:
     ids=[
         "no image",
         "no workers",
-        "workers in words",
-        "port",
-        "resync too often",
+        "workers not a number",
+        "port out of range",
+        "resync interval too short",
         "log level",
         "log format",
-        "no lease",
-        "renewed too late",
-        "retried too late",
+        "no lease namespace",
+        "renew longer than lease",
+        "retry longer than renew",
     ],
 )
-def test_a_wrong_setting_gives_one_sentence_that_names_it_and_what_was_given(
+def test_invalid_setting_gives_one_sentence_with_name_and_value(
     given: dict[str, str], sentence: str
 ) -> None:
     with pytest.raises(SettingsError) as caught:
         Settings.from_environment(given)
-    said = str(caught.value)
-    assert said.startswith(sentence)
-    assert said.splitlines() == [said]
-    wrong = given.get(said.partition(":")[0])
-    assert said.endswith(f"got {wrong!r}")
+    message = str(caught.value)
+    assert message.startswith(sentence)
+    assert message.splitlines() == [message]
+    wrong = given.get(message.partition(":")[0])
+    assert message.endswith(f"got {wrong!r}")
 
 
-def test_the_process_ends_with_the_sentence_and_without_a_traceback() -> None:
+def test_process_exits_with_the_sentence_and_no_traceback() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "ddp_operator.app"],
         env={"PATH": "/usr/bin"},

@@ -1,4 +1,4 @@
-"""Workers: what becomes of a key after a look, good or bad, and the resync that brings all keys."""
+"""Workers requeue keys after a success or an error, and the resync adds all keys."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from ddp_operator.cluster.base import ClusterError, ConflictError, Key, NotLeadi
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.queue import WorkQueue
-from ddp_operator.runtime.workers import Heart, first_sync, resync, resync_for_ever, work
+from ddp_operator.runtime.workers import Activity, first_sync, resync, resync_periodically, work
 from tests.operator.fake_cluster import FakeCluster
 from tests.operator.fake_time import run_in_fake_time
 from tests.operator.support import DEFAULTS, NOW, job_manifest
@@ -19,20 +19,20 @@ from tests.operator.support import DEFAULTS, NOW, job_manifest
 KEY = ("team-a", "digits")
 
 
-class Scripted(Controller):
-    """Answers looks from a script, and notes when they came."""
+class ScriptedController(Controller):
+    """Controller with scripted results, which records the time of each reconcile."""
 
     def __init__(self, *script: float | BaseException | None) -> None:
         super().__init__(FakeCluster(), Cache(), DEFAULTS, lambda: NOW)
         self.script = list(script)
-        self.looks: list[float] = []
+        self.reconciles: list[float] = []
         self.refreshed: list[Key] = []
-        self.on_look: Callable[[], None] = lambda: None
+        self.on_reconcile: Callable[[], None] = lambda: None
 
     async def reconcile(self, key: Key) -> float | None:
         assert key == KEY
-        self.looks.append(asyncio.get_running_loop().time())
-        self.on_look()
+        self.reconciles.append(asyncio.get_running_loop().time())
+        self.on_reconcile()
         outcome = self.script.pop(0) if self.script else None
         if isinstance(outcome, BaseException):
             raise outcome
@@ -40,96 +40,102 @@ class Scripted(Controller):
 
     async def refresh(self, key: Key) -> None:
         self.refreshed.append(key)
-        raise ClusterError("the API server is away")
+        raise ClusterError("the API server is unavailable")
 
 
 @contextlib.asynccontextmanager
-async def at_work(controller: Controller, heart: Heart) -> AsyncIterator[WorkQueue[Key]]:
+async def running_worker(
+    controller: Controller, activity: Activity
+) -> AsyncIterator[WorkQueue[Key]]:
     queue: WorkQueue[Key] = WorkQueue(base=1.0, seed=1)
-    worker = asyncio.ensure_future(work(queue, controller, heart))
+    worker = asyncio.ensure_future(work(queue, controller, activity))
     yield queue
     await asyncio.sleep(1000)
-    assert not worker.done(), "a worker never ends"
+    assert not worker.done(), "a worker must never end"
     worker.cancel()
 
 
-def looks(controller: Scripted, heart: Heart | None = None) -> list[float]:
-    """When a key that is added once is looked at."""
+def reconcile_times(
+    controller: ScriptedController, activity: Activity | None = None
+) -> list[float]:
+    """Return the times at which a key that is added once is reconciled."""
 
     async def body() -> None:
-        async with at_work(controller, heart or Heart()) as queue:
+        async with running_worker(controller, activity or Activity()) as queue:
             queue.add(KEY)
 
     run_in_fake_time(body())
-    return controller.looks
+    return controller.reconciles
 
 
-def test_a_job_is_looked_at_again_after_the_time_that_the_look_asked_for() -> None:
-    assert looks(Scripted(5.0, 2.0, None)) == [0, 5, 7]
+def test_job_is_reconciled_again_after_the_requested_time() -> None:
+    assert reconcile_times(ScriptedController(5.0, 2.0, None)) == [0, 5, 7]
 
 
-def test_a_look_that_asks_for_nothing_waits_for_an_event() -> None:
-    assert looks(Scripted(None)) == [0]
+def test_job_without_a_requested_time_waits_for_an_event() -> None:
+    assert reconcile_times(ScriptedController(None)) == [0]
 
 
 @pytest.mark.parametrize(
     "error",
     [ClusterError("timeout", status=500), ConflictError("stale", status=409), KeyError("oops")],
-    ids=["refusal", "conflict", "surprise"],
+    ids=["refusal", "conflict", "unexpected error"],
 )
-def test_a_failed_look_is_repeated_with_growing_patience(error: BaseException) -> None:
-    first, second, third, fourth = looks(Scripted(error, error, error, None))
+def test_failed_reconcile_is_repeated_with_growing_delays(error: BaseException) -> None:
+    first, second, third, fourth = reconcile_times(ScriptedController(error, error, error, None))
     assert 0.5 <= second - first <= 1
     assert 1 <= third - second <= 2
     assert 2 <= fourth - third <= 4
 
 
-def test_patience_begins_anew_after_a_good_look() -> None:
+def test_backoff_is_reset_after_a_success() -> None:
     error = ClusterError("no")
-    found = looks(Scripted(error, error, error, 100.0, error, None))
+    found = reconcile_times(ScriptedController(error, error, error, 100.0, error, None))
     assert 0.5 <= found[-1] - found[-2] <= 1
 
 
-def test_the_server_is_given_the_time_that_it_asks_for() -> None:
-    first, second = looks(Scripted(ClusterError("busy", status=429, retry_after=30), None))
+def test_retry_after_of_the_server_is_respected() -> None:
+    first, second = reconcile_times(
+        ScriptedController(ClusterError("busy", status=429, retry_after=30), None)
+    )
     assert second - first == 30
 
 
-def test_only_a_conflict_makes_the_job_be_read_anew() -> None:
-    controller = Scripted(ClusterError("no"), ConflictError("stale"), None)
-    looks(controller)
+def test_only_a_conflict_refreshes_the_job() -> None:
+    controller = ScriptedController(ClusterError("no"), ConflictError("stale"), None)
+    reconcile_times(controller)
     assert controller.refreshed == [KEY]
 
 
-def test_the_heart_beats_while_a_worker_is_on_a_job() -> None:
-    heart, seen = Heart(), []
-    controller = Scripted(ClusterError("no"), None)
-    controller.on_look = lambda: seen.append(bool(heart._busy))
-    looks(controller, heart)
+def test_activity_records_a_busy_worker() -> None:
+    activity, seen = Activity(), []
+    controller = ScriptedController(ClusterError("no"), None)
+    controller.on_reconcile = lambda: seen.append(bool(activity._busy))
+    reconcile_times(controller, activity)
     assert seen == [True, True]
-    assert heart.longest() == 0.0
+    assert activity.longest_busy_seconds() == 0.0
 
 
-async def test_a_resync_fills_the_cache_and_looks_at_every_job() -> None:
+async def test_resync_fills_the_cache_and_queues_every_job() -> None:
     cluster, cache, queue = FakeCluster(), Cache(), WorkQueue[Key]()
     cluster.apply(job_manifest())
     gone = job_manifest("gone")
     gone["metadata"]["resourceVersion"] = "0"
     cache.put_job(gone)
 
-    async def take() -> Snapshot:
+    async def take_snapshot() -> Snapshot:
         return cluster.snapshot()
 
-    await resync(take, cache, queue)
+    await resync(take_snapshot, cache, queue)
     assert cache.keys() == [KEY]
     assert {await queue.get(), await queue.get()} == {KEY, ("team-a", "gone")}
 
 
-def test_a_key_that_is_refused_delays_no_other() -> None:
-    """429 with Retry-After is for one key; the others go on."""
+def test_refused_key_does_not_delay_other_keys() -> None:
+    """A 429 with Retry-After holds back one key only."""
     seen: list[tuple[str, float]] = []
 
-    class Throttled(Scripted):
+    class Throttled(ScriptedController):
         async def reconcile(self, key: Key) -> float | None:
             seen.append((key[1], asyncio.get_running_loop().time()))
             if len(seen) == 1:
@@ -137,7 +143,7 @@ def test_a_key_that_is_refused_delays_no_other() -> None:
             return None
 
     async def body() -> None:
-        async with at_work(Throttled(), Heart()) as queue:
+        async with running_worker(Throttled(), Activity()) as queue:
             queue.add(KEY)
             await asyncio.sleep(1)
             queue.add(KEY)
@@ -147,54 +153,54 @@ def test_a_key_that_is_refused_delays_no_other() -> None:
     assert seen == [("digits", 0), ("other", 1), ("digits", 30)]
 
 
-def test_who_finds_that_it_does_not_lead_works_no_more() -> None:
+def test_worker_ends_when_the_process_does_not_lead() -> None:
     async def body() -> None:
         queue: WorkQueue[Key] = WorkQueue()
         queue.add(KEY)
-        controller = Scripted(NotLeadingError("the Lease is held by b"), None)
+        controller = ScriptedController(NotLeadingError("the Lease is held by b"), None)
         with pytest.raises(NotLeadingError):
-            await work(queue, controller, Heart())
-        assert len(controller.looks) == 1
+            await work(queue, controller, Activity())
+        assert len(controller.reconciles) == 1
 
     run_in_fake_time(body())
 
 
-def test_the_first_list_is_tried_until_it_comes() -> None:
+def test_first_sync_is_retried_until_it_succeeds() -> None:
     async def body() -> None:
-        heart, cluster, cache = Heart(), FakeCluster(), Cache()
+        activity, cluster, cache = Activity(), FakeCluster(), Cache()
         cluster.apply(job_manifest())
         problems: list[ClusterError] = [
             ClusterError("no answer"),
             ClusterError("busy", status=429, retry_after=9),
         ]
 
-        async def take() -> Snapshot:
-            assert not heart.synced
+        async def take_snapshot() -> Snapshot:
+            assert not activity.synced
             if problems:
                 raise problems.pop(0)
             return cluster.snapshot()
 
-        await first_sync(take, cache, WorkQueue[Key](), heart)
+        await first_sync(take_snapshot, cache, WorkQueue[Key](), activity)
         assert asyncio.get_running_loop().time() == 2 + 9
-        assert (heart.synced, heart.problem) == (True, "busy")
+        assert (activity.synced, activity.problem) == (True, "busy")
         assert cache.keys() == [KEY]
 
     run_in_fake_time(body())
 
 
-def test_a_resync_that_failed_is_repeated_soon_and_heals_what_the_watch_missed() -> None:
+def test_failed_resync_is_repeated_soon_and_finds_missed_events() -> None:
     async def body() -> list[float]:
         cluster, cache, queue = FakeCluster(), Cache(), WorkQueue[Key]()
         cluster.apply(job_manifest())
         times: list[float] = []
 
-        async def take() -> Snapshot:
+        async def take_snapshot() -> Snapshot:
             times.append(asyncio.get_running_loop().time())
             if len(times) <= 2:
                 raise ClusterError("timeout", status=504)
             return cluster.snapshot()
 
-        task = asyncio.ensure_future(resync_for_ever(take, cache, queue, 600))
+        task = asyncio.ensure_future(resync_periodically(take_snapshot, cache, queue, 600))
         assert await queue.get() == KEY
         await asyncio.sleep(1500)
         task.cancel()
@@ -203,18 +209,18 @@ def test_a_resync_that_failed_is_repeated_soon_and_heals_what_the_watch_missed()
     waits = run_in_fake_time(body())
     expected = [600, 30, 30, 600, 600]
     assert len(waits) >= 4
-    for waited, about in zip(waits, expected, strict=False):
-        assert 0.9 * about <= waited <= 1.1 * about
+    for waited, nominal in zip(waits, expected, strict=False):
+        assert 0.9 * nominal <= waited <= 1.1 * nominal
 
 
-async def test_a_failed_resync_leaves_the_cache_as_it_was() -> None:
+async def test_failed_resync_does_not_change_the_cache() -> None:
     cache, queue = Cache(), WorkQueue[Key]()
     cache.put_job(job_manifest())
 
-    async def take() -> Snapshot:
-        raise ClusterError("the API server is away")
+    async def take_snapshot() -> Snapshot:
+        raise ClusterError("the API server is unavailable")
 
     with pytest.raises(ClusterError):
-        await resync(take, cache, queue)
+        await resync(take_snapshot, cache, queue)
     assert cache.keys() == [KEY]
     assert len(queue) == 0

@@ -1,4 +1,4 @@
-"""A writer of an older attempt changes nothing any more."""
+"""Tests of the fence: an older attempt can no longer write checkpoints."""
 
 import json
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from tests.trainer.rank_processes import Launcher
 
 
 class Writer:
-    """Rank 0 of one attempt, as far as checkpoints go."""
+    """The checkpoints of one attempt, as rank 0 writes them."""
 
     def __init__(
         self, directory: Path, attempt: int | None, job: str = "uid", keep: int = 1
@@ -36,8 +36,8 @@ class Writer:
         taken.state = {"step": step}
         self.manager.save(taken)
 
-    def pass_the_fence(self) -> None:
-        """As if every look at the fence came just before another attempt opened the directory."""
+    def disable_fence(self) -> None:
+        """Simulate that each check happens just before another attempt opens the directory."""
         assert self.manager._fence
         self.manager._fence.check = lambda: None  # type: ignore[method-assign]
 
@@ -46,7 +46,7 @@ def present(directory: Path) -> list[str]:
     return [str(name) for name in names_in(directory)]
 
 
-def test_a_late_writer_leaves_nothing_and_takes_nothing(tmp_path: Path) -> None:
+def test_fenced_attempt_adds_and_deletes_no_checkpoint(tmp_path: Path) -> None:
     old = Writer(tmp_path, 1)
     old.save(10)
     new = Writer(tmp_path, 2)
@@ -55,8 +55,8 @@ def test_a_late_writer_leaves_nothing_and_takes_nothing(tmp_path: Path) -> None:
         with pytest.raises(FencedError) as caught:
             old.save(step)
         assert str(caught.value) == (
-            f"checkpoint: attempt 1 may no longer write to {tmp_path}:"
-            " attempt 2 has opened it since"
+            f"checkpoint: attempt 1 may no longer write to {tmp_path}, because FENCE.json there"
+            " names attempt 2; attempt 1 ends"
         )
         new.save(step - 3)
     assert present(tmp_path) == ["step-00000017.attempt-2"]
@@ -67,7 +67,7 @@ def test_a_late_writer_leaves_nothing_and_takes_nothing(tmp_path: Path) -> None:
     ]
 
 
-def test_an_older_attempt_cannot_open_what_a_newer_one_has(tmp_path: Path) -> None:
+def test_older_attempt_cannot_open_the_directory_of_a_newer_one(tmp_path: Path) -> None:
     Writer(tmp_path, 3).save(5)
     (tmp_path / "step-00000006.attempt-2.tmp").mkdir()
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
@@ -78,42 +78,42 @@ def test_an_older_attempt_cannot_open_what_a_newer_one_has(tmp_path: Path) -> No
     assert Writer(tmp_path, 4).opened["attempt"] == 4
 
 
-def test_what_passes_in_the_window_replaces_nothing_and_is_kept(tmp_path: Path) -> None:
+def test_late_checkpoint_after_the_check_replaces_nothing_and_is_kept(tmp_path: Path) -> None:
     old = Writer(tmp_path, 1)
     old.save(10)
     new = Writer(tmp_path, 2)
-    old.pass_the_fence()
+    old.disable_fence()
     new.save(12)
     old.save(20)
     new.save(14)
     assert present(tmp_path) == ["step-00000014.attempt-2", "step-00000020.attempt-1"]
     assert new.manager.newest
     assert new.manager.newest.step == 14
-    # The late one is a state of the run like any other, and thinned out like any other.
+    # Resume and retention treat the late checkpoint like any other.
     third = Writer(tmp_path, 3)
     assert third.opened["resume"]["step"] == 20
     third.save(25)
     assert present(tmp_path) == ["step-00000025.attempt-3"]
 
 
-def test_half_a_checkpoint_that_a_newer_attempt_swept_away_is_told_as_that(
+def test_save_reports_the_fence_if_a_newer_attempt_deleted_the_pending_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = Writer(tmp_path, 1)
     write = format_.write_manifest
 
-    def slowly(*arguments: Any) -> None:
+    def write_after_newer_attempt(*arguments: Any) -> None:
         Writer(tmp_path, 2)
         write(*arguments)
 
-    monkeypatch.setattr(writer, "write_manifest", slowly)
+    monkeypatch.setattr(writer, "write_manifest", write_after_newer_attempt)
     with pytest.raises(FencedError):
         old.save(1)
     assert present(tmp_path) == []
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"job": "uid"}', '{"job": 1, "attempt": "x"}'])
-def test_a_fence_that_cannot_be_read_is_written_anew(tmp_path: Path, text: str) -> None:
+def test_damaged_fence_is_overwritten(tmp_path: Path, text: str) -> None:
     run = Writer(tmp_path, 2)
     (tmp_path / FENCE).write_text(text)
     run.save(3)
@@ -124,16 +124,16 @@ def test_a_fence_that_cannot_be_read_is_written_anew(tmp_path: Path, text: str) 
         run.save(4)
 
 
-def test_a_slow_claim_of_an_older_attempt_does_not_last(tmp_path: Path) -> None:
+def test_newer_attempt_overwrites_a_late_claim_of_an_older_one(tmp_path: Path) -> None:
     new = Writer(tmp_path, 2)
     old = Fence(tmp_path, "uid", 1)
-    old._claim()  # it looked before attempt 2 opened the directory
+    old._write()  # Its check happened before attempt 2 opened the directory.
     new.save(3)
     with pytest.raises(FencedError):
         old.check()
 
 
-def test_a_volume_that_fails_is_no_fence(tmp_path: Path) -> None:
+def test_volume_failure_is_not_reported_as_the_fence(tmp_path: Path) -> None:
     run = Writer(tmp_path, 1)
     (tmp_path / FENCE).unlink()
     (tmp_path / FENCE).mkdir()
@@ -142,17 +142,17 @@ def test_a_volume_that_fails_is_no_fence(tmp_path: Path) -> None:
     assert present(tmp_path) == []
 
 
-def _nothing(*_: object) -> None:
+def _crash(*_: object) -> None:
     raise InterruptedError("the process ended here")
 
 
 @pytest.mark.parametrize("step", ["write_json", "sync"])
-def test_a_crash_while_claiming_leaves_the_fence_old_or_new(
+def test_crash_during_the_claim_leaves_the_old_or_the_new_fence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     Writer(tmp_path, 1).save(4)
     with monkeypatch.context() as patch:
-        patch.setattr(writer, step, _nothing)
+        patch.setattr(writer, step, _crash)
         with pytest.raises(InterruptedError):
             Fence(tmp_path, "uid", 2).open()
     held = json.loads((tmp_path / FENCE).read_text())
@@ -160,18 +160,18 @@ def test_a_crash_while_claiming_leaves_the_fence_old_or_new(
     assert Writer(tmp_path, 2).opened["resume"]["step"] == 4
 
 
-def test_jobs_on_one_directory_follow_one_another(tmp_path: Path) -> None:
+def test_job_that_opened_the_directory_last_owns_it(tmp_path: Path) -> None:
     first = Writer(tmp_path, 7, job="one")
     first.save(10)
     second = Writer(tmp_path, 1, job="two")
     assert second.opened["resume"]["step"] == 10
-    with pytest.raises(FencedError, match="attempt 1 of another job has opened it since"):
+    with pytest.raises(FencedError, match="names attempt 1 of another job"):
         first.save(11)
     second.save(12)
     assert present(tmp_path) == ["step-00000012.attempt-1"]
 
 
-def test_attempts_by_hand_count_on(tmp_path: Path) -> None:
+def test_attempts_without_a_number_get_the_next_free_one(tmp_path: Path) -> None:
     runs = [Writer(tmp_path, None, job="") for _ in range(3)]
     assert [run.opened["attempt"] for run in runs] == [0, 1, 2]
     saves: list[Callable[[int], None]] = [run.save for run in runs]
@@ -181,19 +181,19 @@ def test_attempts_by_hand_count_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_whose_directory_was_taken_says_one_sentence_and_may_be_tried_again(
+def test_fenced_run_prints_one_sentence_and_exits_with_1(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     environ = {"DDP_CHECKPOINT_DIR": str(tmp_path / "ck"), "DDP_JOB_UID": "uid"}
     arguments = ["--task=sample_tasks:build", "--global_batch=6"]
     endless = ["--epochs=100000", "--checkpoint.every_steps=5", "--log.every_steps=100000"]
     old = launcher.train(*arguments, *endless, world=2, DDP_ATTEMPT="1", **environ)
-    old.until(lambda: len(names_in(tmp_path / "ck")) > 1)
+    old.wait_until(lambda: len(names_in(tmp_path / "ck")) > 1)
     new = launcher.train(*arguments, "--max_steps=1", world=1, DDP_ATTEMPT="2", **environ)
     assert new.wait() == [0]
     assert old.wait()[0] == 1
-    sentence = f"checkpoint: attempt 1 may no longer write to {tmp_path / 'ck'}: attempt 2 has"
-    assert old.err(0) == f"{sentence} opened it since\n"
+    sentence = f"checkpoint: attempt 1 may no longer write to {tmp_path / 'ck'}, because FENCE.json"
+    assert old.err(0) == f"{sentence} there names attempt 2; attempt 1 ends\n"
     late = launcher.train(*arguments, world=2, DDP_ATTEMPT="1", **environ)
     assert late.wait() == [1, 1]
     assert late.err(0).startswith("checkpoint: attempt 1 may no longer write")

@@ -1,4 +1,4 @@
-"""A checkpoint is there as a whole or not at all."""
+"""Tests of the checkpoint manager, and of writing, choosing and deleting checkpoints."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ddp_trainer.checkpoint import load, retention, snapshot, writer
-from ddp_trainer.checkpoint.format import MANIFEST, Name, names_in
+from ddp_trainer.checkpoint.format import MANIFEST, CheckpointName, names_in
 from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import InputError
@@ -27,7 +27,7 @@ def saved(directory: Path, *steps: int, attempt: int = 1) -> None:
     for step in steps:
         taken = snapshot.take(*state(step))
         taken.state = {"step": step}
-        writer.commit(directory, Name(step, attempt), taken, lambda: None)
+        writer.commit(directory, CheckpointName(step, attempt), taken, lambda: None)
 
 
 def chosen(directory: Path) -> tuple[int | None, list[str]]:
@@ -35,13 +35,13 @@ def chosen(directory: Path) -> tuple[int | None, list[str]]:
     return choice.name.step if choice.name else None, choice.skipped
 
 
-def test_the_newest_whole_one_is_chosen(tmp_path: Path) -> None:
+def test_newest_whole_checkpoint_is_chosen(tmp_path: Path) -> None:
     assert chosen(tmp_path) == (None, [])
     saved(tmp_path, 9, 100, 20)
     assert chosen(tmp_path) == (100, [])
 
 
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+def test_checkpoint_restores_the_saved_state(tmp_path: Path) -> None:
     saved(tmp_path, 3)
     got = load.receive(tmp_path / "step-00000003.attempt-1", torch.device("cpu"))
     model, optimizer = state(3)
@@ -70,7 +70,9 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
         (MANIFEST, "empty", "MANIFEST.json is damaged"),
     ],
 )
-def test_a_damaged_one_is_passed_over(tmp_path: Path, file: str, damage: str, reason: str) -> None:
+def test_damaged_checkpoint_is_renamed_and_skipped(
+    tmp_path: Path, file: str, damage: str, reason: str
+) -> None:
     saved(tmp_path, 10, 20)
     path = tmp_path / "step-00000020.attempt-1" / file
     data = bytearray(path.read_bytes())
@@ -86,19 +88,22 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, file: str, damage: str, re
     step, skipped = chosen(tmp_path)
     assert step == 10
     assert len(skipped) == 1
-    assert skipped[0].startswith(f"step-00000020.attempt-1 is not whole: {reason}")
+    assert skipped[0].startswith(f"checkpoint {path.parent} is not whole: {reason}")
+    assert skipped[0].endswith(
+        "; it was renamed to step-00000020.attempt-1.broken; trying the next older checkpoint"
+    )
     assert (tmp_path / "step-00000020.attempt-1.broken").is_dir()
     saved(tmp_path, 20)
     assert chosen(tmp_path) == (20, [])
 
 
-def test_every_single_bit_of_the_tensors_counts(tmp_path: Path) -> None:
+def test_any_flipped_bit_of_the_tensors_is_detected(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     path = tmp_path / "step-00000001.attempt-1" / "model.safetensors"
     data = path.read_bytes()
-    for place in range(0, len(data), 7):
+    for offset in range(0, len(data), 7):
         damaged = bytearray(data)
-        damaged[place] ^= 1 << place % 8
+        damaged[offset] ^= 1 << offset % 8
         path.write_bytes(damaged)
         assert chosen(tmp_path)[0] is None
         (tmp_path / "step-00000001.attempt-1.broken").rename(path.parent)
@@ -106,7 +111,7 @@ def test_every_single_bit_of_the_tensors_counts(tmp_path: Path) -> None:
     assert chosen(tmp_path) == (1, [])
 
 
-def test_nothing_is_overwritten_and_a_failed_write_leaves_nothing(
+def test_writer_never_overwrites_and_leaves_nothing_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(tmp_path, 5)
@@ -124,13 +129,13 @@ def test_nothing_is_overwritten_and_a_failed_write_leaves_nothing(
     assert [str(name) for name in names_in(tmp_path)] == ["step-00000005.attempt-1"]
 
 
-def test_what_the_volume_says_of_tensors_is_an_error_of_the_volume(tmp_path: Path) -> None:
-    """The writer of tensors has errors of its own, which would end the run."""
+def test_volume_failure_while_writing_tensors_is_an_os_error(tmp_path: Path) -> None:
+    """safetensors raises its own error type, which would end the run."""
     with pytest.raises(OSError, match="No such file"):
         writer._write({"weight": torch.zeros(2)}, tmp_path / "gone" / "model.safetensors")
 
 
-def test_a_pending_one_is_no_checkpoint_and_goes_with_the_next_start(tmp_path: Path) -> None:
+def test_pending_directory_is_never_chosen_and_the_next_attempt_deletes_it(tmp_path: Path) -> None:
     saved(tmp_path, 5)
     for name in ("step-00000006.attempt-1.tmp", "step-00000007.attempt-3.tmp"):
         (tmp_path / name).mkdir()
@@ -147,25 +152,25 @@ def test_a_pending_one_is_no_checkpoint_and_goes_with_the_next_start(tmp_path: P
     )
 
 
-def test_the_newest_are_kept_and_broken_ones_until_they_are_older(tmp_path: Path) -> None:
+def test_retention_keeps_the_newest_and_newer_broken_checkpoints(tmp_path: Path) -> None:
     saved(tmp_path, 1, 2, 3, 4)
     (tmp_path / "step-00000001.attempt-1").rename(tmp_path / "step-00000001.attempt-1.broken")
     (tmp_path / "step-00000004.attempt-1").rename(tmp_path / "step-00000004.attempt-1.broken")
     (tmp_path / "notes").mkdir()
-    known = [Name(2, 1), Name(3, 1)]
-    assert retention.keep_newest(tmp_path, known, 1, lambda: None) == [Name(3, 1)]
+    known = [CheckpointName(2, 1), CheckpointName(3, 1)]
+    assert retention.keep_newest(tmp_path, known, 1, lambda: None) == [CheckpointName(3, 1)]
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"step-00000003.attempt-1", "step-00000004.attempt-1.broken", "notes"}
 
 
-def test_a_directory_that_cannot_be_used_is_the_users_mistake(tmp_path: Path) -> None:
+def test_unusable_directory_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     manager = CheckpointManager(CheckpointConfig(directory=str(tmp_path / "file" / "run")))
     with pytest.raises(InputError, match="cannot use"):
         manager.open(1, {})
 
 
-def test_the_intervals(tmp_path: Path) -> None:
+def test_checkpoints_are_due_at_the_configured_intervals(tmp_path: Path) -> None:
     def due(step: int, ended: bool, clock: bool = False, **settings: int) -> bool:
         config = CheckpointConfig(directory=str(tmp_path), **settings)
         return CheckpointManager(config).due(step, epoch_ended=ended, by_clock=clock)
@@ -183,14 +188,14 @@ def parameter(model: nn.Module) -> torch.Tensor:
     return next(model.parameters())
 
 
-def test_state_that_is_no_tensor_and_no_json_is_refused() -> None:
+def test_optimizer_state_that_is_neither_tensor_nor_json_is_an_error() -> None:
     model, optimizer = state(1)
     optimizer.state[parameter(model)]["odd"] = {"a": object()}
     with pytest.raises(InputError, match='state "odd" of the optimizer'):
         snapshot.take(model, optimizer)
 
 
-def test_plain_state_of_an_optimizer_returns() -> None:
+def test_json_state_of_an_optimizer_is_restored() -> None:
     model, optimizer = state(1)
     optimizer.state[parameter(model)]["count"] = 7
     taken = snapshot.take(model, optimizer)

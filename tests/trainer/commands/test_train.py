@@ -1,11 +1,11 @@
-"""What a user sees of bad input, and what a run shows of itself."""
+"""Tests of the command `train`: errors for wrong input, events and heartbeats."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from ddp_wire.contract import Beat
+from ddp_wire.contract import Heartbeat
 from tests.trainer.rank_processes import Launcher
 
 TASK = "--task=sample_tasks:build"
@@ -14,7 +14,7 @@ TASK = "--task=sample_tasks:build"
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "train: state --task package.module:function, or set DDP_TASK"),
+        ([], "train: set --task package.module:function or the variable DDP_TASK"),
         ([TASK, "--epoch=3"], 'config: unknown key "epoch"; did you mean "epochs"?'),
         (
             [TASK, "--task.sample=3"],
@@ -37,11 +37,11 @@ TASK = "--task=sample_tasks:build"
         ),
         (
             ["--task=sample_tasks:not_a_task"],
-            'task: "sample_tasks:not_a_task" gave a value of type object without "model"',
+            'task: "sample_tasks:not_a_task" returned a value of type object without "model"',
         ),
         (
             ["--task=sample_tasks:build_own", "--optimizer.lr=1"],
-            "config: optimizer.lr has no effect: the task brings its own optimizer",
+            "config: optimizer.lr has no effect, because the task has its own optimizer",
         ),
         ([TASK, "--task.samples=0"], 'task: "train_data" of "sample_tasks:build" holds no samples'),
         (
@@ -50,8 +50,10 @@ TASK = "--task=sample_tasks:build"
         ),
     ],
 )
-def test_bad_input_is_one_line(launcher: Launcher, arguments: list[str], sentence: str) -> None:
-    # In the world of one that a laptop is; what depends on the world size, in one with ranks.
+def test_wrong_input_is_reported_in_one_line(
+    launcher: Launcher, arguments: list[str], sentence: str
+) -> None:
+    # One process without a rendezvous, except where the mistake concerns the world size.
     gang = launcher.train(*arguments, world=2 if "world" in sentence else None)
     assert gang.wait()[0] == 2
     assert gang.err(0) == sentence + "\n"
@@ -59,7 +61,7 @@ def test_bad_input_is_one_line(launcher: Launcher, arguments: list[str], sentenc
     assert error["message"]["message"] == f"InputError: {sentence}"
 
 
-def test_bad_input_is_said_by_rank_0_only(launcher: Launcher) -> None:
+def test_only_rank_0_reports_wrong_input(launcher: Launcher) -> None:
     gang = launcher.train(TASK, "--task.samples=x", world=2)
     assert gang.wait() == [2, 2]
     assert gang.err(0).count("\n") == 1
@@ -68,7 +70,7 @@ def test_bad_input_is_said_by_rank_0_only(launcher: Launcher) -> None:
 
 
 @pytest.mark.slow
-def test_a_volume_that_only_rank_0_cannot_use_ends_every_rank_alike(
+def test_every_rank_exits_if_rank_0_cannot_use_the_volume(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -78,7 +80,7 @@ def test_a_volume_that_only_rank_0_cannot_use_ends_every_rank_alike(
     assert gang.err(1) == ""
 
 
-def test_the_environment_states_all_and_arguments_come_over_it(
+def test_arguments_override_the_settings_of_the_environment(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     environ = {
@@ -111,7 +113,7 @@ def test_the_environment_states_all_and_arguments_come_over_it(
     assert resolved["config"]["task"]["eval_samples"] == 11
 
     first, second = (
-        Beat.model_validate_json((tmp_path / "beats" / f"{rank}.json").read_text())
+        Heartbeat.model_validate_json((tmp_path / "beats" / f"{rank}.json").read_text())
         for rank in (0, 1)
     )
     assert (first.phase, first.step, first.attempt, first.rank) == ("Done", 10, 7, 0)
@@ -125,7 +127,7 @@ def test_the_environment_states_all_and_arguments_come_over_it(
     assert first.resumed_from is None
 
 
-def test_every_rank_prints_its_own_progress_where_that_is_asked_for(launcher: Launcher) -> None:
+def test_every_rank_prints_its_own_progress_with_all_ranks(launcher: Launcher) -> None:
     often = ["--max_steps=4", "--log.every_steps=2", "--log.all_ranks=true"]
     gang = launcher.train(TASK, *often, world=2)
     assert gang.wait() == [0, 0]
@@ -138,20 +140,18 @@ def test_every_rank_prints_its_own_progress_where_that_is_asked_for(launcher: La
 
 
 @pytest.mark.slow
-def test_the_used_part_of_the_peak_needs_a_task_that_knows_its_work(
-    launcher: Launcher, tmp_path: Path
-) -> None:
+def test_peak_tflops_needs_a_task_with_flops_per_sample(launcher: Launcher, tmp_path: Path) -> None:
     run = tmp_path / "run"
     gang = launcher.train(TASK, "--log.peak_tflops=1", world=2, DDP_CHECKPOINT_DIR=str(run))
     assert gang.wait() == [2, 2]
     assert not run.exists()
     assert gang.err(0) == (
-        "config: log.peak_tflops needs a task that says its flops_per_sample, a number above 0,"
+        "config: log.peak_tflops requires a task with flops_per_sample, a number greater than 0,"
         " not None\n"
     )
 
 
-def test_a_resumed_attempt_says_from_where_and_what_it_passed_over(
+def test_resumed_attempt_reports_its_step_and_the_broken_checkpoint(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     environ = {"DDP_CHECKPOINT_DIR": str(tmp_path / "ck"), "DDP_BEATS_DIR": str(tmp_path / "beats")}
@@ -159,12 +159,13 @@ def test_a_resumed_attempt_says_from_where_and_what_it_passed_over(
     assert launcher.train(*arguments, "--epochs=3", world=1, DDP_ATTEMPT="1", **environ).wait() == [
         0
     ]
-    (tmp_path / "ck" / "step-00000006.attempt-1" / "model.safetensors").write_bytes(b"")
+    broken = tmp_path / "ck" / "step-00000006.attempt-1"
+    (broken / "model.safetensors").write_bytes(b"")
     gang = launcher.train(*arguments, "--epochs=4", world=2, DDP_ATTEMPT="2", **environ)
     assert gang.wait() == [0, 0]
     (warning,) = gang.events("warning")
-    assert warning["message"].startswith("step-00000006.attempt-1 is not whole: model.safetensors")
+    assert warning["message"].startswith(f"checkpoint {broken} is not whole: model.safetensors")
     (resume,) = gang.events("resume")
     assert resume["message"] == "resumed at step 4 of 8"
-    beat = Beat.model_validate_json((tmp_path / "beats" / "1.json").read_text())
-    assert (beat.resumed_from, beat.step) == (4, 8)
+    heartbeat = Heartbeat.model_validate_json((tmp_path / "beats" / "1.json").read_text())
+    assert (heartbeat.resumed_from, heartbeat.step) == (4, 8)

@@ -1,3 +1,5 @@
+"""Validation and merging of run settings."""
+
 import json
 import subprocess
 import sys
@@ -20,13 +22,13 @@ from ddp_trainer.config.settings import (
 from ddp_trainer.errors import InputError
 
 
-class Inner(BaseModel):
+class InnerSettings(BaseModel):
     depth: int = 2
 
 
-class Own(BaseModel):
+class TaskSettings(BaseModel):
     width: int = Field(default=8, gt=0)
-    inner: Inner = Inner()
+    inner: InnerSettings = InnerSettings()
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,7 @@ class Own(BaseModel):
         ),
         (
             {"nonfinite": {"policy": "rollback"}},
-            "config: nonfinite.policy rollback needs checkpoint.directory",
+            "config: nonfinite.policy rollback requires checkpoint.directory",
         ),
         ({"init_strict": False}, 'config: "init_strict" has no effect without init_from'),
         (
@@ -84,7 +86,7 @@ class Own(BaseModel):
         ),
         (
             {"parallel": {"strategy": "fsdp2", "compression": {"name": "fp16"}}},
-            'config: parallel: "compression" needs strategy ddp or zero1',
+            'config: parallel: "compression" requires strategy ddp or zero1',
         ),
         (
             {"parallel": {"strategy": "fsdp2", "bucket_mb": 5}},
@@ -96,19 +98,24 @@ class Own(BaseModel):
         ),
         (
             {"parallel": {"strategy": "zero1", "local_sgd": {"period": 4}}},
-            'config: parallel: "local_sgd" needs strategy ddp',
+            'config: parallel: "local_sgd" requires strategy ddp',
         ),
         (
             {"parallel": {"compression": {"name": "fp16"}, "local_sgd": {"period": 4}}},
-            'config: parallel: "local_sgd" and "compression" exclude each other',
+            'config: parallel: "local_sgd" and "compression" cannot be combined',
         ),
         (
             {"precision": "fp16", "parallel": {"local_sgd": {"period": 4}}},
-            "config: parallel.local_sgd excludes fp16: each rank would scale its loss differently",
+            (
+                "config: parallel.local_sgd cannot be combined with precision fp16,"
+                " because each rank would use its own loss scale"
+            ),
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(document: dict[str, Any], sentence: str) -> None:
+def test_invalid_setting_is_reported_in_one_sentence(
+    document: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(InputError) as caught:
         resolve(document)
     assert str(caught.value) == sentence
@@ -125,9 +132,11 @@ def test_what_is_wrong_is_said_in_one_sentence(document: dict[str, Any], sentenc
         ({"width": -1}, "config: task.width must be greater than 0, not -1"),
     ],
 )
-def test_the_tasks_own_model_is_checked_alike(document: dict[str, Any], sentence: str) -> None:
+def test_task_settings_are_validated_like_run_settings(
+    document: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(InputError) as caught:
-        check(Own, document, prefix="task.")
+        check(TaskSettings, document, prefix="task.")
     assert str(caught.value) == sentence
 
 
@@ -138,7 +147,7 @@ def test_the_tasks_own_model_is_checked_alike(document: dict[str, Any], sentence
         (2, {"global_batch": 8, "micro_batch": 3}, "micro_batch 3 must divide 4, one rank's"),
     ],
 )
-def test_a_batch_that_does_not_divide_is_refused(
+def test_indivisible_batch_is_an_input_error(
     world: int, settings: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(InputError, match=sentence):
@@ -150,7 +159,7 @@ def test_accumulation_follows_from_the_micro_batch() -> None:
     assert (split.per_rank, split.micro_batch, split.accumulation) == (16, 4, 4)
 
 
-def test_overrides_are_json_or_text() -> None:
+def test_override_values_are_json_or_text() -> None:
     arguments = [
         "--epochs=3",
         "--optimizer.name=sgd",
@@ -169,7 +178,7 @@ def test_overrides_are_json_or_text() -> None:
             read_overrides([wrong])
 
 
-def test_a_document_is_text_or_a_file(tmp_path: Path) -> None:
+def test_document_is_json_text_or_a_file(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     path.write_text('{"epochs": 2}')
     assert read_document(str(path)) == read_document(' {"epochs": 2}') == {"epochs": 2}
@@ -179,7 +188,7 @@ def test_a_document_is_text_or_a_file(tmp_path: Path) -> None:
             read_document(wrong)
 
 
-def test_layers_lie_over_one_another() -> None:
+def test_document_overrides_the_environment() -> None:
     environment = environment_document(
         {"DDP_CHECKPOINT_DIR": "7", "DDP_CHECKPOINT_EVERY_STEPS": "7", "DDP_CHECKPOINT_KEEP": ""}
     )
@@ -191,19 +200,19 @@ def test_layers_lie_over_one_another() -> None:
         resolve(environment_document({"DDP_CHECKPOINT_EVERY_SECONDS": "x"}))
 
 
-def test_a_resolved_configuration_resolves_to_itself() -> None:
+def test_resolved_configuration_resolves_to_itself() -> None:
     config = resolve({"epochs": 3, "optimizer": {"lr": 0.1}})
     document = json.loads(json.dumps(config.model_dump(mode="json")))
     assert resolve(document) == config
 
 
-def test_every_setting_has_a_sentence() -> None:
+def test_every_setting_has_a_description() -> None:
     lines = describe().splitlines()
     assert len(lines) > 40
     assert all(line.strip().endswith(".") for line in lines[1::2])
 
 
-def test_settings_do_not_need_torch() -> None:
+def test_settings_do_not_import_torch() -> None:
     modules = "sys, ddp_trainer.config.settings, ddp_trainer.commands.main"
     code = f"import {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

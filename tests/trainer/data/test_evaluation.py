@@ -1,3 +1,5 @@
+"""Tests of evaluation during a run."""
+
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ def test_metrics_do_not_depend_on_the_number_of_ranks(launcher: Launcher, sample
     assert (found[0]["accuracy"] * samples) % 1 == pytest.approx(0, abs=1e-4)
 
 
-def test_a_task_without_metrics_or_evaluation_data(launcher: Launcher) -> None:
+def test_task_without_metrics_or_evaluation_data_runs(launcher: Launcher) -> None:
     arguments = ["--task=sample_tasks:build", "--max_steps=2"]
     with_data = launcher.train(*arguments, world=None)
     without = launcher.train(*arguments, "--task.eval_samples=0", world=None)
@@ -33,12 +35,12 @@ def test_a_task_without_metrics_or_evaluation_data(launcher: Launcher) -> None:
     assert without.events("eval") == []
 
 
-def test_an_evaluation_says_how_far_it_is_from_training(launcher: Launcher) -> None:
+def test_evaluation_event_has_the_difference_to_the_training_loss(launcher: Launcher) -> None:
     often = ["--max_steps=4", "--log.every_steps=2", "--eval_every_steps=1"]
     gang = launcher.train("--task=sample_tasks:build", *often, world=2)
     assert gang.wait() == [0, 0]
     first, *_, last = gang.events("eval")
-    assert "loss_gap" not in first  # No loss of training is known yet.
+    assert "loss_gap" not in first  # There is no training loss yet.
     newest = gang.events("progress")[-1]["loss"]
     assert last["train_loss"] == newest
     assert last["loss_gap"] == pytest.approx(last["metrics"]["loss"] - newest, abs=1e-4)
@@ -52,7 +54,7 @@ def test_batch_norm_evaluates_with_statistics_of_all_ranks(launcher: Launcher) -
 
 
 @pytest.mark.slow
-def test_worker_processes_give_the_same_run(launcher: Launcher, tmp_path: Path) -> None:
+def test_worker_processes_do_not_change_the_weights(launcher: Launcher, tmp_path: Path) -> None:
     arguments = ["--task=sample_tasks:build", "--max_steps=6", "--task.noise=0.1"]
     gangs = [
         launcher.train(

@@ -1,16 +1,17 @@
-"""Who prepares batches, and how long a rank waits for them."""
+"""Tests of loaders, worker processes, and the measurement of the wait for data."""
 
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from ddp_trainer.config import DataConfig
-from ddp_trainer.data.budget import Budget, share_out
-from ddp_trainer.data.loader import Loading
+from ddp_trainer.data.budget import CpuBudget, divide_cpus
+from ddp_trainer.data.loader import LoaderFactory
 from ddp_trainer.data.prefetch import on_device
-from ddp_trainer.data.sampler import GlobalSampler, Taker
+from ddp_trainer.data.sampler import GlobalSampler, RankSlice
 from ddp_trainer.observe.rates import CpuMeter
 from ddp_trainer.observe.wait_clock import WaitClock
 from ddp_trainer.ranks.environment import Ranks
@@ -20,7 +21,7 @@ from tests.trainer.sample_tasks import OwnTask, ProbeConfig
 
 
 @pytest.mark.parametrize(
-    ("cpus", "ranks", "asked", "threads", "workers"),
+    ("cpus", "ranks", "requested", "threads", "workers"),
     [
         (16, 2, None, 1, 7),
         (64, 2, None, 24, 8),
@@ -31,54 +32,54 @@ from tests.trainer.sample_tasks import OwnTask, ProbeConfig
         (4, 2, 8, 1, 8),
     ],
 )
-def test_cpus_are_shared_out(
-    cpus: int, ranks: int, asked: int | None, threads: int, workers: int
+def test_cpus_are_divided_among_threads_and_workers(
+    cpus: int, ranks: int, requested: int | None, threads: int, workers: int
 ) -> None:
-    budget = share_out(cpus, ranks, asked)
+    budget = divide_cpus(cpus, ranks, requested)
     assert (budget.threads, budget.workers) == (threads, workers)
     assert (budget.warning is not None) == (cpus == 4)
 
 
-def loading(config: ProbeConfig, **data: bool) -> tuple[OwnTask, Loading]:
-    place = Ranks()
+def loaders_of(config: ProbeConfig, **data: bool) -> tuple[OwnTask, LoaderFactory]:
+    ranks = Ranks()
     cpu = torch.device("cpu")
-    task = OwnTask(config, RunEnv(place.rank, 1, 0, 1, cpu, 0))
-    return task, Loading(task, DataConfig(**data), Budget(1, 1), cpu)
+    task = OwnTask(config, RunEnv(ranks.rank, 1, 0, 1, cpu, 0))
+    return task, LoaderFactory(task, DataConfig(**data), CpuBudget(1, 1), cpu)
 
 
-def test_worker_processes_are_not_sent_the_model() -> None:
-    task, load = loading(ProbeConfig(samples=4))
-    work = load.training(GlobalSampler(4, 2, seed=0), Taker(0, 1, 2), 0, 2)
-    assert isinstance(work, DataLoader)
-    sent = pickle.loads(pickle.dumps(work.dataset))  # noqa: S301 - what was dumped just now
-    assert sent.collate.__self__.model is None
+def test_worker_processes_do_not_get_the_model() -> None:
+    task, loaders = loaders_of(ProbeConfig(samples=4))
+    loader = loaders.training(GlobalSampler(4, 2, seed=0), RankSlice(0, 1, 2), 0, 2)
+    assert isinstance(loader, DataLoader)
+    received = pickle.loads(pickle.dumps(loader.dataset))  # noqa: S301 - the bytes come from this process
+    assert received.collate.__self__.model is None
     assert task.model is not None
 
 
-def test_the_settings_reach_the_loader() -> None:
-    _, load = loading(ProbeConfig(), persistent_workers=False)
-    loader = load.evaluation(Taker(0, 1, 2))
+def test_loader_has_the_configured_settings() -> None:
+    _, loaders = loaders_of(ProbeConfig(), persistent_workers=False)
+    loader = loaders.evaluation(RankSlice(0, 1, 2))
     assert isinstance(loader, DataLoader)
     assert (loader.num_workers, loader.prefetch_factor) == (1, 2)
     assert not loader.persistent_workers
     assert not loader.pin_memory
-    _, load = loading(ProbeConfig())
-    loader = load.evaluation(Taker(0, 1, 2))
+    _, loaders = loaders_of(ProbeConfig())
+    loader = loaders.evaluation(RankSlice(0, 1, 2))
     assert isinstance(loader, DataLoader)
     assert loader.persistent_workers
 
 
-def test_the_clock_counts_the_wait_for_data_alone() -> None:
-    _, load = loading(ProbeConfig(samples=6, slow=0.02))
-    load = Loading(load.task, load.config, Budget(1, 0), load.device)
+def test_wait_clock_measures_only_the_wait_for_data() -> None:
+    _, loaders = loaders_of(ProbeConfig(samples=6, slow=0.02))
+    loaders = replace(loaders, budget=CpuBudget(1, 0))
     clock = WaitClock()
-    work = load.training(GlobalSampler(6, 2, seed=0), Taker(0, 1, 2), 0, 3)
-    assert len(list(on_device(work, torch.device("cpu"), clock))) == 3
+    loader = loaders.training(GlobalSampler(6, 2, seed=0), RankSlice(0, 1, 2), 0, 3)
+    assert len(list(on_device(loader, torch.device("cpu"), clock))) == 3
     assert clock.read() >= 6 * 0.02
     assert clock.read() == 0
 
 
-def test_slow_data_show_in_the_report(launcher: Launcher) -> None:
+def test_progress_events_show_slow_data(launcher: Launcher) -> None:
     arguments = ["--task=sample_tasks:build", "--global_batch=10", "--log.every_steps=1"]
     slow = launcher.train(*arguments, "--task.slow=0.01", world=None)
     fast = launcher.train(*arguments, world=None)
@@ -96,10 +97,10 @@ def test_slow_data_show_in_the_report(launcher: Launcher) -> None:
             assert all(value > 0 for value in seconds.values())
 
 
-def test_cpu_time_is_told_by_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, used, stood = iter([10.0, 14.0, 14.0]), iter([1.0, 3.0, 3.0]), iter([5.0, 5.5, 6.0])
+def test_cpu_meter_measures_since_the_last_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, used, throttled = iter([10.0, 14.0, 14.0]), iter([1.0, 3.0, 3.0]), iter([5.0, 5.5, 6.0])
     monkeypatch.setattr("time.monotonic", clock.__next__)
     monkeypatch.setattr("time.process_time", used.__next__)
-    meter = CpuMeter(stood.__next__)
+    meter = CpuMeter(throttled.__next__)
     assert meter.read() == {"cpu_percent": 50.0, "throttled_seconds": 0.5}
     assert meter.read() == {"cpu_percent": None, "throttled_seconds": 0.5}

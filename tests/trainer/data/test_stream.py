@@ -1,4 +1,4 @@
-"""Data without an index: each sample once, at any number of ranks, and on from where it was."""
+"""Tests of data without an index."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from ddp_trainer.data.sampler import Taker
+from ddp_trainer.data.sampler import RankSlice
 from ddp_trainer.data.stream import StreamSampler, evaluation_stream
 from ddp_trainer.errors import InputError
 from tests.trainer.rank_processes import Launcher
@@ -19,7 +19,7 @@ TASK = ["--task=sample_tasks:build_stream", "--global_batch=6", "--optimizer.nam
 TASK += ["--schedule.name=constant", "--schedule.warmup_steps=0"]
 
 
-class Counting:
+class NumberStream:
     def __init__(self, size: int) -> None:
         self.size, self.epoch = size, 0
 
@@ -30,12 +30,12 @@ class Counting:
         return iter([(self.epoch, number) for number in range(self.size)])
 
 
-def walked(start: int, updates: int, world: int, size: int) -> tuple[Counter[Any], int]:
+def count_samples(start: int, updates: int, world: int, size: int) -> tuple[Counter[Any], int]:
     seen: Counter[Any] = Counter()
     consumed = 0
     for rank in range(world):
         portions = StreamSampler(6, seed=1).portions(
-            Counting(size), start, updates, Taker(rank, world, 2)
+            NumberStream(size), start, updates, RankSlice(rank, world, 2)
         )
         ends = 0
         for portion in portions:
@@ -49,25 +49,25 @@ def walked(start: int, updates: int, world: int, size: int) -> tuple[Counter[Any
 
 @given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 4), st.integers(0, 9))
 @settings(max_examples=60)
-def test_a_stream_is_walked_on_at_any_number_of_ranks(
+def test_stream_can_resume_with_any_number_of_ranks(
     size: int, world: int, other: int, before: int
 ) -> None:
-    whole, _ = walked(0, 10, 1, size)
-    first, consumed = walked(0, before, world, size)
-    second, _ = walked(consumed, 10 - before, other, size)
+    whole, _ = count_samples(0, 10, 1, size)
+    first, consumed = count_samples(0, before, world, size)
+    second, _ = count_samples(consumed, 10 - before, other, size)
     assert first + second == whole
     assert max(whole.values()) == 1
 
 
-def test_a_stream_without_samples_is_refused() -> None:
+def test_stream_without_samples_is_an_error() -> None:
     with pytest.raises(InputError, match='"train_data" holds no samples'):
-        list(StreamSampler(6, seed=1).portions(Counting(0), 0, 1, Taker(0, 1, 2)))
+        list(StreamSampler(6, seed=1).portions(NumberStream(0), 0, 1, RankSlice(0, 1, 2)))
     with pytest.raises(InputError, match='"eval_data" holds no samples'):
-        list(evaluation_stream(Counting(0), Taker(0, 1, 2)))
+        list(evaluation_stream(NumberStream(0), RankSlice(0, 1, 2)))
 
 
 @pytest.mark.slow
-def test_ranks_workers_and_interruptions_do_not_change_the_run(
+def test_ranks_workers_and_interruptions_do_not_change_the_weights(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     def run(name: str, world: int, *extra: str) -> Any:
@@ -99,11 +99,11 @@ def test_ranks_workers_and_interruptions_do_not_change_the_run(
         ([], 'config: "max_steps" must be stated, because train_data has no length'),
         (
             ["--max_steps=5", "--epochs=2"],
-            'config: "epochs" has no meaning, because train_data has no length',
+            'config: "epochs" must not be stated, because train_data has no length',
         ),
     ],
 )
-def test_a_stream_ends_by_the_number_of_updates(
+def test_stream_needs_max_steps_and_no_epochs(
     launcher: Launcher, arguments: list[str], sentence: str
 ) -> None:
     gang = launcher.train(*TASK, *arguments, world=None)

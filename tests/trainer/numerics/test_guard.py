@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from ddp_trainer.config import NonFiniteConfig
-from ddp_trainer.numerics.guard import NonFiniteError, Verdicts
+from ddp_trainer.numerics.guard import NonFiniteError, NonFiniteTracker
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import opened, trained
 
@@ -36,7 +36,8 @@ def test_all_ranks_skip_the_same_update_and_say_so(launcher: Launcher, tmp_path:
     for world, gang in gangs.items():
         assert gang.wait() == [0] * world, gang.err(0)
         assert [event["message"] for event in gang.events("warning")] == [
-            f"1 of 5 updates up to step {step} had gradients that are not finite: they were skipped"
+            f"1 of 5 updates up to step {step} had gradients that are not finite:"
+            " the optimizer skipped them"
             for step in (5, 10)
         ]
         assert finite(tmp_path / str(world))
@@ -100,13 +101,13 @@ def test_rolling_back_returns_the_weights_and_goes_on_with_the_data(tmp_path: Pa
         with torch.no_grad():
             for param in run.learner.model.parameters():
                 param.add_(1.0)
-        run.learner.tally.updated(torch.ones(()))
+        run.learner.totals.add_update(torch.ones(()))
         run.total_steps = run.position.step
         if attempt:
             with pytest.raises(NonFiniteError, match="after 1 rollbacks"):
-                run.meet()
+                run.exchange_requests()
         else:
-            run.meet()
+            run.exchange_requests()
             after = run.learner.model.parameters()
             assert all(a.equal(b) for a, b in zip(after, before, strict=True))
             assert run.position.step == 2
@@ -118,7 +119,7 @@ def test_a_run_that_rolls_back_ends(launcher: Launcher, tmp_path: Path) -> None:
     gang = launcher.train(*arguments, "--epochs=2", world=2, DDP_CHECKPOINT_DIR=str(tmp_path))
     assert gang.wait() == [0, 0], gang.err(0)
     warnings = [event["message"] for event in gang.events("warning")]
-    assert sum("those of the newest checkpoint again" in message for message in warnings) == 2
+    assert sum("restored from the newest checkpoint" in message for message in warnings) == 2
     assert finite(tmp_path)
 
 
@@ -127,16 +128,17 @@ def test_there_must_be_something_to_roll_back_to(launcher: Launcher, tmp_path: P
     arguments = [TASK, *BAD, "--nonfinite.policy=rollback", "--checkpoint.every_steps=100"]
     gang = launcher.train(*arguments, world=2, DDP_CHECKPOINT_DIR=str(tmp_path))
     assert gang.wait() == [1, 1]
-    assert gang.err(0) == "training: there is no checkpoint yet to roll back to\n"
+    sentence = "training: gradients were not finite, and there is no checkpoint yet to roll back to"
+    assert gang.err(0) == f"{sentence}\n"
 
 
 def test_patience_counts_updates_in_a_row() -> None:
-    verdicts = Verdicts(NonFiniteConfig(patience=20), "skip", {})
-    assert verdicts.judge(10, 0, 10) is None
-    assert verdicts.judge(20, 10, 10)
-    assert verdicts.judge(30, 9, 10)
-    assert verdicts.judge(40, 10, 10)
+    tracker = NonFiniteTracker(NonFiniteConfig(patience=20), "skip", {})
+    assert tracker.assess(10, 0, 10) is None
+    assert tracker.assess(20, 10, 10)
+    assert tracker.assess(30, 9, 10)
+    assert tracker.assess(40, 10, 10)
     with pytest.raises(NonFiniteError, match="20 in a row"):
-        verdicts.judge(50, 10, 10)
-    again = Verdicts(NonFiniteConfig(), "skip", {"nonfinite": verdicts.state()})
+        tracker.assess(50, 10, 10)
+    again = NonFiniteTracker(NonFiniteConfig(), "skip", {"nonfinite": tracker.state()})
     assert again.updates == 39

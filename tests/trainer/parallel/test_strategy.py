@@ -1,7 +1,6 @@
 """What each rank holds is nobody else's business: weights and checkpoints are the same."""
 
 import json
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from ddp_trainer.config import ParallelConfig
 from ddp_trainer.errors import InputError
-from ddp_trainer.parallel.ddp import Replicated
 from ddp_trainer.parallel.fsdp import repeated_blocks
 from ddp_trainer.parallel.memory import Footprint, advise
 from ddp_trainer.parallel.zero1 import owners
@@ -136,30 +133,6 @@ def test_adamw_in_parts_learns_as_ever(launcher: Launcher, tmp_path: Path) -> No
     assert newest(tmp_path / "ddp") == newest(tmp_path / "zero1")
     losses = [gang.events("summary")[0]["metrics"]["loss"] for gang in gangs.values()]
     assert losses[2] == pytest.approx(losses[0], rel=1e-3)
-
-
-def test_gradients_are_divided_bucket_by_bucket_where_they_are_views() -> None:
-    strategy = Replicated(torch.device("cpu"), ParallelConfig())
-    first, second = torch.ones(7), torch.ones(4)
-    views = [first[1:3], first[3:7], second.view(2, 2)]
-    for _ in range(3):
-        found = strategy.memory(list(views))
-        assert [id(bucket) for bucket in found] == [id(first), id(second)]
-    assert strategy.memory(list(views)) is found
-    alone = [torch.ones(2), *views[1:]]
-    assert strategy.memory(alone) is alone
-    assert [id(bucket) for bucket in strategy.memory(views[:2])] == [id(first)]
-    assert [id(bucket) for bucket in strategy.memory(views)] == [id(first), id(second)]
-
-
-def test_the_first_buckets_are_not_kept() -> None:
-    strategy = Replicated(torch.device("cpu"), ParallelConfig())
-    bucket = torch.ones(5)
-    gone = weakref.ref(bucket)
-    (found,) = strategy.memory([bucket[:4]])
-    assert found is bucket
-    del bucket, found
-    assert gone() is None
 
 
 def test_owners_are_balanced_and_the_same_everywhere() -> None:

@@ -1,4 +1,4 @@
-"""Where a process stands, by what started it."""
+"""Conversion of Slurm's environment variables to those of torchrun."""
 
 import pytest
 
@@ -27,18 +27,18 @@ SLURM = {
         ("login,gpu[1,3]-ib,z.example", ["login", "gpu1-ib", "gpu3-ib", "z.example"]),
     ],
 )
-def test_node_lists_are_expanded(nodes: str, hosts: list[str]) -> None:
+def test_node_list_expands_to_host_names(nodes: str, hosts: list[str]) -> None:
     assert hosts_of(nodes) == hosts
 
 
 @pytest.mark.parametrize("nodes", ["", "gpu[1-", "gpu[a-b]", "gpu]", ",a"])
-def test_other_node_lists_are_refused(nodes: str) -> None:
+def test_malformed_node_list_is_an_input_error(nodes: str) -> None:
     with pytest.raises(InputError, match="SLURM_JOB_NODELIST"):
         hosts_of(nodes)
 
 
 @pytest.mark.parametrize(
-    ("change", "place"),
+    ("change", "expected"),
     [
         ({}, (5, 7, 1, 3)),
         ({"SLURM_NODEID": "0", "SLURM_PROCID": "1"}, (1, 7, 1, 4)),
@@ -47,13 +47,15 @@ def test_other_node_lists_are_refused(nodes: str) -> None:
         ({"SLURM_STEP_NUM_TASKS": "8"}, (5, 8, 1, 3)),
     ],
 )
-def test_slurm_tells_the_place(change: dict[str, str], place: tuple[int, int, int, int]) -> None:
+def test_ranks_follow_from_slurm_variables(
+    change: dict[str, str], expected: tuple[int, int, int, int]
+) -> None:
     found = variables_of_slurm(SLURM | change)
     assert found["MASTER_ADDR"] == "gpu07"
     assert 1024 < int(found["MASTER_PORT"]) < 2**16
     ranks = Ranks.from_environment(found)
     numbers = (ranks.rank, ranks.world_size, ranks.local_rank, ranks.local_world_size)
-    assert numbers == place
+    assert numbers == expected
     assert ranks.launched
 
 
@@ -61,16 +63,16 @@ def test_slurm_tells_the_place(change: dict[str, str], place: tuple[int, int, in
     "environ",
     [
         {},
-        SLURM | {"RANK": "0", "WORLD_SIZE": "1"},  # torchrun within a job of Slurm's
+        SLURM | {"RANK": "0", "WORLD_SIZE": "1"},  # torchrun inside a Slurm job
         {name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"},
         SLURM | {"SLURM_NTASKS": "1"},
     ],
 )
-def test_nothing_is_added_elsewhere(environ: dict[str, str]) -> None:
+def test_nothing_is_added_without_srun(environ: dict[str, str]) -> None:
     assert variables_of_slurm(environ) == {}
 
 
-def test_what_is_stated_stays() -> None:
+def test_variables_that_are_set_are_not_overridden() -> None:
     found = variables_of_slurm(SLURM | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"})
     assert "MASTER_ADDR" not in found
     assert "MASTER_PORT" not in found
@@ -79,13 +81,15 @@ def test_what_is_stated_stays() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"SLURM_PROCID": "x"}, 'SLURM_PROCID must be a number from 0 up, not "x"'),
-        ({"SLURM_LOCALID": ""}, "SLURM_LOCALID must be set where SLURM_NTASKS is"),
+        ({"SLURM_PROCID": "x"}, 'SLURM_PROCID must be a non-negative integer, not "x"'),
+        ({"SLURM_LOCALID": ""}, "SLURM_LOCALID must be set when SLURM_NTASKS is set"),
         ({"SLURM_JOB_NODELIST": ""}, "SLURM_JOB_NODELIST must be set"),
-        ({"SLURM_TASKS_PER_NODE": "many"}, "unknown form"),
-        ({"SLURM_NODEID": "2"}, "does not tell of node 2"),
+        ({"SLURM_TASKS_PER_NODE": "many"}, "unknown format"),
+        ({"SLURM_NODEID": "2"}, "has no entry for node 2"),
     ],
 )
-def test_what_does_not_fit_together_is_said(change: dict[str, str], sentence: str) -> None:
+def test_inconsistent_slurm_variables_are_an_input_error(
+    change: dict[str, str], sentence: str
+) -> None:
     with pytest.raises(InputError, match=sentence):
         variables_of_slurm(SLURM | change)

@@ -1,4 +1,4 @@
-"""What ranks say that waited for others in vain."""
+"""Messages of ranks whose collectives time out or lose a peer."""
 
 import os
 import pickle
@@ -28,7 +28,7 @@ def config(debug: str = "off", directory: str | None = None) -> RunConfig:
 
 
 @pytest.mark.slow
-def test_the_rank_that_did_not_come_is_named(launcher: Launcher, tmp_path: Path) -> None:
+def test_timeout_names_the_missing_rank(launcher: Launcher, tmp_path: Path) -> None:
     die = ["--task.die_how=hang", "--task.die_after=4"]
     gang = launcher.train(*STALL, *die, SOON, world=3, DDP_CHECKPOINT_DIR=str(tmp_path))
     folder = tmp_path / timeouts.FOLDER
@@ -37,22 +37,22 @@ def test_the_rank_that_did_not_come_is_named(launcher: Launcher, tmp_path: Path)
         assert gang.processes[rank].exitcode == 1
         waited = r"waited 2\.. s in all_reduce of \[212\] \(number \d+\)"
         assert re.fullmatch(
-            rf"rank {rank}, update 4: {waited}, but rank 1 did not come;"
-            rf" the collectives until then are in {folder}\n",
+            rf"rank {rank}, update 4: {waited}, but rank 1 did not join;"
+            rf" recorded collectives are in {folder}\n",
             gang.err(rank),
         )
-        record = pickle.loads((folder / f"rank-{rank}").read_bytes())  # noqa: S301 - torch's own
+        record = pickle.loads((folder / f"rank-{rank}").read_bytes())  # noqa: S301 - written by torch
         assert record["entries"][-1]["profiling_name"] == "gloo:all_reduce"
     assert gang.processes[1].is_alive()
 
 
 @pytest.mark.slow
-def test_ranks_that_wait_in_different_collectives(launcher: Launcher) -> None:
+def test_timeout_reports_different_collectives(launcher: Launcher) -> None:
     die = ["--task.die_how=stray", "--task.die_after=3"]
     gang = launcher.train(*STALL, *die, SOON, world=2)
     assert gang.wait() == [1, 1]
     ours, theirs = r"all_reduce of \[212\] \(number \d+\)", r"broadcast of \[3\] \(number \d+\)"
-    tail = "all ranks must take part in the same collectives\n"
+    tail = "all ranks must call the same collectives in the same order\n"
     assert re.fullmatch(
         rf"rank 0, update 4: waited 2\.. s in {ours}, but rank 1 waited in {theirs}: {tail}",
         gang.err(0),
@@ -63,54 +63,58 @@ def test_ranks_that_wait_in_different_collectives(launcher: Launcher) -> None:
     )
 
 
-def test_a_time_that_is_up_elsewhere_is_no_stall(launcher: Launcher) -> None:
+def test_timeout_outside_collectives_is_not_a_stall(launcher: Launcher) -> None:
     die = ["--task.die_how=late", "--task.die_after=3"]
     gang = launcher.train(*STALL, *die, world=2)
     assert gang.wait() == [1, 1]
     assert gang.err(1).startswith("rank 1, update 4: RuntimeError: the file server timed out\n")
     assert "Traceback" in gang.err(1)
-    assert "did not come" not in gang.err(1)
+    assert "did not join" not in gang.err(1)
 
 
-@pytest.mark.parametrize("everywhere", [True, False])
-def test_more_is_logged_without_torch_crashing(launcher: Launcher, *, everywhere: bool) -> None:
-    stated = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if everywhere else {}
-    debug = "off" if everywhere else "detail"
-    gang = launcher.train(TASK, "--max_steps=3", f"--parallel.debug={debug}", world=2, **stated)
+@pytest.mark.parametrize("from_environment", [True, False])
+def test_debug_level_detail_does_not_crash_torch(
+    launcher: Launcher, *, from_environment: bool
+) -> None:
+    environ = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if from_environment else {}
+    debug = "off" if from_environment else "detail"
+    gang = launcher.train(TASK, "--max_steps=3", f"--parallel.debug={debug}", world=2, **environ)
     assert gang.wait() == [0, 0], gang.err(0)
 
 
-def test_everybody_waits() -> None:
+def test_timeout_of_all_ranks_blames_the_network() -> None:
     ranks = Ranks(0, 2, 0, 2, launched=True)
-    alike = timeouts._blame({0: "in broadcast", 1: "in broadcast"}, ranks, "in broadcast")
-    assert alike == "as all ranks did: look at the network between them"
+    diagnosis = timeouts._diagnosis({0: "in broadcast", 1: "in broadcast"}, ranks, "in broadcast")
+    assert diagnosis == "as did all other ranks: check the network between them"
 
 
-def test_many_that_did_not_come() -> None:
+def test_long_list_of_missing_ranks_is_cut() -> None:
     ranks = Ranks(0, 20, 0, 8, launched=True)
-    assert timeouts._blame({0: "", 1: ""}, ranks, "") == (
-        "but ranks 2, 3, 4, 5, 6, 7, 8, 9 and 10 more did not come"
+    assert timeouts._diagnosis({0: "", 1: ""}, ranks, "") == (
+        "but ranks 2, 3, 4, 5, 6, 7, 8, 9 and 10 more did not join"
     )
 
 
-def test_the_environment_says_how_much_is_logged() -> None:
+def test_environment_overrides_the_debug_level() -> None:
     environ: dict[str, str] = {}
-    timeouts.prepare(config(), environ, nccl=True)
+    timeouts.configure(config(), environ, nccl=True)
     assert environ == {}
-    timeouts.prepare(config("detail"), environ, nccl=True)
+    timeouts.configure(config("detail"), environ, nccl=True)
     assert environ == {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "NCCL_DEBUG": "INFO"}
     environ = {"NCCL_DEBUG": "WARN"}
-    timeouts.prepare(config("info"), environ, nccl=True)
+    timeouts.configure(config("info"), environ, nccl=True)
     assert environ == {"TORCH_DISTRIBUTED_DEBUG": "INFO", "NCCL_DEBUG": "WARN"}
 
 
-@pytest.mark.parametrize("stated", [None, timeouts.PREFIX, timeouts.OLD_PREFIX])
-def test_where_nccl_leaves_its_record(tmp_path: Path, stated: str | None) -> None:
-    environ = {stated: "/tmp/mine-"} if stated else {}
-    timeouts.prepare(config(directory=str(tmp_path / "run")), environ, nccl=True)
-    expected = "/tmp/mine-" if stated else f"{tmp_path}/run/flight-recorder/rank-"
+@pytest.mark.parametrize("variable", [None, timeouts.PREFIX, timeouts.OLD_PREFIX])
+def test_nccl_dumps_to_the_run_directory_unless_overridden(
+    tmp_path: Path, variable: str | None
+) -> None:
+    environ = {variable: "/tmp/mine-"} if variable else {}
+    timeouts.configure(config(directory=str(tmp_path / "run")), environ, nccl=True)
+    expected = "/tmp/mine-" if variable else f"{tmp_path}/run/flight-recorder/rank-"
     assert environ == {timeouts.PREFIX: expected, timeouts.OLD_PREFIX: expected}
-    assert (tmp_path / "run" / timeouts.FOLDER).is_dir() == (stated is None)
+    assert (tmp_path / "run" / timeouts.FOLDER).is_dir() == (variable is None)
 
 
 @pytest.mark.parametrize(
@@ -121,20 +125,21 @@ def test_where_nccl_leaves_its_record(tmp_path: Path, stated: str | None) -> Non
         "writev [10.0.0.2]:4711: Broken pipe",
     ],
 )
-def test_a_rank_that_has_gone_is_told_in_a_sentence_that_the_agent_knows(how: str) -> None:
+def test_agent_classifies_a_lost_peer_as_secondary(how: str) -> None:
     advice = ". This is typically caused by a remote worker crashing."
     error = RuntimeError(
         f"[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] {how}{advice}"
     )
     with pytest.raises(timeouts.LostPeerError) as raised:
-        timeouts.explain(error, Ranks(), "rank 0, update 6")
-    assert str(raised.value) == f"rank 0, update 6: another rank has gone: {how}"
+        timeouts.raise_if_peer_failed(error, Ranks(), "rank 0, update 6")
+    assert str(raised.value) == f"rank 0, update 6: lost another rank: {how}"
     assert describe(attempt=0, rank=0, returncode=1, text=str(raised.value), at=0).secondary
 
 
-def test_other_errors_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrelated_errors_raise_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(timeouts.PREFIX, raising=False)
-    timeouts.explain(RuntimeError("[/gloo/pair.cc:1] Timed out"), Ranks(), "rank 0")  # in no group
-    timeouts.explain(RuntimeError("Connection closed by peer"), Ranks(), "rank 0")
+    # Without a process group even a timeout of gloo is no stall.
+    timeouts.raise_if_peer_failed(RuntimeError("[/gloo/pair.cc:1] Timed out"), Ranks(), "rank 0")
+    timeouts.raise_if_peer_failed(RuntimeError("Connection closed by peer"), Ranks(), "rank 0")
     assert not dist.is_initialized()
     assert timeouts.PREFIX not in os.environ

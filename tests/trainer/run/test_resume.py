@@ -1,4 +1,4 @@
-"""A run that is killed and started again ends as if nothing had happened."""
+"""Tests of resuming: a killed and restarted run ends like an uninterrupted one."""
 
 import json
 from collections import Counter
@@ -20,7 +20,7 @@ def final_bytes(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_a_killed_run_ends_with_the_bits_of_an_uninterrupted_one(
+def test_killed_run_ends_with_the_bits_of_an_uninterrupted_one(
     launcher: Launcher, tmp_path: Path, world: int
 ) -> None:
     config = f"--config={json.dumps(BASE)}"
@@ -40,7 +40,7 @@ def test_a_killed_run_ends_with_the_bits_of_an_uninterrupted_one(
     assert [ends[0][key] for key in facts] == [ends[1][key] for key in facts]
 
 
-def test_a_resume_on_a_step_that_is_told_of_tells_of_no_loss_before_it_has_one(
+def test_run_resumed_on_a_reporting_step_reports_no_missing_loss(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     arguments = [TASK, "--global_batch=6", "--log.every_steps=5", "--schedule.name=constant"]
@@ -48,14 +48,12 @@ def test_a_resume_on_a_step_that_is_told_of_tells_of_no_loss_before_it_has_one(
     for most in (5, 10):
         run = launcher.train(*arguments, f"--max_steps={most}")
         assert run.wait() == [0]
-        told = [(event["step"], event["loss"]) for event in run.events("progress")]
-        assert [step for step, _ in told] == [most]
-        assert all(loss is not None for _, loss in told)
+        reports = [(event["step"], event["loss"]) for event in run.events("progress")]
+        assert [step for step, _ in reports] == [most]
+        assert all(loss is not None for _, loss in reports)
 
 
-def test_another_world_size_takes_up_where_the_first_left_off(
-    launcher: Launcher, tmp_path: Path
-) -> None:
+def test_run_resumes_with_another_world_size(launcher: Launcher, tmp_path: Path) -> None:
     arguments = [TASK, "--global_batch=6", "--epochs=2", "--task.samples=34"]
     arguments += ["--optimizer.name=sgd", "--schedule.name=constant", "--schedule.warmup_steps=0"]
     notes = {}
@@ -67,7 +65,7 @@ def test_another_world_size_takes_up_where_the_first_left_off(
         notes[name] = [path.read_text().splitlines() for path in folder.iterdir()]
     whole = launcher.train(*arguments, f"--checkpoint.directory={tmp_path / 'alone'}")
     assert whole.wait() == [0]
-    # With three ranks an attempt begins with a rehearsal of its first pass.
+    # With three ranks an attempt starts with a rehearsal of its first pass.
     passes = [line for lines in notes["two"] for line in lines]
     passes += [line for lines in notes["three"] for line in lines[1:]]
     assert Counter(map(int, " ".join(passes).split())) == Counter(2 * list(range(34)))
@@ -78,9 +76,7 @@ def test_another_world_size_takes_up_where_the_first_left_off(
     assert all(ours[key].allclose(theirs[key], atol=1e-6, rtol=0) for key in theirs)
 
 
-def test_a_complete_run_says_so_and_tells_the_same_result(
-    launcher: Launcher, tmp_path: Path
-) -> None:
+def test_complete_run_reports_the_same_result_again(launcher: Launcher, tmp_path: Path) -> None:
     arguments = [TASK, "--epochs=1", "--global_batch=10"]
     folder = {"DDP_CHECKPOINT_DIR": str(tmp_path / "ck")}
     gangs = []
@@ -104,7 +100,7 @@ def test_a_complete_run_says_so_and_tells_the_same_result(
         ("--task.batch_norm=true", '"norm.bias" is not in the checkpoint'),
     ],
 )
-def test_a_change_that_makes_the_position_meaningless_is_refused(
+def test_change_that_invalidates_the_checkpoint_is_an_error(
     launcher: Launcher, tmp_path: Path, change: str, sentence: str
 ) -> None:
     arguments = [TASK, "--global_batch=10"]

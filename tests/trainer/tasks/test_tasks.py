@@ -1,4 +1,4 @@
-"""The bundled tasks learn."""
+"""Tests of the bundled tasks."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from tests.trainer.rank_processes import Launcher
 
 
 @pytest.mark.slow
-def test_digits_through_torchrun_as_the_agent_starts_it(tmp_path: Path) -> None:
+def test_miniresnet_learns_the_digits_under_torchrun(tmp_path: Path) -> None:
     environ = os.environ | {
         "DDP_TASK": "ddp_trainer.tasks.miniresnet:build",
         "DDP_CONFIG": '{"epochs": 20, "global_batch": 256}',
@@ -45,7 +45,7 @@ def test_digits_through_torchrun_as_the_agent_starts_it(tmp_path: Path) -> None:
     assert summary["seconds"] < 30
 
 
-def test_characters(launcher: Launcher) -> None:
+def test_gpt_learns_characters(launcher: Launcher) -> None:
     gang = launcher.train(
         "--task=ddp_trainer.tasks.gpt:build",
         "--max_steps=60",
@@ -62,11 +62,11 @@ def test_characters(launcher: Launcher) -> None:
     flops = GptTask(GptConfig(width=32, layers=1)).flops_per_sample
     used = newest["samples_per_second"] * flops / 2e12
     assert newest["mfu"] == pytest.approx(used, rel=1e-4)
-    # Characters by their frequency alone have 3.2 nats, and 4.5 if all are alike.
+    # Character frequencies alone give 3.2 nats, equal probabilities 4.5.
     assert gang.events("summary")[0]["metrics"]["loss"] < 2.9
 
 
-def test_the_work_that_the_gpt_states_is_what_torch_counts() -> None:
+def test_flops_of_the_gpt_equal_the_count_of_torch() -> None:
     task = GptTask(GptConfig(width=128, context=32, max_chars=100_000))
     batch = torch.stack([task.train_data[index] for index in range(4)])
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -74,8 +74,8 @@ def test_the_work_that_the_gpt_states_is_what_torch_counts() -> None:
     assert 4 * task.flops_per_sample == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
-def cifar_files(directory: Path, images: int) -> None:
-    """Writes six files as CIFAR-10 has them: the classes in turn, a colour for each."""
+def write_cifar_files(directory: Path, images: int) -> None:
+    """Write six files in the format of CIFAR-10, with one colour per class."""
     classes = np.arange(images, dtype=np.uint8) % 10
     pixels = np.repeat(classes[:, None] * 20, 3 * 32 * 32, axis=1)
     pixels[:, : 32 * 32] = 255 - pixels[:, : 32 * 32]
@@ -83,7 +83,7 @@ def cifar_files(directory: Path, images: int) -> None:
         (directory / f"{name}.bin").write_bytes(np.hstack([classes[:, None], pixels]).tobytes())
 
 
-def test_the_miniresnet_learns_64_images_by_heart() -> None:
+def test_miniresnet_memorizes_64_images() -> None:
     torch.manual_seed(0)
     task = MiniResNetTask(MiniResNetConfig(data="synthetic", count=80, width=8))
     images, _ = task.train_data.__getitems__(list(range(64)))
@@ -97,8 +97,8 @@ def test_the_miniresnet_learns_64_images_by_heart() -> None:
 
 
 @pytest.mark.slow
-def test_cifar10_from_its_files(launcher: Launcher, tmp_path: Path) -> None:
-    cifar_files(tmp_path, images=40)
+def test_miniresnet_learns_cifar10_from_its_files(launcher: Launcher, tmp_path: Path) -> None:
+    write_cifar_files(tmp_path, images=40)
     data = cifar10(str(tmp_path))
     assert (len(data.train.classes), len(data.test.classes)) == (200, 40)
     red, green, blue = data.train.images[3].unbind()
@@ -120,12 +120,14 @@ def test_cifar10_from_its_files(launcher: Launcher, tmp_path: Path) -> None:
     assert gang.events("summary")[0]["metrics"]["accuracy"] >= 0.7
 
 
-def test_files_that_are_not_cifar10(tmp_path: Path) -> None:
+def test_cifar10_rejects_missing_and_malformed_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot read .*/data_batch_1\.bin of CIFAR-10's binary"):
         cifar10(str(tmp_path))
-    cifar_files(tmp_path, images=1)
+    write_cifar_files(tmp_path, images=1)
     (tmp_path / "test_batch.bin").write_bytes(b"12345")
-    with pytest.raises(InputError, match=r"must be records of 3073 bytes, .* not 5 bytes"):
+    with pytest.raises(
+        InputError, match=r"must consist of records of 3073 bytes, .* but has 5 bytes"
+    ):
         cifar10(str(tmp_path))
 
 
@@ -138,6 +140,8 @@ def test_files_that_are_not_cifar10(tmp_path: Path) -> None:
         ({"data": "cifar"}, "'digits', 'cifar10' or 'synthetic'"),
     ],
 )
-def test_settings_that_do_not_fit(settings: dict[str, str | int], sentence: str) -> None:
+def test_miniresnet_rejects_settings_that_contradict(
+    settings: dict[str, str | int], sentence: str
+) -> None:
     with pytest.raises(InputError, match=re.escape(sentence)):
         check(MiniResNetConfig, settings, prefix="task.")

@@ -1,22 +1,22 @@
-"""What `check` finds in configuration and data, without training."""
+"""Tests of the command `check`."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.trainer.rank_processes import Launcher
-from tests.trainer.tasks.test_tasks import cifar_files
+from tests.trainer.tasks.test_tasks import write_cifar_files
 
 
 def check(launcher: Launcher, task: str, *arguments: str) -> tuple[int | None, str, list[dict]]:  # type: ignore[type-arg]
     path = task if ":" in task else f"sample_tasks:{task}"
     command = ["check", f"--task={path}", *arguments]
-    gang = launcher.call("rank_processes:_command", command, world=None)
+    gang = launcher.call("rank_processes:run_command", command, world=None)
     (code,) = gang.wait()
     return code, gang.err(0), gang.events("check")
 
 
-def test_good_data_are_described(launcher: Launcher) -> None:
+def test_check_describes_valid_data(launcher: Launcher) -> None:
     code, err, found = check(launcher, "build", "--world-size=4")
     assert (code, err) == (0, "")
     assert [(f["data"], f["size"], f["samples"]) for f in found] == [
@@ -29,16 +29,16 @@ def test_good_data_are_described(launcher: Launcher) -> None:
 
 
 @pytest.mark.parametrize("name", ["miniresnet", "gpt"])
-def test_the_bundled_tasks_are_in_order(launcher: Launcher, name: str) -> None:
+def test_check_accepts_the_bundled_tasks(launcher: Launcher, name: str) -> None:
     code, err, found = check(launcher, f"ddp_trainer.tasks.{name}:build", "--samples=64")
     assert (code, err) == (0, "")
     assert [f["samples"] for f in found] == [64, 64]
 
 
-def test_a_label_that_is_wrong_where_data_give_whole_batches(
+def test_check_names_a_wrong_label_in_data_that_return_whole_batches(
     launcher: Launcher, tmp_path: Path
 ) -> None:
-    cifar_files(tmp_path, images=30)
+    write_cifar_files(tmp_path, images=30)
     file = tmp_path / "data_batch_1.bin"
     records = bytearray(file.read_bytes())
     records[17 * 3073] = 12
@@ -48,7 +48,7 @@ def test_a_label_that_is_wrong_where_data_give_whole_batches(
     assert (code, err) == (2, "check: train_data[17]: IndexError: Target 12 is out of bounds.\n")
 
 
-def test_some_samples_are_enough_and_streams_too(launcher: Launcher) -> None:
+def test_check_reads_the_requested_number_of_samples_of_a_stream(launcher: Launcher) -> None:
     code, _, found = check(launcher, "build_stream", "--samples=7", "--max_steps=1")
     assert (code, [f["samples"] for f in found]) == (0, [7, 7])
 
@@ -56,23 +56,31 @@ def test_some_samples_are_enough_and_streams_too(launcher: Launcher) -> None:
 @pytest.mark.parametrize(
     ("function", "arguments", "sentence"),
     [
-        ("build_spoilt", ["--task.spoilt=label"], "check: train_data[17]: IndexError: Target 7 is"),
         (
-            "build_spoilt",
-            ["--task.spoilt=shape"],
-            "check: train_data[17][0] is float32 (5,), that of the first sample float32 (6,)",
+            "build_bad_sample",
+            ["--task.bad_sample=label"],
+            "check: train_data[17]: IndexError: Target 7 is",
         ),
         (
-            "build_spoilt",
-            ["--task.spoilt=dtype"],
-            "check: train_data[17][0] is float64 (6,), that of the first sample float32 (6,)",
+            "build_bad_sample",
+            ["--task.bad_sample=shape"],
+            "check: train_data[17][0] is float32 (5,), but the first sample has float32 (6,)",
         ),
         (
-            "build_spoilt",
-            ["--task.spoilt=nan"],
+            "build_bad_sample",
+            ["--task.bad_sample=dtype"],
+            "check: train_data[17][0] is float64 (6,), but the first sample has float32 (6,)",
+        ),
+        (
+            "build_bad_sample",
+            ["--task.bad_sample=nan"],
             "check: train_data[17][0] has values that are not finite",
         ),
-        ("build_spoilt", ["--task.spoilt=file"], "check: train_data[17]: FileNotFoundError: no "),
+        (
+            "build_bad_sample",
+            ["--task.bad_sample=file"],
+            "check: train_data[17]: FileNotFoundError: no ",
+        ),
         ("build", ["--global_batch=6", "--world-size=4"], "config: global_batch 6 must be a mult"),
         ("build", ["--epoch=3"], 'config: unknown key "epoch"; did you mean "epochs"?'),
         ("build", ["--samples=0"], "check: --samples must be 1 or more, not 0"),
@@ -80,7 +88,7 @@ def test_some_samples_are_enough_and_streams_too(launcher: Launcher) -> None:
         ("build_stream", [], 'config: "max_steps" must be stated'),
     ],
 )
-def test_the_first_wrong_thing_is_one_sentence(
+def test_check_reports_the_first_mistake_in_one_sentence(
     launcher: Launcher, function: str, arguments: list[str], sentence: str
 ) -> None:
     code, err, _ = check(launcher, function, *arguments)

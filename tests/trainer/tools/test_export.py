@@ -1,4 +1,4 @@
-"""What is exported computes what the model computes."""
+"""Tests of the command `export`."""
 
 import json
 from pathlib import Path
@@ -33,13 +33,13 @@ def trained(launcher: Launcher, folder: Path, *arguments: str) -> Path:
 
 def exported(launcher: Launcher, folder: Path, *arguments: str) -> Gang:
     command = ["export", *arguments, f"--checkpoint={folder / 'run'}"]
-    gang = launcher.call("rank_processes:_command", command, world=None)
+    gang = launcher.call("rank_processes:run_command", command, world=None)
     gang.wait()
     return gang
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_files_compute_what_the_model_computes(
+def test_exported_files_compute_the_outputs_of_the_model(
     launcher: Launcher, tmp_path: Path, name: str
 ) -> None:
     run = trained(launcher, tmp_path, *TASKS[name])
@@ -59,28 +59,28 @@ def test_files_compute_what_the_model_computes(
     assert all(saved[key].equal(written[key]) for key in saved.keys() | written.keys())
 
 
-class Crooked(torch.nn.Module):
+class Doubler(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
 
-def test_a_file_that_computes_something_else_is_told(
+def test_export_reports_a_file_with_other_outputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = torch.ones(2, 3)
-    traced = export.Traced(Crooked(), (x,), (x[:1],))
+    traced = export.TracedModel(Doubler(), (x,), (x[:1],))
 
-    def wrong(*_: Any) -> Any:
+    def write_wrong_file(*_: Any) -> Any:
         return "model.bad", lambda x: x * 2.01
 
-    monkeypatch.setitem(export.WRITERS, "torch", wrong)
-    found = export.export(traced, ["torch"], tmp_path / "out", {})
-    assert found.failed == ["model.bad"]
-    assert found.differences["model.bad"] == pytest.approx(0.01, rel=1e-3)
+    monkeypatch.setitem(export.WRITERS, "torch", write_wrong_file)
+    result = export.export(traced, ["torch"], tmp_path / "out", {})
+    assert result.failed == ["model.bad"]
+    assert result.differences["model.bad"] == pytest.approx(0.01, rel=1e-3)
 
 
 @pytest.mark.slow
-def test_onnx_computes_the_same(launcher: Launcher, tmp_path: Path) -> None:
+def test_onnx_file_computes_the_outputs_of_the_model(launcher: Launcher, tmp_path: Path) -> None:
     trained(launcher, tmp_path, *TASKS["own"])
     arguments = [*TASKS["own"], "--formats=onnx", f"--output={tmp_path / 'out'}"]
     gang = exported(launcher, tmp_path, *arguments)
@@ -92,29 +92,32 @@ def test_onnx_computes_the_same(launcher: Launcher, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--formats=pickle"], 'export: "pickle" is not one of safetensors, torch, onnx'),
-        (["--checkpoint={0}/none"], "export: {0}/none holds no whole checkpoint (none: MANIFEST"),
-        (["--output={0}"], "export: {0} exists already"),
-        (["--task.tied=true"], 'checkpoint: "again.weight" is not in the model'),
+        (
+            ["--formats=pickle"],
+            'export: --formats must be from safetensors, torch, onnx, not "pickle"',
+        ),
+        (["--checkpoint={0}/none"], "export: {0}/none holds no complete checkpoint (none: MAN"),
+        (["--output={0}"], "export: {0} already exists"),
+        (["--task.tied=true"], 'checkpoint: tensor "again.weight" is not in the model;'),
     ],
 )
-def test_what_cannot_be_exported_is_one_sentence(
+def test_export_reports_a_mistake_in_one_sentence(
     launcher: Launcher, tmp_path: Path, arguments: list[str], sentence: str
 ) -> None:
     trained(launcher, tmp_path, *TASKS["own"])
     defaults = [*TASKS["own"], f"--checkpoint={tmp_path / 'run'}", f"--output={tmp_path / 'out'}"]
     command = ["export", *defaults, *(argument.format(tmp_path) for argument in arguments)]
-    gang = launcher.call("rank_processes:_command", command, world=None)
+    gang = launcher.call("rank_processes:run_command", command, world=None)
     assert gang.wait() == [2]
     assert gang.err(0).startswith(sentence.format(tmp_path))
     assert gang.err(0).count("\n") == 1
 
 
-def test_missing_packages_for_onnx_are_named(
+def test_export_names_the_missing_packages_for_onnx(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(export, "find_spec", lambda _: None)
-    traced = export.Traced(Crooked(), (torch.ones(1, 2),), (torch.ones(1, 2),))
+    traced = export.TracedModel(Doubler(), (torch.ones(1, 2),), (torch.ones(1, 2),))
     with pytest.raises(InputError, match="onnx needs onnx, onnxscript, onnxruntime"):
         export.export(traced, ["onnx"], tmp_path / "out", {})
     assert list(tmp_path.iterdir()) == []

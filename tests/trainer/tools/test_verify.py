@@ -1,4 +1,4 @@
-"""The command that compares one process with several ranks, and that it can fail."""
+"""Tests of the command `verify`."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ def verify(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_all_ways_of_training_agree(tmp_path: Path) -> None:
+def test_all_cases_agree(tmp_path: Path) -> None:
     done = verify(tmp_path, "sample_tasks:build", "--task.dropout=0.5", "--task.uneven=true")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -34,17 +34,17 @@ def test_all_ways_of_training_agree(tmp_path: Path) -> None:
     rows = [line.split() for line in lines[2:]]
     assert [(row[0], row[1], row[2]) for row in rows] == [
         ("1", "-", "4"),
-        *((world, *way) for world in "24" for way in WAYS),
+        *((world, *case) for world in "24" for case in CASES),
     ]
     assert all(row[4] == "ok" for row in rows)
     assert list(tmp_path.iterdir()) == []
 
 
-WAYS = [("ddp", "1"), ("ddp", "4"), ("zero1", "1"), ("fsdp2", "1")]
+CASES = [("ddp", "1"), ("ddp", "4"), ("zero1", "1"), ("fsdp2", "1")]
 
 
 @pytest.mark.slow
-def test_a_task_whose_ranks_differ_is_found_out(tmp_path: Path) -> None:
+def test_command_detects_a_task_whose_ranks_differ(tmp_path: Path) -> None:
     done = verify(tmp_path, "sample_tasks:build", "--steps=3", "--task.noise=0.5")
     assert done.returncode == 1
     assert "TOO LARGE" in done.stdout
@@ -52,16 +52,19 @@ def test_a_task_whose_ranks_differ_is_found_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_task_with_its_own_optimizer_is_verified_with_it(tmp_path: Path) -> None:
+def test_command_uses_the_optimizer_of_the_task(tmp_path: Path) -> None:
     done = verify(tmp_path, "sample_tasks:build_own", "--steps=3")
     assert done.returncode == 0, done.stderr
     done = verify(tmp_path, "sample_tasks:build_own", "--optimizer.lr=0.1")
     assert done.returncode == 2
-    assert done.stderr == "config: optimizer.lr has no effect: the task brings its own optimizer\n"
+    assert (
+        done.stderr
+        == "config: optimizer.lr has no effect, because the task has its own optimizer\n"
+    )
 
 
 @pytest.mark.slow
-def test_what_cannot_be_verified_is_one_sentence(tmp_path: Path) -> None:
+def test_command_reports_a_mistake_in_one_sentence(tmp_path: Path) -> None:
     done = verify(tmp_path, "sample_tasks:build", "--global_batch=24")
     assert done.returncode == 2
     assert done.stderr == "verify: global_batch 24 must be a multiple of 16\n"
@@ -70,7 +73,7 @@ def test_what_cannot_be_verified_is_one_sentence(tmp_path: Path) -> None:
     assert done.stderr.endswith('task: module "sample_tasks" has no function "none"\n')
 
 
-def test_a_number_that_is_none_is_infinitely_far() -> None:
+def test_difference_is_infinite_for_nan_or_a_missing_tensor() -> None:
     one = {"a": torch.tensor([1.0, 2.0])}
     assert largest_difference(one, {"a": torch.tensor([1.0, 2.5])}) == 0.5
     assert largest_difference(one, {"a": torch.tensor([1.0, float("nan")])}) == float("inf")

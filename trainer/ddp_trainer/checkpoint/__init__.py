@@ -1,1 +1,1 @@
-"""Checkpoints: their format, writing, choosing, keeping."""
+"""Checkpoints: format, fence, writing, loading and retention."""

@@ -1,15 +1,19 @@
-"""The fence: which attempt a run's directory belongs to.
+"""The fence: a record of the attempt that owns a run's directory.
 
-A pod on a node that nobody can reach may go on writing after the attempt that replaces its own has
-begun. So an attempt that opens the directory puts its number into `FENCE.json`, and each writer
-looks there right before it renames a checkpoint into place and before it deletes one.
+A pod on an unreachable Kubernetes node may keep writing after a newer attempt has started. So an
+attempt that opens the directory writes its number to `FENCE.json`. Each writer reads that file
+right before it renames a checkpoint into place, and before it deletes one.
 
-Between that look and the rename a newer attempt may still open the directory: no volume that all
-nodes share offers both in one step. That does no harm. The late checkpoint is whole; it is a state
-of the same run; it stands under a name of its own attempt, so it replaces nothing; and the newer
-attempt never deletes what it did not find or write itself. A later attempt may resume from it, as
-from any other. Between the look and a deletion the worst is that the newer attempt loses a
-checkpoint that it has just chosen: it fails, and the one after it takes the newer one.
+A newer attempt may still open the directory between this check and the rename, because no shared
+volume offers both in one atomic step. This race is harmless:
+- The late checkpoint is whole and is a state of the same run.
+- Its name contains its own attempt, so it replaces nothing.
+- The newer attempt deletes only checkpoints that it found at its start or wrote itself.
+A later attempt may resume from the late checkpoint, as from any other.
+
+A newer attempt may also open the directory between the check and a deletion. In the worst case it
+loses the checkpoint that it has just chosen. Then it fails, and the next attempt resumes from a
+newer checkpoint.
 """
 
 from pathlib import Path
@@ -20,69 +24,71 @@ from ddp_trainer.checkpoint.writer import replace_json
 from ddp_trainer.errors import FencedError
 
 FENCE = "FENCE.json"
+"""Name of the fence file in the run's directory."""
 
 
 class Fence:
     """One attempt's claim on the run's directory. Rank 0 only."""
 
     def __init__(self, directory: Path, job: str, attempt: int) -> None:
-        """Claims nothing yet.
+        """Prepare the claim, without writing anything.
 
         Args:
-            directory: The run's own; must exist.
-            job: Whose attempts these are. Attempts of one job are ordered by number. Jobs that
-                share a directory follow one another: the one that opened it last has it.
+            directory: The run's directory. It must exist.
+            job: Uid of the job. Attempts of one job are ordered by number. If jobs share a
+                directory, the job that opened it last owns it.
             attempt: Number of the attempt.
         """
         self._directory = directory
-        self._mine = {"job": job, "attempt": attempt}
+        self._claim = {"job": job, "attempt": attempt}
 
     def open(self) -> None:
-        """Claims the directory.
+        """Claim the directory.
 
         Raises:
-            FencedError: If a newer attempt of this job has it.
-            OSError: If the volume refuses.
+            FencedError: If a newer attempt of this job owns it.
+            OSError: If the volume fails.
         """
         held = holder(self._directory)
-        if held and held["job"] == self._mine["job"] and held["attempt"] > self._mine["attempt"]:
-            raise self._refusal(held)
-        self._claim()
+        if held and held["job"] == self._claim["job"] and held["attempt"] > self._claim["attempt"]:
+            raise self._fenced(held)
+        self._write()
 
     def check(self) -> None:
-        """Returns while the directory is still this attempt's.
+        """Check that this attempt still owns the directory.
 
         Raises:
-            FencedError: If a newer attempt of this job, or another job, has it.
-            OSError: If the volume refuses.
+            FencedError: If a newer attempt of this job, or another job, owns it.
+            OSError: If the volume fails.
         """
         held = holder(self._directory)
-        if held == self._mine:
+        if held == self._claim:
             return
-        if held and (held["job"] != self._mine["job"] or held["attempt"] > self._mine["attempt"]):
-            raise self._refusal(held)
-        # Damaged, or overwritten by an older attempt that was slow between its look and its claim.
-        self._claim()
+        if held and (held["job"] != self._claim["job"] or held["attempt"] > self._claim["attempt"]):
+            raise self._fenced(held)
+        # The file is damaged, or an older attempt overwrote it after reading an even older claim.
+        self._write()
 
-    def _claim(self) -> None:
-        replace_json(self._directory / FENCE, self._mine)
+    def _write(self) -> None:
+        replace_json(self._directory / FENCE, self._claim)
 
-    def _refusal(self, held: dict[str, Any]) -> FencedError:
-        other = "" if held["job"] == self._mine["job"] else " of another job"
+    def _fenced(self, held: dict[str, Any]) -> FencedError:
+        other = "" if held["job"] == self._claim["job"] else " of another job"
         return FencedError(
-            f"checkpoint: attempt {self._mine['attempt']} may no longer write to"
-            f" {self._directory}: attempt {held['attempt']}{other} has opened it since"
+            f"checkpoint: attempt {self._claim['attempt']} may no longer write to"
+            f" {self._directory}, because {FENCE} there names attempt {held['attempt']}{other};"
+            f" attempt {self._claim['attempt']} ends"
         )
 
 
 def holder(directory: Path) -> dict[str, Any] | None:
-    """What the fence says: `job` and `attempt`; nothing when it is missing or damaged.
+    """Return `job` and `attempt` of the fence file; None if it is missing or damaged.
 
-    A damaged one cannot be left by a crash, because it is replaced by a rename. Whoever finds it
-    writes it anew: refusing would end runs that are well.
+    A crash cannot leave a damaged file, because writers replace it by a rename. Callers overwrite a
+    damaged file, because refusing would end healthy runs.
 
     Raises:
-        OSError: If the volume refuses.
+        OSError: If the volume fails.
     """
     try:
         held = read_json(directory / FENCE)
@@ -90,5 +96,5 @@ def holder(directory: Path) -> dict[str, Any] | None:
         return None
     if not isinstance(held, dict) or held.keys() != {"job", "attempt"}:
         return None
-    well = isinstance(held["job"], str) and isinstance(held["attempt"], int)
-    return held if well else None
+    valid = isinstance(held["job"], str) and isinstance(held["attempt"], int)
+    return held if valid else None

@@ -1,15 +1,15 @@
-"""The format of a checkpoint on disk: names, manifest, and the check that one is whole.
+"""The format of a checkpoint on disk: names, manifest, and the check for completeness.
 
     step-00000120.attempt-2/
         model.safetensors       parameters and buffers by their names in the bare model
         optimizer.safetensors   state tensors as <key>/<parameter name>
         optimizer.json          the optimizer's other state and its groups
-        ema.safetensors         moving average of the weights, by the same names; if there is one
-        compression.safetensors residues and matrices of compressed communication; if there are any
+        ema.safetensors         moving average of the weights, by the same names; optional
+        compression.safetensors residues and matrices of gradient compression; optional
         state.json              position, loss scaling, configuration, versions
-        MANIFEST.json           size and CRC32 of each of these; written last
+        MANIFEST.json           size and CRC32 of each of these files; written last
 
-Tensors and JSON only: nothing that is read from the volume can run code.
+The files hold only tensors and JSON, so loading a checkpoint can never run code.
 """
 
 import json
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 1
+"""Version of the format."""
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 OPTIMIZER_REST = "optimizer.json"
@@ -29,24 +30,24 @@ COMPRESSION = "compression.safetensors"
 STATE = "state.json"
 MANIFEST = "MANIFEST.json"
 CONFIG = "config.json"
-"""In the run's directory: the resolved configuration of the newest attempt."""
+"""File in the run's directory with the resolved config of the newest attempt."""
 
 PENDING = ".tmp"
-"""Suffix of a directory that is being written or deleted: never a checkpoint."""
+"""Suffix of a directory that is being written or deleted. It is not a checkpoint."""
 BROKEN = ".broken"
-"""Suffix of a checkpoint that failed its check, kept for a look until newer ones replace it."""
+"""Suffix of a checkpoint that failed its check. It is kept until newer ones replace it."""
 
 _NAME = re.compile(r"step-(\d{8,})\.attempt-(\d+)(\.tmp|\.broken)?")
 _CHUNK = 1 << 22
 
 
 class BrokenCheckpointError(Exception):
-    """A checkpoint that is not whole; its text is the reason."""
+    """An error for a checkpoint that is not whole; its text is the reason."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Name:
-    """Name of a checkpoint's directory; ordered by step, then by attempt."""
+class CheckpointName:
+    """Name of a checkpoint directory. Names are ordered by step, then by attempt."""
 
     step: int
     attempt: int
@@ -56,22 +57,22 @@ class Name:
         return f"step-{self.step:08d}.attempt-{self.attempt}{self.suffix}"
 
     @classmethod
-    def parse(cls, text: str) -> "Name | None":
-        """The name that `text` spells, if it is one."""
+    def parse(cls, text: str) -> "CheckpointName | None":
+        """Return the parsed name; None if `text` is not a checkpoint name."""
         match = _NAME.fullmatch(text)
         return cls(int(match[1]), int(match[2]), match[3] or "") if match else None
 
 
-def names_in(directory: Path) -> list[Name]:
-    """All names in a run's directory, pending and broken ones included, oldest first."""
+def names_in(directory: Path) -> list[CheckpointName]:
+    """Return all checkpoint names in a run's directory, oldest first, with any suffix."""
     if not directory.is_dir():
         return []
-    found = (Name.parse(entry.name) for entry in directory.iterdir())
+    found = (CheckpointName.parse(entry.name) for entry in directory.iterdir())
     return sorted(name for name in found if name)
 
 
 def crc32_of(path: Path) -> str:
-    """CRC-32 of a file as eight hexadecimal digits."""
+    """Return the CRC-32 of a file as eight hexadecimal digits."""
     crc = 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
@@ -79,8 +80,8 @@ def crc32_of(path: Path) -> str:
     return f"{crc:08x}"
 
 
-def write_manifest(directory: Path, name: Name) -> None:
-    """Lists every file of a pending checkpoint, with size and CRC32, as its last file."""
+def write_manifest(directory: Path, name: CheckpointName) -> None:
+    """Write the manifest of a pending checkpoint: size and CRC32 of every file in it."""
     files = {
         path.name: {"bytes": path.stat().st_size, "crc32": crc32_of(path)}
         for path in sorted(directory.iterdir())
@@ -90,15 +91,17 @@ def write_manifest(directory: Path, name: Name) -> None:
 
 
 def check_whole(directory: Path) -> None:
-    """Reads a checkpoint through once and compares it to its manifest.
+    """Read a checkpoint once and compare it with its manifest.
 
     Raises:
-        BrokenCheckpointError: If anything is missing or differs.
+        BrokenCheckpointError: If a file is missing or differs.
     """
     manifest = read_json(directory / MANIFEST)
     try:
         if manifest["format"] != FORMAT:
-            raise BrokenCheckpointError(f"format {manifest['format']} is not {FORMAT}")
+            raise BrokenCheckpointError(
+                f"{MANIFEST} has format {manifest['format']}, this version reads format {FORMAT}"
+            )
         for file, expected in manifest["files"].items():
             path = directory / Path(file).name
             size = path.stat().st_size
@@ -116,7 +119,7 @@ def check_whole(directory: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON document.
+    """Read a JSON document.
 
     Raises:
         BrokenCheckpointError: If it is missing or damaged.
@@ -130,7 +133,7 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Writes a JSON document and flushes it to the volume."""
+    """Write a JSON document and flush it to the volume."""
     with path.open("w", encoding="utf-8") as file:
         json.dump(document, file, indent=1)
         file.flush()
@@ -138,7 +141,7 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flushes a file, or a directory's entries, to the volume."""
+    """Flush a file, or the entries of a directory, to the volume."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Weights to begin a run with: no position, no optimizer state."""
+"""Initial weights of a run (`init_from`): weights only, no position and no optimizer state."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,33 +13,34 @@ from ddp_trainer.checkpoint.snapshot import Tensors, own_tensors
 from ddp_trainer.errors import InputError
 from ddp_trainer.ranks.collectives import on_first_rank
 
-SHOWN = 5
-"""Most names in a sentence."""
+MAX_NAMES = 5
+"""Most tensor names of one kind in a message."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """How weights fit a model, by name."""
+class WeightMatch:
+    """Comparison of the tensors of a file with those of the model, by name."""
 
     path: str
     loaded: list[str]
     missing: list[str]
-    """In the model only: these keep the values that they were built with."""
+    """Tensors of the model only. They keep the values that the model was built with."""
     unexpected: list[str]
-    """In the file only."""
+    """Tensors of the file only."""
     reshaped: list[str]
-    """In both, with another shape in each."""
+    """Tensors of both, but with different shapes."""
 
     @property
-    def whole(self) -> bool:
-        """Whether every name fits."""
+    def complete(self) -> bool:
+        """Whether every tensor of both sides matches."""
         return not (self.missing or self.unexpected or self.reshaped)
 
     def sentence(self) -> str:
-        """What does not fit."""
+        """Return one sentence that lists the differences."""
         parts = [
-            f"{len(names)} {what} ({', '.join(names[:SHOWN])}{', …' if len(names) > SHOWN else ''})"
-            for what, names in (
+            f"{len(names)} {kind} ({', '.join(names[:MAX_NAMES])}"
+            f"{', …' if len(names) > MAX_NAMES else ''})"
+            for kind, names in (
                 ("missing in the file", self.missing),
                 ("unknown to the model", self.unexpected),
                 ("of another shape", self.reshaped),
@@ -49,17 +50,20 @@ class Fit:
         return f"init_from {self.path}: {len(self.loaded)} tensors fit, {', '.join(parts)}"
 
 
-def load_initial(model: nn.Module, source: str, device: torch.device, *, strict: bool) -> Fit:
-    """Loads weights into a model, in place. Every rank must call it; rank 0 reads.
+def load_initial(
+    model: nn.Module, source: str, device: torch.device, *, strict: bool
+) -> WeightMatch:
+    """Load weights into a model, in place. Every rank must call it; rank 0 reads the file.
 
     Args:
-        model: In host memory, not wrapped yet.
-        source: A safetensors file, a checkpoint, or a run's directory, whose newest one is taken.
-        device: The run's device, where the tensors travel.
-        strict: Whether every name must fit.
+        model: A model in host memory, not wrapped yet.
+        source: A safetensors file, a checkpoint, or a run's directory. A directory means its newest
+            checkpoint.
+        device: The run's device, for the broadcast of the tensors.
+        strict: Whether every tensor must match.
 
     Raises:
-        InputError: On every rank, if there are no such weights, or they do not fit as they must.
+        InputError: On every rank, if the weights are missing, or do not match as required.
     """
     read: Tensors = {}
 
@@ -73,20 +77,20 @@ def load_initial(model: nn.Module, source: str, device: torch.device, *, strict:
 
     path = on_first_rank(find, device)
     own, given = own_tensors(model), broadcast_tensors(read, device)
-    fitting = [n for n in own if n in given and own[n].shape == given[n].shape]
-    fit = Fit(
+    loaded = [n for n in own if n in given and own[n].shape == given[n].shape]
+    match = WeightMatch(
         path=path,
-        loaded=fitting,
+        loaded=loaded,
         missing=sorted(own.keys() - given.keys()),
         unexpected=sorted(given.keys() - own.keys()),
-        reshaped=sorted((own.keys() & given.keys()) - set(fitting)),
+        reshaped=sorted((own.keys() & given.keys()) - set(loaded)),
     )
-    if not fitting or (strict and not fit.whole):
-        raise InputError(f"config: {fit.sentence()}")
+    if not loaded or (strict and not match.complete):
+        raise InputError(f"config: {match.sentence()}")
     with torch.no_grad():
-        for name in fitting:
+        for name in loaded:
             own[name].copy_(given[name])
-    return fit
+    return match
 
 
 def _file(path: Path) -> Path:
@@ -97,6 +101,6 @@ def _file(path: Path) -> Path:
     if not file.is_file():
         raise InputError(
             f"config: init_from must be a safetensors file, a checkpoint or a run's directory,"
-            f" which {path} is not"
+            f" but {path} is none of them"
         )
     return file

@@ -1,4 +1,4 @@
-"""Finding the newest whole checkpoint, and bringing it to every rank."""
+"""Selection of the newest whole checkpoint, and its distribution to every rank."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from ddp_trainer.checkpoint.format import (
     OPTIMIZER_REST,
     STATE,
     BrokenCheckpointError,
-    Name,
+    CheckpointName,
     check_whole,
     names_in,
     read_json,
@@ -28,40 +28,46 @@ from ddp_trainer.ranks.collectives import broadcast, broadcast_json, is_joined
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a start resumes from."""
+    """The checkpoint that a start resumes from."""
 
-    name: Name | None
-    """The newest whole checkpoint; nothing when there is none."""
+    name: CheckpointName | None
+    """The newest whole checkpoint; None if there is none."""
     skipped: list[str]
     """One sentence per newer checkpoint that is not whole."""
 
 
 def choose(run_directory: Path) -> Choice:
-    """Checks checkpoints from the newest on until one is whole, and sets broken ones aside.
+    """Choose the newest whole checkpoint, and rename newer ones that are not whole.
 
-    A broken one is renamed and not deleted: it may be wanted for a look, and its name becomes free.
+    A broken checkpoint is renamed, not deleted, so that it can be inspected. Its name becomes free.
     """
     skipped = []
-    for name in reversed([n for n in names_in(run_directory) if not n.suffix]):
+    names = [name for name in names_in(run_directory) if not name.suffix]
+    for older, name in reversed(list(enumerate(names))):
         path = run_directory / str(name)
         try:
             check_whole(path)
         except (BrokenCheckpointError, OSError) as error:
-            skipped.append(f"{name} is not whole: {error}")
-            _set_aside(path)
+            kept = _rename_broken(path)
+            then = (
+                "trying the next older checkpoint"
+                if older
+                else "no older checkpoint is left, so training starts from the beginning"
+            )
+            skipped.append(f"checkpoint {path} is not whole: {error}; {kept}; {then}")
         else:
             return Choice(name, skipped)
     return Choice(None, skipped)
 
 
 def receive(path: Path | None, device: torch.device) -> Snapshot:
-    """Reads a checkpoint on rank 0 and gives it to every rank. Every rank must call it.
+    """Read a checkpoint on rank 0 and broadcast it to every rank. Every rank must call it.
 
-    Only one process reads the volume; the others need not even have it mounted.
+    Only rank 0 needs access to the volume.
 
     Args:
         path: The checkpoint, on rank 0.
-        device: The run's device, where the tensors travel.
+        device: The run's device, for the broadcast of the tensors.
 
     Returns:
         The snapshot, in host memory.
@@ -92,15 +98,15 @@ def _read(path: Path) -> Snapshot:
 
 
 def read_tensors(path: Path) -> Tensors:
-    """The tensors of a file, in host memory; none if there is no such file."""
+    """Read the tensors of a file into host memory. A missing file has none."""
     if not path.exists():
         return {}
-    # Copies: a tensor that still maps its file would fault once a network volume has dropped it.
+    # Copy, because a tensor that maps its file would fault when a network volume drops the file.
     return {name: tensor.clone() for name, tensor in load_file(path).items()}
 
 
 def broadcast_tensors(tensors: Tensors, device: torch.device) -> Tensors:
-    """Rank 0's tensors on every rank, in host memory. Every rank must call it."""
+    """Return rank 0's tensors on every rank, in host memory. Every rank must call it."""
     if not is_joined():
         return tensors
     described: Any = [
@@ -116,9 +122,12 @@ def broadcast_tensors(tensors: Tensors, device: torch.device) -> Tensors:
     return received
 
 
-def _set_aside(path: Path) -> None:
+def _rename_broken(path: Path) -> str:
+    """Rename a broken checkpoint, and return a clause that says what happened to it."""
+    broken = path.name + BROKEN
     try:
-        path.rename(path.with_name(path.name + BROKEN))
-    except OSError:
-        # Another attempt's directory of that name, or a volume that refuses: then it stays.
-        return
+        path.rename(path.with_name(broken))
+    except OSError as error:
+        # For example, an earlier attempt left a directory of the new name.
+        return f"it stays there, because renaming it to {broken} failed ({error.strerror})"
+    return f"it was renamed to {broken}"

@@ -1,4 +1,4 @@
-"""The checkpoints of one run: opened, resumed from, saved on time, thinned out."""
+"""The checkpoints of one run: opening the directory, resuming, saving when due, retention."""
 
 import contextlib
 import time
@@ -9,55 +9,56 @@ import torch
 
 from ddp_trainer.checkpoint import load, retention, writer
 from ddp_trainer.checkpoint.fence import Fence, holder
-from ddp_trainer.checkpoint.format import CONFIG, Name, names_in
+from ddp_trainer.checkpoint.format import CONFIG, CheckpointName, names_in
 from ddp_trainer.checkpoint.snapshot import Snapshot
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import InputError
 from ddp_wire.contract import CheckpointInfo
 
 DEFAULT_SECONDS = 300
-"""Longest time between two checkpoints when the configuration states no interval."""
+"""Seconds between two checkpoints by default, when the config states no interval."""
 
 
 class CheckpointManager:
-    """Holds what must be known between checkpoints. Only global rank 0 touches the volume."""
+    """The checkpoints of a run, seen by one attempt. Only global rank 0 accesses the volume."""
 
     def __init__(self, config: CheckpointConfig) -> None:
         self._config = config
         self._directory = Path(config.directory) if config.directory else None
         self._attempt = 0
         self._fence: Fence | None = None
-        self._known: list[Name] = []
+        self._known: list[CheckpointName] = []
         self._last_time = time.monotonic()
 
     @property
     def enabled(self) -> bool:
-        """Whether there is anywhere to save to."""
+        """Whether a checkpoint directory is configured."""
         return self._directory is not None
 
     @property
     def newest(self) -> CheckpointInfo | None:
-        """The newest whole checkpoint that this process knows of."""
+        """The newest whole checkpoint that this process found or saved."""
         if self._directory is None or not self._known:
             return None
         path = self._directory / str(self._known[-1])
         return CheckpointInfo(step=self._known[-1].step, path=str(path), at=path.stat().st_mtime)
 
     def open(self, attempt: int | None, config: dict[str, Any], job: str = "") -> dict[str, Any]:
-        """Claims and prepares the run's directory. Rank 0 only.
+        """Claim and prepare the run's directory. Rank 0 only.
 
         Args:
-            attempt: This attempt's number; when not stated, the next one that is free.
-            config: The resolved configuration, to be written there.
-            job: Whose attempt this is.
+            attempt: This attempt's number. By default the next free number.
+            config: The resolved config, which is written to the directory.
+            job: Uid of the job.
 
         Returns:
-            JSON: `attempt`, its number; `resume`, the fields of the `CheckpointInfo` to resume from
-            or null; `skipped`, one sentence per newer checkpoint that is not whole.
+            JSON: `attempt`, the number of this attempt. `resume`, the fields of the
+            `CheckpointInfo` to resume from, or null. `skipped`, one sentence per newer checkpoint
+            that is not whole.
 
         Raises:
             InputError: If the directory cannot be used.
-            FencedError: If a newer attempt of this job has opened it.
+            FencedError: If a newer attempt of this job owns the directory.
         """
         if self._directory is None:
             return {"attempt": attempt or 0, "resume": None, "skipped": []}
@@ -74,23 +75,24 @@ class CheckpointManager:
         self._attempt = attempt
         choice = load.choose(self._directory)
         found = [name for name in names_in(self._directory) if not name.suffix]
-        # One that is not whole and cannot be set aside is newer than the choice: never kept for it.
+        # Exclude a broken checkpoint that could not be renamed. It is newer than the choice, so
+        # retention would keep it in place of a whole one.
         self._known = [name for name in found if choice.name and name <= choice.name]
         resume = self.newest.model_dump() if self.newest else None
         return {"attempt": attempt, "resume": resume, "skipped": choice.skipped}
 
     def receive(self, device: torch.device) -> Snapshot:
-        """The chosen checkpoint, on every rank. Every rank must call it."""
+        """Return the newest checkpoint on every rank. Every rank must call it."""
         newest = self.newest
         return load.receive(Path(newest.path) if newest else None, device)
 
     def due(self, step: int, *, epoch_ended: bool, by_clock: bool) -> bool:
-        """Whether to save after this update; equal on all ranks.
+        """Return whether to save after this update; equal on all ranks.
 
         Args:
             step: Updates done.
-            epoch_ended: Whether it was the last one of an epoch.
-            by_clock: Whether the ranks agreed that time is up.
+            epoch_ended: Whether this update was the last one of an epoch.
+            by_clock: Whether the ranks agreed that the interval in seconds has passed.
         """
         if not self.enabled:
             return False
@@ -99,8 +101,8 @@ class CheckpointManager:
         by_step = every is not None and step % every == 0
         return by_clock or by_step or (epoch_ended and not stated)
 
-    def time_is_up(self) -> bool:
-        """Whether the newest checkpoint is older than it should be, by this process's clock."""
+    def interval_passed(self) -> bool:
+        """Return whether the interval in seconds has passed, by this process's clock."""
         seconds = self._config.every_seconds
         if seconds is None and self._config.every_steps is None:
             seconds = DEFAULT_SECONDS
@@ -108,17 +110,17 @@ class CheckpointManager:
         return self.enabled and seconds is not None and age >= seconds
 
     def save(self, taken: Snapshot) -> CheckpointInfo | None:
-        """Commits a checkpoint, then deletes the oldest. Rank 0 only.
+        """Commit a checkpoint, then delete the oldest. Rank 0 only.
 
         Args:
-            taken: Whole, in host memory; the `step` of its state names the checkpoint.
+            taken: Whole snapshot in host memory. The `step` of its state names the checkpoint.
 
         Returns:
-            The checkpoint, or nothing if this step is saved already.
+            The checkpoint, or None if this step is saved already.
 
         Raises:
-            OSError: If the volume refuses.
-            FencedError: If a newer attempt has opened the directory; nothing is changed then.
+            OSError: If the volume fails.
+            FencedError: If a newer attempt owns the directory. Nothing was replaced or deleted.
         """
         step = taken.state["step"]
         if self._directory is None or self._fence is None:
@@ -126,16 +128,16 @@ class CheckpointManager:
         if self._known and self._known[-1].step == step:
             return None
         self._last_time = time.monotonic()
-        name = Name(step, self._attempt)
+        name = CheckpointName(step, self._attempt)
         try:
             writer.commit(self._directory, name, taken, self._fence.check)
         except OSError:
-            # A newer attempt sweeps away what it finds half-written: then that is the reason.
+            # A newer attempt deletes pending directories. Then the fence is the real reason.
             with contextlib.suppress(OSError):
                 self._fence.check()
             raise
         self._known = [*self._known, name]
-        with contextlib.suppress(OSError):  # what cannot be deleted now, goes with the next one
+        with contextlib.suppress(OSError):  # The next save tries again to delete.
             self._known = retention.keep_newest(
                 self._directory, self._known, self._config.keep, self._fence.check
             )
@@ -143,7 +145,7 @@ class CheckpointManager:
 
 
 def _next_attempt(directory: Path) -> int:
-    """A number above that of every attempt that has left a trace."""
+    """Return a number above those of all attempts in the directory."""
     held = holder(directory)
-    traces = [name.attempt for name in names_in(directory)]
-    return max([*traces, held["attempt"] if held else -1], default=-1) + 1
+    used = [name.attempt for name in names_in(directory)]
+    return max([*used, held["attempt"] if held else -1], default=-1) + 1

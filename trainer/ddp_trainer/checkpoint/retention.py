@@ -1,28 +1,28 @@
-"""Which checkpoints stay."""
+"""Deletion of old checkpoints and of unfinished directories."""
 
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from ddp_trainer.checkpoint.format import BROKEN, PENDING, Name, names_in
+from ddp_trainer.checkpoint.format import BROKEN, PENDING, CheckpointName, names_in
 
 
 def keep_newest(
-    run_directory: Path, known: list[Name], count: int, may_delete: Callable[[], None]
-) -> list[Name]:
-    """Deletes all but the newest known checkpoints, and broken ones that are older than those.
+    run_directory: Path, known: list[CheckpointName], count: int, may_delete: Callable[[], None]
+) -> list[CheckpointName]:
+    """Delete all but the newest known checkpoints, and broken ones that are older than those.
 
-    Called right after a commit, so the newest one is known to be whole. What another attempt has
-    committed meanwhile is not known, and stays.
+    Callers call this right after a commit, so the newest checkpoint is known to be whole. It never
+    deletes checkpoints that another attempt has committed since this attempt started.
 
     Args:
-        run_directory: The run's own directory.
-        known: What this attempt found or committed, oldest first.
-        count: How many stay; at least 1.
-        may_delete: Called first; raises if the directory is no longer ours.
+        run_directory: The run's directory.
+        known: Checkpoints that this attempt found or committed, oldest first.
+        count: Number of checkpoints to keep; at least 1.
+        may_delete: Called first. It raises if this attempt no longer owns the directory.
 
     Returns:
-        The known checkpoints that are left.
+        The known checkpoints that remain.
     """
     kept = known[-count:]
     may_delete()
@@ -35,10 +35,10 @@ def keep_newest(
 
 
 def sweep_pending(run_directory: Path, attempt: int) -> list[str]:
-    """Deletes what attempts up to this one left half-written or half-deleted.
+    """Delete the half-written and half-deleted checkpoints of all attempts up to this one.
 
     Returns:
-        The names that were deleted.
+        The deleted names.
     """
     stale = [n for n in names_in(run_directory) if n.suffix == PENDING and n.attempt <= attempt]
     for name in stale:
@@ -46,8 +46,8 @@ def sweep_pending(run_directory: Path, attempt: int) -> list[str]:
     return [str(name) for name in stale]
 
 
-def _delete(run_directory: Path, name: Name) -> None:
-    """Takes the final name away first, so that a half-deleted one never looks like a checkpoint."""
+def _delete(run_directory: Path, name: CheckpointName) -> None:
+    """Rename before deleting, so that a half-deleted directory never looks like a checkpoint."""
     pending = run_directory / f"step-{name.step:08d}.attempt-{name.attempt}{PENDING}"
     try:
         (run_directory / str(name)).rename(pending)

@@ -1,4 +1,4 @@
-"""State of a run as tensors and JSON, and back."""
+"""Conversion of the state of a run to tensors and JSON, and back."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,31 +14,31 @@ Tensors = dict[str, Tensor]
 
 @dataclass(slots=True)
 class Snapshot:
-    """One moment of a run."""
+    """The state of a run after one update, as tensors and JSON."""
 
     model: Tensors
-    """Parameters and buffers by name, each storage once."""
+    """Parameters and buffers by name. Tied weights appear once."""
     optimizer: Tensors
     """State tensors by `<key>/<parameter name>`."""
     optimizer_rest: dict[str, Any]
-    """JSON: the optimizer's state that is no tensor, and its groups."""
+    """JSON: the optimizer's state that is not a tensor, and its parameter groups."""
     average: Tensors = field(default_factory=dict)
-    """Moving average of the weights by parameter name; empty if there is none."""
+    """Moving average of the weights by parameter name; empty without EMA."""
     compression: Tensors = field(default_factory=dict)
-    """State of compressed communication; empty if there is none."""
+    """State of gradient compression; empty without compression."""
     state: dict[str, Any] = field(default_factory=dict)
-    """JSON: all else."""
+    """JSON: all other state."""
 
 
 def take(model: nn.Module, optimizer: torch.optim.Optimizer) -> Snapshot:
-    """The state of model and optimizer as this rank holds it; its tensors are not copies.
+    """Return the state of model and optimizer as this rank holds it, without copying tensors.
 
     Args:
         model: The bare model.
-        optimizer: Over parameters of that model.
+        optimizer: An optimizer of that model's parameters.
 
     Raises:
-        InputError: If either keeps state that is neither tensors nor JSON values.
+        InputError: If either holds state that is neither tensors nor JSON values.
     """
     return Snapshot(
         model=own_tensors(model),
@@ -48,7 +48,7 @@ def take(model: nn.Module, optimizer: torch.optim.Optimizer) -> Snapshot:
 
 
 def put_model(model: nn.Module, saved: Tensors) -> None:
-    """Loads saved tensors into the bare model, in place.
+    """Load saved tensors into the bare model, in place.
 
     Raises:
         InputError: If names or shapes differ.
@@ -56,12 +56,15 @@ def put_model(model: nn.Module, saved: Tensors) -> None:
     own = own_tensors(model)
     for name in sorted(own.keys() ^ saved.keys()):
         where = "checkpoint" if name in own else "model"
-        raise InputError(f'checkpoint: "{name}" is not in the {where}; was the task changed?')
+        raise InputError(
+            f'checkpoint: tensor "{name}" is not in the {where}; the task must build the same model'
+            " in every attempt"
+        )
     for name, tensor in own.items():
         if tensor.shape != saved[name].shape:
             raise InputError(
-                f'checkpoint: "{name}" has shape {tuple(saved[name].shape)}, the model needs'
-                f" {tuple(tensor.shape)}; was the task changed?"
+                f'checkpoint: tensor "{name}" has shape {tuple(saved[name].shape)}, but the model'
+                f" needs {tuple(tensor.shape)}; the task must build the same model in every attempt"
             )
     with torch.no_grad():
         for name, tensor in own.items():
@@ -76,15 +79,15 @@ def put_optimizer(
     *,
     keep_groups: bool,
 ) -> None:
-    """Loads saved state into an optimizer that was just built.
+    """Load saved state into a new optimizer.
 
     Args:
         model: The bare model.
-        optimizer: Over parameters of that model.
-        tensors: As taken.
-        rest: As taken.
-        keep_groups: Whether the optimizer's own hyperparameters stay, because the configuration
-            states them, or the saved ones return, because they may have evolved.
+        optimizer: An optimizer of that model's parameters.
+        tensors: `optimizer` of the snapshot.
+        rest: `optimizer_rest` of the snapshot.
+        keep_groups: Whether the optimizer keeps its hyperparameters, because the config sets them.
+            Otherwise the saved ones are restored, because they may have changed during training.
 
     Raises:
         InputError: If the saved state is for other parameters.
@@ -96,14 +99,18 @@ def put_optimizer(
     for path, value in [*tensors.items(), *rest["state"].items()]:
         key, _, name = path.partition("/")
         if name not in params:
-            raise InputError(f'checkpoint: the model has no parameter "{name}"')
+            raise InputError(
+                f'checkpoint: the optimizer state is for parameter "{name}", which is not in the'
+                " model"
+            )
         if name not in numbers:
-            continue  # another rank's
+            continue  # The parameter belongs to another rank.
         state.setdefault(numbers[name], {})[key] = _placed(value, params[name])
     groups = own["param_groups"]
     if len(groups) != len(rest["groups"]):
         raise InputError(
-            f"checkpoint: the optimizer has {len(groups)} groups, not {len(rest['groups'])}"
+            f"checkpoint: the saved optimizer has {len(rest['groups'])} parameter groups, but this"
+            f" optimizer has {len(groups)}"
         )
     if not keep_groups:
         groups = [mine | saved for mine, saved in zip(groups, rest["groups"], strict=True)]
@@ -111,16 +118,16 @@ def put_optimizer(
 
 
 def _placed(value: Any, param: Tensor) -> Any:
-    """A state value laid out as its parameter; scalars stay as they are."""
+    """Return a state value with the layout of its parameter. Scalars stay unchanged."""
     moment = isinstance(value, Tensor) and value.dim() and value.shape == param.shape
     return laid_out_like(value, param.detach()) if moment else value
 
 
 def own_tensors(model: nn.Module) -> Tensors:
-    """The model's parameters and buffers by name; tied weights once, by their first name.
+    """Return parameters and buffers of the model by name. Tied weights appear once.
 
     Raises:
-        InputError: If its state holds something else.
+        InputError: If the model's state holds a value that is not a tensor.
     """
     own: Tensors = {}
     seen: set[int] = set()
@@ -134,12 +141,12 @@ def own_tensors(model: nn.Module) -> Tensors:
 
 
 def _numbered(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[int, str]:
-    """Parameter names by the numbers that the optimizer's state dictionary uses."""
+    """Return the parameter names by their numbers in the optimizer's state dictionary."""
     names = {id(param): name for name, param in model.named_parameters()}
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for param in params:
         if id(param) not in names:
-            raise InputError("task: the optimizer has a parameter that is not the model's")
+            raise InputError("task: the optimizer has a parameter that is not in the model")
     return {number: names[id(param)] for number, param in enumerate(params)}
 
 
@@ -176,4 +183,6 @@ def _plain(value: Any, key: str) -> Any:
         return [_plain(item, key) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise InputError(f'checkpoint: state "{key}" of the optimizer is neither a tensor nor JSON')
+    raise InputError(
+        f'checkpoint: state "{key}" of the optimizer is neither a tensor nor a JSON value'
+    )

@@ -1,4 +1,4 @@
-"""Writing a checkpoint so that it is there as a whole or not at all."""
+"""Atomic writes: a checkpoint appears as a whole or not at all."""
 
 import secrets
 import shutil
@@ -16,7 +16,7 @@ from ddp_trainer.checkpoint.format import (
     OPTIMIZER_REST,
     PENDING,
     STATE,
-    Name,
+    CheckpointName,
     sync,
     write_json,
     write_manifest,
@@ -25,25 +25,26 @@ from ddp_trainer.checkpoint.snapshot import Snapshot, Tensors
 
 
 def commit(
-    run_directory: Path, name: Name, snapshot: Snapshot, may_commit: Callable[[], None]
+    run_directory: Path, name: CheckpointName, snapshot: Snapshot, may_commit: Callable[[], None]
 ) -> Path:
-    """Writes one checkpoint under its final name. One process of the run only.
+    """Write one checkpoint under its final name. Only one process of the run may call it.
 
-    Files are written and flushed in a pending directory, the manifest last; then the directory is
-    renamed, and the rename flushed. A crash at any point leaves all earlier checkpoints and, at
-    most, a pending directory.
+    The files are written and flushed in a pending directory, the manifest last. Then the directory
+    is renamed, and the rename is flushed. A crash at any point leaves all earlier checkpoints
+    unchanged, and at most one pending directory.
 
     Args:
-        run_directory: The run's own directory; must exist.
+        run_directory: The run's directory. It must exist.
         name: Step and attempt.
-        snapshot: In host memory.
-        may_commit: Called right before the rename; raises if the directory is no longer ours.
+        snapshot: Snapshot in host memory.
+        may_commit: Called right before the rename. It raises if this attempt no longer owns the
+            directory.
 
     Returns:
         The committed directory.
 
     Raises:
-        OSError: If the volume refuses, or the name is taken; nothing is left behind then.
+        OSError: If the volume fails, or the name exists. Then no file is left behind.
     """
     final = run_directory / str(name)
     pending = run_directory / (str(name) + PENDING)
@@ -70,7 +71,7 @@ def _write(tensors: Tensors, path: Path) -> None:
     try:
         save_file(tensors, path)
     except SafetensorError as error:
-        raise OSError(str(error)) from error  # It wraps what the volume said.
+        raise OSError(str(error)) from error  # safetensors wraps the OSError of the volume.
     sync(path)
 
 
@@ -81,7 +82,7 @@ def _files(snapshot: Snapshot) -> dict[str, Tensors]:
 
 
 def replace_json(path: Path, document: object) -> None:
-    """Writes a JSON document in place of an older one, at once, whoever else does so meanwhile."""
+    """Replace a JSON document atomically, even if several processes do so at the same time."""
     pending = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PENDING}")
     try:
         write_json(pending, document)

@@ -1,1 +1,1 @@
-"""The commands of `ddp-trainer`."""
+"""Commands of `ddp-trainer`."""

@@ -1,4 +1,4 @@
-"""What most commands ask for: a task and the settings of a run."""
+"""Command-line arguments that most commands share: a task and the settings of a run."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -16,28 +16,38 @@ from ddp_wire.contract import Env
 
 
 def add_run_to(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments for a task and its configuration."""
-    parser.add_argument("--task", help=f"package.module:function; default ${Env.TASK}")
-    parser.add_argument("--config", help=f"JSON text or the path of a file; default ${Env.CONFIG}")
+    """Add the arguments for a task and its settings."""
+    parser.add_argument(
+        "--task",
+        metavar="MODULE:FUNCTION",
+        help=f"function that builds the task; default: ${Env.TASK}",
+    )
+    parser.add_argument(
+        "--config",
+        metavar="JSON",
+        help=f"settings as JSON text or as a file path; default: ${Env.CONFIG}",
+    )
 
 
 def task_and_config(
     command: str, options: argparse.Namespace, rest: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[str, RunConfig]:
-    """The task's import path and the run's settings, from arguments and environment.
+    """Return the task's import path and the run's settings, from arguments and environment.
 
     Args:
-        command: Its name, for the sentence.
-        options: Parsed.
-        rest: Arguments that the parser does not know: the settings.
-        environ: The process's environment.
+        command: Name of the command, for error messages.
+        options: Parsed options.
+        rest: Arguments that the parser does not know, which are settings.
+        environ: Environment of the process.
 
     Raises:
-        InputError: If no task is stated or a setting is wrong.
+        InputError: If the task is missing or a setting is wrong.
     """
     task = options.task or environ.get(Env.TASK)
     if not task:
-        raise InputError(f"{command}: state --task package.module:function, or set {Env.TASK}")
+        raise InputError(
+            f"{command}: set --task package.module:function or the variable {Env.TASK}"
+        )
     document = environment_document(environ)
     source = options.config or environ.get(Env.CONFIG)
     if source:

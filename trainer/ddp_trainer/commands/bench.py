@@ -1,4 +1,4 @@
-"""`bench`: how the loop scales over ranks, and what it costs beside a minimal one."""
+"""`bench`: measure how the loop scales over ranks and what it costs against a minimal loop."""
 
 import argparse
 import json
@@ -21,65 +21,73 @@ POLL_SECONDS = 0.2
 
 
 class _RanksFailedError(Exception):
-    """With what they said."""
+    """Failure of a torchrun process, with its standard error as the message."""
 
 
 def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Adds the command's parser."""
+    """Add the parser of this command."""
     parser = commands.add_parser(
         "bench",
-        help="measure scaling over ranks and the cost of the loop",
-        description="Measures weak and strong scaling on this machine, the exposed communication,"
-        " and the loop's time per update beside a minimal loop's. Under torchrun it measures that"
-        " one world and prints it as JSON. Settings of the run as for train.",
+        help="measure scaling over ranks and the overhead of the loop",
+        description=(
+            "Measure weak and strong scaling on this machine, the exposed communication, and the"
+            " time per update compared with a minimal loop. Under torchrun, measure only that world"
+            " size and print it as JSON. Settings are given as for train."
+        ),
     )
     add_run_to(parser)
-    parser.add_argument("--ranks", default="1,2", help="world sizes, with commas; default 1,2")
-    parser.add_argument("--updates", type=int, default=100, help="timed per block; default 100")
-    parser.add_argument("--warmup", type=int, default=20, help="updates before; default 20")
-    parser.add_argument("--repeats", type=int, default=3, help="blocks; default 3")
+    parser.add_argument(
+        "--ranks", default="1,2", help="world sizes, separated by commas; default: 1,2"
+    )
+    parser.add_argument(
+        "--updates", type=int, default=100, help="timed updates per block; default: 100"
+    )
+    parser.add_argument(
+        "--warmup", type=int, default=20, help="untimed updates before each block; default: 20"
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="timed blocks per loop; default: 3")
     parser.set_defaults(run=run)
 
 
 def run(
     options: argparse.Namespace, rest: Sequence[str], environ: Mapping[str, str], stop: StopFlag
 ) -> ExitCode:
-    """Runs the command.
+    """Run the command.
 
     Args:
-        options: Parsed.
-        rest: Arguments that the parser does not know: the settings.
-        environ: The process's environment.
-        stop: Raised by signals.
+        options: Parsed options.
+        rest: Arguments that the parser does not know, which are settings.
+        environ: Environment of the process.
+        stop: Flag that signal handlers set.
 
     Raises:
-        InputError: If what was asked for cannot be measured.
+        InputError: If the options, the task or the settings are wrong.
     """
     for name in ("updates", "warmup", "repeats"):
         if getattr(options, name) < 1:
-            raise InputError(f"bench: --{name} must be 1 or more")
+            raise InputError(f"bench: --{name} must be 1 or more, not {getattr(options, name)}")
     task, config = task_and_config("bench", options, rest, environ)
-    config = _of_a_block(config, options.warmup + options.updates)
+    config = _block_config(config, options.warmup + options.updates)
     ranks = Ranks.from_environment(environ)
     if ranks.launched:
         return _measure(task, config, ranks, stop, options)
     _check_task(task, config)
     try:
-        return _Scaling(task, config, _world_sizes(options.ranks), options, stop).run()
+        return _ScalingBenchmark(task, config, _world_sizes(options.ranks), options, stop).run()
     except _RanksFailedError as error:
-        print(f"{error}\nbench: the ranks failed; what they said stands above", file=sys.stderr)
+        print(f"{error}\nbench: the ranks failed; their messages are above", file=sys.stderr)
         return ExitCode.FAILED
 
 
 def _check_task(task: str, config: RunConfig) -> None:
-    """Refuses here, in one sentence, what every rank would refuse."""
+    """Raise an InputError for wrong task settings before any rank starts."""
     from ddp_trainer.task import load_build  # noqa: PLC0415 - imports torch
 
     check(load_build(task)[1], config.task, prefix="task.")
 
 
-def _of_a_block(config: RunConfig, updates: int) -> RunConfig:
-    """The settings of a run of so many updates and without checkpoints."""
+def _block_config(config: RunConfig, updates: int) -> RunConfig:
+    """Return the settings of a run with this number of updates and without checkpoints."""
     length = {"max_steps": updates, "max_seconds": None, "epochs": None}
     stated = config.model_dump(mode="json", exclude_unset=True)
     return resolve(stated | length | {"checkpoint": {"directory": None}})
@@ -88,32 +96,34 @@ def _of_a_block(config: RunConfig, updates: int) -> RunConfig:
 def _world_sizes(text: str) -> list[int]:
     sizes = [int(part) for part in text.split(",") if part.strip().isdecimal()]
     if not sizes or len(sizes) != text.count(",") + 1 or 0 in sizes:
-        raise InputError(f'bench: --ranks must be numbers from 1 up with commas, not "{text}"')
+        raise InputError(
+            f'bench: --ranks must be integers above 0, separated by commas, not "{text}"'
+        )
     return sorted({1, *sizes})
 
 
 def _measure(
     task: str, config: RunConfig, ranks: Ranks, stop: StopFlag, options: argparse.Namespace
 ) -> ExitCode:
-    """This rank's part; rank 0 prints the point as the last line."""
-    # Only now, because they import torch.
+    """Measure on this rank. Rank 0 prints the measurement as the last line."""
+    # Imported here, because they import torch.
     from ddp_trainer.ranks import process_group  # noqa: PLC0415
-    from ddp_trainer.run.opening import Order  # noqa: PLC0415
+    from ddp_trainer.run.opening import RunRequest  # noqa: PLC0415
     from ddp_trainer.tools.scaling.measure import measure  # noqa: PLC0415
 
-    order = Order(task, config)
-    point = measure(order, ranks, stop, warmup=options.warmup, repeats=options.repeats)
+    request = RunRequest(task, config)
+    point = measure(request, ranks, stop, warmup=options.warmup, repeats=options.repeats)
     if ranks.is_first:
         print(point.model_dump_json(), flush=True)
     process_group.leave()
     return ExitCode.OK
 
 
-class _Scaling:
-    """Launches every world on this machine and tells the result.
+class _ScalingBenchmark:
+    """Measurement of all world sizes on this machine.
 
-    Weak scaling keeps the batch per rank, strong scaling the global batch. Both meet in the largest
-    world: there the global batch is the configured one.
+    Weak scaling keeps the batch per rank constant, strong scaling the global batch. At the largest
+    world size both use the configured global batch.
     """
 
     def __init__(
@@ -132,14 +142,14 @@ class _Scaling:
         self._points: dict[tuple[int, int], Point] = {}
 
     def run(self) -> ExitCode:
-        """Measures and prints."""
+        """Measure all world sizes and print the tables."""
         batch, largest = self._config.global_batch, self._sizes[-1]
         for size in self._sizes:
             self._config.batch_split(size)
-        local = batch // largest
-        weak = [self._point(size, local * size) for size in self._sizes]
+        per_rank = batch // largest
+        weak = [self._point(size, per_rank * size) for size in self._sizes]
         strong = [self._point(size, batch) for size in self._sizes]
-        title = f"ranks (weak scaling, {local} samples per rank)"
+        title = f"ranks (weak scaling, {per_rank} samples per rank)"
         print(table(title, weak, [weak_efficiency(point, weak[0]) for point in weak]))
         title = f"ranks (strong scaling, {batch} samples per update)"
         print()
@@ -148,24 +158,25 @@ class _Scaling:
 
     def _point(self, size: int, batch: int) -> Point:
         if (size, batch) not in self._points:
-            print(f"measuring {size} ranks with {batch} samples per update", file=sys.stderr)
-            self._points[size, batch] = self._launched(size, batch)
+            print(f"measuring {size} rank(s) with {batch} samples per update", file=sys.stderr)
+            self._points[size, batch] = self._launch(size, batch)
         return self._points[size, batch]
 
-    def _launched(self, size: int, batch: int) -> Point:
+    def _launch(self, size: int, batch: int) -> Point:
         config = self._config.model_dump(mode="json", exclude_unset=True) | {"global_batch": batch}
         options = self._options
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={size}", "-m", "ddp_trainer", "bench"]
         command += ["--task", self._task, "--config", json.dumps(config)]
         command += [f"--{n}={getattr(options, n)}" for n in ("updates", "warmup", "repeats")]
-        # Each rank computes with as many threads in every world, or else one would scale threads.
+        # Each rank has the same number of threads at every world size. Otherwise the benchmark
+        # would measure how the threads scale.
         threads = max(1, len(os.sched_getaffinity(0)) // self._sizes[-1])
         environ = {"OMP_NUM_THREADS": str(threads)} | os.environ
         return Point.model_validate_json(self._output(command, environ).splitlines()[-1])
 
     def _output(self, command: list[str], environ: Mapping[str, str]) -> str:
-        """What a command prints; ends with this process's own stop."""
+        """Return the output of a command. Terminate the command when this process must stop."""
         with subprocess.Popen(
             command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:

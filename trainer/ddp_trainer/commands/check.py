@@ -1,4 +1,4 @@
-"""`check`: whether a task can train on its data as configured; no GPU, no other ranks."""
+"""`check`: check that a task can train on its data, without a GPU or other ranks."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -11,24 +11,32 @@ from ddp_trainer.stop import StopFlag
 from ddp_wire.contract import ExitCode
 
 SAMPLES = 1000
+"""Default maximum number of samples per data set."""
 
 
 def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Adds the command's parser."""
+    """Add the parser of this command."""
     parser = commands.add_parser(
         "check",
-        help="look at configuration and data, without training",
+        help="check settings and data without training",
         description=(
-            "Builds the task on the CPU, reads samples, joins them to batches and computes their"
-            " loss. Ends with 2 and one sentence at the first thing that is wrong."
+            "Build the task on the CPU, read samples, collate them and compute their loss. At the"
+            " first mistake, print one sentence and exit with code 2. Settings are given as for"
+            " train."
         ),
     )
     add_run_to(parser)
     parser.add_argument(
-        "--samples", type=int, default=SAMPLES, help=f"most to read of each data set; {SAMPLES}"
+        "--samples",
+        type=int,
+        default=SAMPLES,
+        help=f"samples to read of each data set; default: {SAMPLES}",
     )
     parser.add_argument(
-        "--world-size", type=int, default=1, help="ranks that the batch must divide among"
+        "--world-size",
+        type=int,
+        default=1,
+        help="number of ranks that must divide the global batch; default: 1",
     )
     parser.set_defaults(run=run)
 
@@ -37,12 +45,12 @@ def run(
     options: argparse.Namespace,
     rest: Sequence[str],
     environ: Mapping[str, str],
-    stop: StopFlag,  # noqa: ARG001 - as all commands
+    stop: StopFlag,  # noqa: ARG001 - part of the interface of commands
 ) -> ExitCode:
-    """Runs the command.
+    """Run the command.
 
     Raises:
-        InputError: With the first thing that is wrong.
+        InputError: If an option, a setting or a sample is wrong. The message names the first one.
     """
     for name in ("samples", "world_size"):
         if getattr(options, name) < 1:
@@ -51,7 +59,7 @@ def run(
     path, config = task_and_config("check", options, rest, environ)
     config.batch_split(options.world_size)
 
-    import torch  # noqa: PLC0415 - it takes longer than all of the above
+    import torch  # noqa: PLC0415 - slow to import
 
     from ddp_trainer.data.loader import make_sampler  # noqa: PLC0415
     from ddp_trainer.observe.events import EventLog  # noqa: PLC0415
@@ -64,7 +72,7 @@ def run(
     for name in ("train_data", "eval_data"):
         data = getattr(task, name)
         if data is not None:
-            found = check_data(task, name, config, options.samples)
+            summary = check_data(task, name, config, options.samples)
             size = len(data) if hasattr(data, "__len__") else None
-            events.emit("check", data=name, size=size, **found.as_fields())
+            events.emit("check", data=name, size=size, **summary.event_fields())
     return ExitCode.OK

@@ -1,4 +1,4 @@
-"""`converge`: whether a task learns alike at other numbers of ranks and other batches."""
+"""`converge`: compare what a task learns at several world sizes and global batches."""
 
 import argparse
 import os
@@ -15,29 +15,40 @@ WITHIN = 0.05
 
 
 def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Adds the command's parser."""
+    """Add the parser of this command."""
     parser = commands.add_parser(
         "converge",
-        help="compare what a task learns at several numbers of ranks and batches",
+        help="compare the losses of a task at several world sizes and global batches",
         description=(
-            "Trains a task from the beginning at each number of ranks and each batch, on the same"
-            " number of samples, and compares the losses. Epochs and max_steps, learning rate and"
-            " warm-up are meant for the first batch; for the others the learning rate follows by"
-            " the square root of the batch (linearly with sgd), unless schedule.base_batch is"
-            " stated. Settings of the run as for train."
+            "Train a task from the beginning at each world size and each global batch, on the same"
+            " number of samples, and compare the losses. The settings epochs, max_steps, learning"
+            " rate and warm-up apply to the first batch. For the other batches the learning rate"
+            " is scaled by the square root of the batch (linearly with sgd), unless"
+            " schedule.base_batch is set. Settings are given as for train."
         ),
     )
-    parser.add_argument("path", nargs="?", help="the task, as package.module:function")
+    parser.add_argument("path", nargs="?", metavar="MODULE:FUNCTION", help="same as --task")
     add_run_to(parser)
-    parser.add_argument("--ranks", default="1,2", help="world sizes, with commas; default 1,2")
-    parser.add_argument("--batches", help="global batches; default: global_batch and 4 times it")
+    parser.add_argument(
+        "--ranks", default="1,2", help="world sizes, separated by commas; default: 1,2"
+    )
+    parser.add_argument(
+        "--batches",
+        help="global batches, separated by commas; default: global_batch and 4 times it",
+    )
     parser.add_argument(
         "--within",
         type=float,
         default=WITHIN,
-        help=f"largest distance of a loss from that of the fewest ranks; default {WITHIN}",
+        help="largest relative distance of a loss from that of the fewest ranks with the same"
+        f" batch; default: {WITHIN}",
     )
-    parser.add_argument("--worse", type=float, help="how far a batch's loss may be above the first")
+    parser.add_argument(
+        "--worse",
+        type=float,
+        help="largest relative excess of a batch's loss over that of the first batch; default: not"
+        " limited",
+    )
     parser.set_defaults(run=run)
 
 
@@ -45,63 +56,69 @@ def run(
     options: argparse.Namespace,
     rest: Sequence[str],
     environ: Mapping[str, str],
-    stop: StopFlag,  # noqa: ARG001 - it ends with its ranks
+    stop: StopFlag,  # noqa: ARG001 - torch's launcher handles signals
 ) -> ExitCode:
-    """Runs the command.
+    """Run the command.
 
     Args:
-        options: Parsed.
-        rest: The settings.
-        environ: The process's environment.
-        stop: Raised by signals.
+        options: Parsed options.
+        rest: Arguments that the parser does not know, which are settings.
+        environ: Environment of the process.
+        stop: Not used, because torch's launcher handles signals.
 
     Returns:
-        FAILED if a loss is further from another than is allowed.
+        FAILED if two losses differ by more than is permitted.
 
     Raises:
-        InputError: If what was asked for cannot be trained.
+        InputError: If an option, the task or a setting is wrong.
     """
     options.task = options.path or options.task
     task, config = task_and_config("converge", options, rest, environ)
     world_sizes = sorted(_numbers("ranks", options.ranks))
     batch = config.global_batch
     batches = _numbers("batches", options.batches) if options.batches else [batch, 4 * batch]
-    # The ranks share the machine's cores, and start as forks of this process: it must stay
-    # without threads of its own, and it imports torch only now.
+    # The ranks share the cores of the machine and are forks of this process. It must not start
+    # threads, so it imports torch only after it has set OMP_NUM_THREADS.
     threads = max(1, len(os.sched_getaffinity(0)) // world_sizes[-1])
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     from ddp_trainer.ranks.local_gang import run_ranks  # noqa: PLC0415
     from ddp_trainer.tools.converge import (  # noqa: PLC0415
+        Combination,
         Limits,
-        Way,
+        compare,
         data_size,
-        judge,
-        settings_of,
+        settings_for,
         table,
         train_once,
     )
 
-    ways = [Way(ranks, size) for size in batches for ranks in world_sizes]
-    for way in ways:
-        settings_of(config, way, batches[0], None)  # refused before anything is built
+    combinations = [Combination(ranks, size) for size in batches for ranks in world_sizes]
+    for combination in combinations:
+        settings_for(config, combination, batches[0], None)  # raises before any rank starts
     size = run_ranks(1, data_size, task, config.model_dump(mode="json", exclude_unset=True))
-    documents = {way: settings_of(config, way, batches[0], size) for way in ways}
+    documents = {
+        combination: settings_for(config, combination, batches[0], size)
+        for combination in combinations
+    }
     outcomes = {}
-    for way, document in documents.items():
-        print(f"training {way.ranks} rank(s) with batch {way.batch}", file=sys.stderr, flush=True)
-        outcomes[way] = run_ranks(way.ranks, train_once, task, document)
-    rows = judge(outcomes, Limits(options.within, options.worse))
-    print(table(rows))
-    return ExitCode.FAILED if any(row.fault for row in rows) else ExitCode.OK
+    for combination, document in documents.items():
+        ranks, batch = combination.ranks, combination.batch
+        print(f"training {ranks} rank(s) with batch {batch}", file=sys.stderr, flush=True)
+        outcomes[combination] = run_ranks(ranks, train_once, task, document)
+    comparisons = compare(outcomes, Limits(options.within, options.worse))
+    print(table(comparisons))
+    return ExitCode.FAILED if any(row.problem for row in comparisons) else ExitCode.OK
 
 
 def _numbers(name: str, text: str) -> list[int]:
-    """Numbers in the order in which they were stated, each once.
+    """Return the numbers of a list in their order, without repetitions.
 
     Raises:
-        InputError: If it is not a list of numbers.
+        InputError: If the text is not a list of numbers.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts):
-        raise InputError(f'converge: --{name} must be numbers from 1 up with commas, not "{text}"')
+        raise InputError(
+            f'converge: --{name} must be integers above 0, separated by commas, not "{text}"'
+        )
     return list(dict.fromkeys(map(int, parts)))

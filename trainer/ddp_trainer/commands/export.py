@@ -1,4 +1,4 @@
-"""`export`: a trained model as files that other programs load."""
+"""`export`: write a trained model to files that other programs load."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -15,29 +15,32 @@ FORMATS = ("safetensors", "torch", "onnx")
 
 
 def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Adds the command's parser."""
+    """Add the parser of this command."""
     parser = commands.add_parser(
         "export",
         help="write a trained model for other programs",
         description=(
-            "Loads the newest whole checkpoint, writes the model in each format with a"
-            " metadata.json, and compares what each file computes with the model itself. Ends with"
-            " 1 if any differs."
+            "Load the newest complete checkpoint, write the model in each format together with a"
+            " metadata.json, and compare the output of each file with that of the model. Exit with"
+            " code 1 if one differs."
         ),
     )
     add_run_to(parser)
     parser.add_argument(
-        "--checkpoint", help="a checkpoint or a run's directory; default checkpoint.directory"
+        "--checkpoint", help="checkpoint or run directory; default: checkpoint.directory"
     )
-    parser.add_argument("--output", required=True, help="a folder, which must not exist")
+    parser.add_argument("--output", required=True, help="folder to create; must not exist")
     parser.add_argument(
-        "--formats", default="safetensors,torch", help="of safetensors, torch (.pt2) and onnx"
+        "--formats",
+        default="safetensors,torch",
+        help="any of safetensors, torch (.pt2) and onnx, separated by commas; default:"
+        " safetensors,torch",
     )
     parser.add_argument(
         "--weights",
         choices=("average", "last"),
         default="average",
-        help="the moving average where the checkpoint has one, or the last weights",
+        help="the moving average if the checkpoint has one, or the last weights; default: average",
     )
     parser.set_defaults(run=run)
 
@@ -46,26 +49,26 @@ def run(
     options: argparse.Namespace,
     rest: Sequence[str],
     environ: Mapping[str, str],
-    stop: StopFlag,  # noqa: ARG001 - as all commands
+    stop: StopFlag,  # noqa: ARG001 - part of the interface of commands
 ) -> ExitCode:
-    """Runs the command.
+    """Run the command.
 
     Returns:
-        FAILED if a file computes something else than the model.
+        FAILED if a file computes other outputs than the model.
 
     Raises:
-        InputError: If there is nothing to export, or nowhere to.
+        InputError: If no complete checkpoint exists, or an option, task or setting is wrong.
     """
     path, config = task_and_config("export", options, rest, environ)
     formats = list(dict.fromkeys(options.formats.split(",")))
     for name in formats:
         if name not in FORMATS:
-            raise InputError(f'export: "{name}" is not one of {", ".join(FORMATS)}')
+            raise InputError(f'export: --formats must be from {", ".join(FORMATS)}, not "{name}"')
     source = options.checkpoint or config.checkpoint.directory
     if not source:
-        raise InputError("export: state --checkpoint, or checkpoint.directory")
+        raise InputError("export: set --checkpoint or --checkpoint.directory")
 
-    import torch  # noqa: PLC0415 - it takes longer than all of the above
+    import torch  # noqa: PLC0415 - slow to import
 
     from ddp_trainer.observe.events import EventLog  # noqa: PLC0415
     from ddp_trainer.run.building import build_task  # noqa: PLC0415
@@ -75,13 +78,13 @@ def run(
     task, _ = build_task(path, config, Ranks(), torch.device("cpu"))
     averaged = options.weights == "average"
     averaged = export.load_weights(task.model, checkpoint, averaged=averaged)
-    metadata = {**export.origin(checkpoint), "averaged": averaged}
+    metadata = {**export.checkpoint_metadata(checkpoint), "averaged": averaged}
     folder = Path(options.output)
-    found = export.export(export.trace(task), formats, folder, metadata)
+    result = export.export(export.trace(task), formats, folder, metadata)
     events = EventLog(Ranks(), 0)
-    for file, difference in found.differences.items():
-        failed = file in found.failed
+    for file, difference in result.differences.items():
+        failed = file in result.failed
         events.emit(
             "export", file=str(folder / file), largest_difference=difference, same=not failed
         )
-    return ExitCode.FAILED if found.failed else ExitCode.OK
+    return ExitCode.FAILED if result.failed else ExitCode.OK

@@ -1,4 +1,4 @@
-"""`profile`: asks a run that is going on for a trace of its next updates."""
+"""`profile`: request a trace of the next updates of a run in progress."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -10,22 +10,33 @@ from ddp_trainer.stop import StopFlag
 from ddp_wire.contract import Env, ExitCode
 
 STEPS = 5
+"""Default number of traced updates."""
 
 
 def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Adds the command's parser."""
+    """Add the parser of this command."""
     parser = commands.add_parser(
         "profile",
-        help="ask a running run for a trace of some updates",
+        help="request a trace of some updates of a run in progress",
         description=(
-            "Leaves a request in the run's directory. Rank 0 of the run finds it within seconds,"
-            " profiles those updates, and writes a trace for Perfetto or Chrome beside its"
-            " checkpoints, under profiles/."
+            "Write a request to the run's directory. Rank 0 of the run finds it within seconds,"
+            " profiles the updates and writes a trace for Perfetto or Chrome to the folder"
+            " profiles in the same directory."
         ),
     )
-    parser.add_argument("directory", nargs="?", help=f"the run's; default ${Env.CHECKPOINT_DIR}")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"updates; default {STEPS}")
-    parser.add_argument("--from", type=int, default=0, dest="first", help="the first; default now")
+    parser.add_argument(
+        "directory", nargs="?", help=f"directory of the run; default: ${Env.CHECKPOINT_DIR}"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=STEPS, help=f"updates to trace; default: {STEPS}"
+    )
+    parser.add_argument(
+        "--from",
+        type=int,
+        default=0,
+        dest="first",
+        help="first update to trace; default: the next one",
+    )
     parser.set_defaults(run=run)
 
 
@@ -33,20 +44,24 @@ def run(
     options: argparse.Namespace,
     rest: Sequence[str],
     environ: Mapping[str, str],
-    stop: StopFlag,  # noqa: ARG001 - as all commands
+    stop: StopFlag,  # noqa: ARG001 - part of the interface of commands
 ) -> ExitCode:
-    """Runs the command.
+    """Run the command.
 
     Raises:
-        InputError: If there is no such run, or the number of updates is out of range.
+        InputError: If the directory is not that of a run, or an option is out of range.
     """
     if rest:
         raise InputError(f"profile: unknown argument {rest[0]}")
     directory = options.directory or environ.get(Env.CHECKPOINT_DIR)
     if not directory:
-        raise InputError(f"profile: state the run's directory, or set {Env.CHECKPOINT_DIR}")
+        raise InputError(
+            f"profile: name the run's directory or set the variable {Env.CHECKPOINT_DIR}"
+        )
     if not (Path(directory) / "config.json").is_file():
-        raise InputError(f"profile: {directory} is not the directory of a run")
+        raise InputError(
+            f"profile: {directory} must be the directory of a run, with its config.json"
+        )
 
     from ddp_trainer.checkpoint.writer import replace_json  # noqa: PLC0415 - imports torch
     from ddp_trainer.observe.trace import FOLDER, MOST_STEPS, REQUEST  # noqa: PLC0415
@@ -54,5 +69,5 @@ def run(
     if not 1 <= options.steps <= MOST_STEPS or options.first < 0:
         raise InputError(f"profile: --steps must be from 1 to {MOST_STEPS}, and --from 0 or more")
     replace_json(Path(directory) / REQUEST, {"from": options.first, "steps": options.steps})
-    print(f"asked; the trace will be in {Path(directory) / FOLDER}")
+    print(f"requested; rank 0 will write the trace to {Path(directory) / FOLDER}")
     return ExitCode.OK

@@ -1,4 +1,4 @@
-"""`verify`: whether one process and several ranks end with the same weights."""
+"""`verify`: check that one process and several ranks end with the same weights."""
 
 import argparse
 import os
@@ -11,36 +11,44 @@ from ddp_trainer.stop import StopFlag
 from ddp_wire.contract import Env, ExitCode
 
 STEPS = 20
+"""Default number of updates."""
 TOLERANCE = 1e-6
 DEFAULTS: Document = {
     "device": "cpu",
-    # Adam divides by the gradient's size, so a last bit of a tiny gradient would weigh as much as a
-    # large one: what is compared then is noise.
+    # Adam divides by the size of the gradient. The last bit of a tiny gradient would then count as
+    # much as a large gradient, and the comparison would show only noise.
     "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
 }
 
 
 def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Adds the command's parser."""
+    """Add the parser of this command."""
     parser = commands.add_parser(
         "verify",
         help="compare the weights of one process with those of 2 and 4 ranks",
         description=(
-            "Trains a task for some updates in one process and on 2 and 4 ranks, with each strategy"
-            " and with accumulation, and compares the weights. In fp32, on the CPU unless the"
-            " settings say otherwise, with dropout off and BatchNorm as in evaluation, because"
-            " these depend on who computes what."
+            "Train a task for some updates in one process and on 2 and 4 ranks, with each strategy"
+            " and with accumulation, and compare the weights. Exit with code 1 if a difference is"
+            " above the tolerance. The precision is fp32, and the device is the CPU by default."
+            " Dropout is off and BatchNorm is in evaluation mode, because both depend on which"
+            " rank has which sample. Settings are given as for train."
         ),
     )
-    parser.add_argument("path", nargs="?", help="the task, as package.module:function")
-    parser.add_argument("--task", help=f"the same; default ${Env.TASK}")
-    parser.add_argument("--config", help="JSON text or the path of a file")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"updates; default {STEPS}")
+    parser.add_argument("path", nargs="?", metavar="MODULE:FUNCTION", help="same as --task")
+    parser.add_argument(
+        "--task",
+        metavar="MODULE:FUNCTION",
+        help=f"function that builds the task; default: ${Env.TASK}",
+    )
+    parser.add_argument("--config", metavar="JSON", help="settings as JSON text or as a file path")
+    parser.add_argument(
+        "--steps", type=int, default=STEPS, help=f"number of updates; default: {STEPS}"
+    )
     parser.add_argument(
         "--tolerance",
         type=float,
         default=TOLERANCE,
-        help=f"largest difference of a weight; default {TOLERANCE}",
+        help=f"largest permitted difference of a weight; default: {TOLERANCE}",
     )
     parser.set_defaults(run=run)
 
@@ -49,35 +57,37 @@ def run(
     options: argparse.Namespace,
     rest: Sequence[str],
     environ: Mapping[str, str],
-    stop: StopFlag,  # noqa: ARG001
+    stop: StopFlag,  # noqa: ARG001 - torch's launcher handles signals
 ) -> ExitCode:
-    """Runs the command.
+    """Run the command.
 
     Args:
-        options: Parsed.
-        rest: The settings.
-        environ: The process's environment.
-        stop: Raised by signals; it ends with its ranks.
+        options: Parsed options.
+        rest: Arguments that the parser does not know, which are settings.
+        environ: Environment of the process.
+        stop: Not used, because torch's launcher handles signals.
 
     Returns:
         FAILED if any difference is too large.
 
     Raises:
-        InputError: If the task or its settings cannot be verified.
+        InputError: If an option, the task or a setting is wrong.
     """
     task = options.path or options.task or environ.get(Env.TASK)
     if not task:
-        raise InputError(f"verify: state package.module:function, or set {Env.TASK}")
+        raise InputError(f"verify: set --task package.module:function or the variable {Env.TASK}")
     if options.steps < 1:
         raise InputError(f"verify: --steps must be 1 or more, not {options.steps}")
     stated = read_document(options.config) if options.config else {}
     stated = merge(stated, read_overrides(rest))
     config = resolve(merge(DEFAULTS, stated))
-    # The ranks share the machine's cores, and start as forks of this process: it must stay
-    # without threads of its own, and it imports torch only now.
+    # The ranks share the cores of the machine and are forks of this process. It must not start
+    # threads, so it imports torch only after it has set OMP_NUM_THREADS.
     os.environ["OMP_NUM_THREADS"] = "1"
     from ddp_trainer.tools.verify import verify  # noqa: PLC0415
 
-    chosen = "optimizer" in stated
-    alike = verify(task, config, options.steps, options.tolerance, rule_stated=chosen)
-    return ExitCode.OK if alike else ExitCode.FAILED
+    optimizer_stated = "optimizer" in stated
+    equal = verify(
+        task, config, options.steps, options.tolerance, optimizer_stated=optimizer_stated
+    )
+    return ExitCode.OK if equal else ExitCode.FAILED

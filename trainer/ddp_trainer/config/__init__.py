@@ -1,8 +1,7 @@
-"""Every setting of a run: typed, with its default and its sentence. Imports no torch.
+"""All settings of a run, with their types, defaults and descriptions. Does not import torch.
 
-A run is described by one frozen `RunConfig`. The settings of the task itself live in the section
-`task` and are typed by the task's own model, so they are kept here as the plain document that the
-user gave until the task has been imported.
+One frozen `RunConfig` describes a run. Its section `task` holds the settings of the task as plain
+JSON, because only the task's own model can validate them, after the task has been imported.
 """
 
 from ddp_trainer.config.learning import (

@@ -1,4 +1,4 @@
-"""How the model learns: update rule, learning rate, averaged weights, what is not finite."""
+"""Settings of the optimizer, the learning rate, the moving average and non-finite gradients."""
 
 from typing import Literal, Self
 
@@ -15,73 +15,73 @@ from ddp_trainer.config.section import Section
 
 
 class OptimizerConfig(Section):
-    """The update rule, for tasks that do not bring their own."""
+    """Settings of the optimizer, for tasks that do not create their own."""
 
     name: Literal["adamw", "sgd"] = "adamw"
-    """Update rule."""
+    """Optimizer: adamw or sgd."""
     lr: PositiveFloat = 3e-3
     """Peak learning rate."""
     weight_decay: NonNegativeFloat = 0.01
-    """Decay of weights with two or more dimensions; biases and norm scales are not decayed."""
+    """Weight decay of parameters with two or more dimensions. Biases and norm scales have none."""
     betas: tuple[float, float] = (0.9, 0.99)
-    """Decay rates of the two moments of adamw."""
+    """Decay rates of the first and second moment of adamw, from 0 to below 1."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
-    """Momentum of sgd."""
+    """Momentum of sgd, from 0 to below 1."""
     nesterov: bool = True
-    """Whether sgd looks ahead."""
+    """Whether sgd uses Nesterov momentum."""
 
     @model_validator(mode="after")
-    def _has_an_effect(self) -> Self:
+    def _check_settings_have_effect(self) -> Self:
         foreign = {"adamw": {"momentum", "nesterov"}, "sgd": {"betas"}}[self.name]
         for key in sorted(foreign & self.changed()):
             raise ValueError(f'"{key}" has no effect with {self.name}')
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError('"betas" must lie between 0 and 1')
         if self.nesterov and self.momentum == 0:
-            raise ValueError('"nesterov" needs a momentum greater than 0')
+            raise ValueError('"nesterov" requires a momentum greater than 0')
         return self
 
 
 class ScheduleConfig(Section):
-    """The learning rate as a function of the update: a linear warm-up, then a decay."""
+    """Learning rate as a function of the update: a linear warm-up, then a decay."""
 
     name: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
-    """Shape of the decay; wsd (warm-up, stable, decay) falls linearly at the end only."""
+    """Shape of the decay. wsd (warm-up, stable, decay) only decays at the end, linearly."""
     warmup_steps: NonNegativeInt | None = None
-    """Updates until the peak is reached; one in twenty of all updates when not stated."""
+    """Updates until the learning rate reaches its peak. Default: 1/20 of all updates."""
     decay_steps: PositiveInt | None = None
-    """Updates of the fall of wsd; one in five of all updates when not stated."""
+    """Updates of the final decay of wsd. Default: 1/5 of all updates."""
     final_fraction: float = Field(default=0.0, ge=0, le=1)
-    """Learning rate at the end, as a fraction of the peak."""
+    """Final learning rate, as a fraction of the peak from 0 to 1."""
     base_batch: PositiveInt | None = None
-    """Global batch for which the learning rate is meant; the peak then follows `global_batch`."""
+    """Global batch that optimizer.lr is tuned for. If set, the peak is scaled to global_batch."""
     scaling: Literal["linear", "sqrt"] = "linear"
-    """How the peak follows: by the batch's ratio to `base_batch`, or by its square root."""
+    """Scale factor of the peak: global_batch / base_batch (linear), or its square root (sqrt)."""
 
     @model_validator(mode="after")
-    def _has_an_effect(self) -> Self:
-        stated = self.changed()
-        if self.name == "constant" and "final_fraction" in stated:
+    def _check_settings_have_effect(self) -> Self:
+        changed = self.changed()
+        if self.name == "constant" and "final_fraction" in changed:
             raise ValueError('"final_fraction" has no effect with constant')
         if self.name != "wsd" and self.decay_steps is not None:
             raise ValueError(f'"decay_steps" has no effect with {self.name}')
-        if self.base_batch is None and "scaling" in stated:
+        if self.base_batch is None and "scaling" in changed:
             raise ValueError('"scaling" has no effect without base_batch')
         return self
 
 
 class EmaConfig(Section):
-    """A moving average of the weights beside those that are trained."""
+    """Exponential moving average (EMA) of the weights, kept beside the trained weights."""
 
     decay: float | None = Field(default=None, gt=0, lt=1)
-    """Part of the average that stays at each update, as 0.999; no average when not stated."""
+    """Decay of the average per update, for example 0.999. Default: no average."""
     warmup: bool = True
-    """Whether the average follows faster at first: with at most (1 + updates) / (10 + updates)."""
+    """Whether to limit the decay to (1 + updates) / (10 + updates), so that early weights fade."""
     evaluate: bool = True
-    """Whether evaluations use the average."""
+    """Whether evaluations use the averaged weights."""
 
     @model_validator(mode="after")
-    def _has_an_effect(self) -> Self:
+    def _check_settings_have_effect(self) -> Self:
         for key in sorted({"warmup", "evaluate"} & self.changed()):
             if self.decay is None:
                 raise ValueError(f'"{key}" has no effect without decay')
@@ -89,19 +89,19 @@ class EmaConfig(Section):
 
 
 class NonFiniteConfig(Section):
-    """What happens when a gradient has infinite values or is not a number; alike on all ranks."""
+    """Reaction to gradients with infinite or NaN values, equal on all ranks."""
 
     policy: Literal["skip", "stop", "rollback"] | None = None
-    """Skip the update, fail the attempt, or return to the weights of the newest checkpoint and go
-    on with the next data; skip when not stated, or stop where the task's own optimizer cannot skip
-    on the device."""
+    """Reaction to a non-finite gradient: skip the update, stop (fail the attempt), or rollback
+    (restore the weights of the newest checkpoint and continue with the next data). Default: skip,
+    or stop if the task's own optimizer cannot skip an update on the device."""
     patience: PositiveInt = 50
-    """About how many updates in a row may be skipped before the attempt fails."""
+    """Approximate number of consecutive skipped updates after which the attempt fails."""
     rollbacks: PositiveInt = 3
-    """How often a run may roll back before the attempt fails."""
+    """Maximum number of rollbacks per run. The attempt fails instead of one more rollback."""
 
     @model_validator(mode="after")
-    def _has_an_effect(self) -> Self:
+    def _check_settings_have_effect(self) -> Self:
         foreign = {"rollback": {"patience"}, "stop": {"patience", "rollbacks"}}
         for key in sorted(foreign.get(self.policy or "skip", {"rollbacks"}) & self.changed()):
             raise ValueError(f'"{key}" has no effect with policy {self.policy or "skip"}')

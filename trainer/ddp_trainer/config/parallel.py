@@ -1,4 +1,4 @@
-"""How ranks work together."""
+"""Settings of distributed training: strategy, timeouts and communication."""
 
 from typing import Literal, Self
 
@@ -10,40 +10,42 @@ StrategyName = Literal["ddp", "zero1", "fsdp2"]
 DebugLevel = Literal["off", "info", "detail"]
 
 POWERSGD_EARLIEST = 2
-"""DDP lays its buckets out anew after the first update, which error feedback would not survive."""
+"""First update that can use PowerSGD. DDP rebuilds its buckets after the first update, which would
+invalidate the error feedback."""
 POWERSGD_START = 1000
+"""Default first update that uses PowerSGD."""
 
 
 class CompressionConfig(Section):
-    """Smaller gradients on the wire."""
+    """Compression of gradients during their reduction."""
 
     name: Literal["none", "fp16", "bf16", "powersgd"] = "none"
-    """What ranks exchange: gradients as they are, rounded, or as a product of two thin matrices."""
+    """Compression of gradients: none, rounding (fp16, bf16) or low-rank matrices (powersgd)."""
     start_step: NonNegativeInt | None = None
-    """Update from which on it is used; 1000 for powersgd and 0 for the others when not stated."""
+    """First update that uses compression. Default: 1000 for powersgd, 0 for the others."""
     rank: PositiveInt = 1
-    """Columns of the thin matrices of powersgd: more are slower and nearer to the gradient."""
+    """Rank of the powersgd matrices. A higher rank is slower and approximates gradients better."""
     adaptive: bool = False
-    """Whether to wait until the measured share of waiting for communication is large enough."""
+    """Whether compression starts only when the measured communication wait reaches `share`."""
     share: float = Field(default=0.2, gt=0, lt=1)
-    """Share of an update's time from which adaptive compression is used, to the end of the run."""
+    """Share of an update's time, from 0 to 1, at which adaptive compression starts. It stays on."""
 
     @property
     def start(self) -> int:
-        """Update from which on it may be used."""
+        """First update that may use compression."""
         if self.start_step is not None:
             return self.start_step
         return POWERSGD_START if self.name == "powersgd" else 0
 
     @model_validator(mode="after")
-    def _has_an_effect(self) -> Self:
-        stated = self.changed()
+    def _check_settings_have_effect(self) -> Self:
+        changed = self.changed()
         if self.name == "none":
-            for key in sorted(stated - {"name"}):
+            for key in sorted(changed - {"name"}):
                 raise ValueError(f'"{key}" has no effect with none')
-        if self.name != "powersgd" and "rank" in stated:
+        if self.name != "powersgd" and "rank" in changed:
             raise ValueError(f'"rank" has no effect with {self.name}')
-        if "share" in stated and not self.adaptive:
+        if "share" in changed and not self.adaptive:
             raise ValueError('"share" has no effect without adaptive')
         if self.name == "powersgd" and self.start < POWERSGD_EARLIEST:
             raise ValueError(f'"start_step" must be {POWERSGD_EARLIEST} or more with powersgd')
@@ -51,66 +53,66 @@ class CompressionConfig(Section):
 
 
 class LocalSgdConfig(Section):
-    """Ranks that train on their own for some updates and then average (post-local SGD)."""
+    """Post-local SGD: ranks make some updates independently and then average their weights."""
 
     period: PositiveInt | None = None
-    """Updates between two averages; ranks reduce every gradient when not stated."""
+    """Updates between two averages. Default: no local SGD, ranks reduce every gradient."""
     start_step: NonNegativeInt = 0
-    """Update before which every gradient is reduced."""
+    """First update that uses local SGD. Before it, ranks reduce every gradient."""
 
     @model_validator(mode="after")
-    def _has_an_effect(self) -> Self:
+    def _check_settings_have_effect(self) -> Self:
         if self.period is None and "start_step" in self.changed():
             raise ValueError('"start_step" has no effect without period')
         return self
 
 
 class ParallelConfig(Section):
-    """How ranks work together."""
+    """Settings of distributed training."""
 
     strategy: StrategyName = "ddp"
-    """What each rank holds: everything (ddp), its part of the optimizer's state (zero1), or its
-    part of weights, gradients and that state (fsdp2). Checkpoints are the same."""
+    """What the ranks shard: nothing (ddp), optimizer state (zero1), or weights, gradients and
+    optimizer state (fsdp2). All strategies can read each other's checkpoints."""
     timeout_seconds: PositiveInt = 600
-    """Longest wait of one rank for the others before the attempt fails."""
+    """Longest wait of one rank for the others, in seconds, before the attempt fails."""
     first_timeout_seconds: PositiveInt | None = None
-    """The same until an attempt has done its first update, which connects and may compile;
-    timeout_seconds when not stated."""
+    """Timeout, in seconds, until an attempt's first update is done. The first update connects the
+    ranks and may compile. Default: timeout_seconds."""
     debug: DebugLevel = "off"
-    """What NCCL and torch log of how ranks connect; with detail, which is slow, torch also compares
-    the collectives of all ranks before each (NCCL only). What the environment says comes first."""
+    """How much NCCL and torch log about communication. detail is slow: with NCCL, torch also
+    compares all ranks' collectives before each one. Environment variables take precedence."""
     agree_seconds: PositiveFloat = 5.0
-    """About how often ranks agree on whether to stop or to save, if no report comes sooner."""
+    """Approximate seconds between two decisions of all ranks whether to stop or save."""
     allow_mixed: bool = False
-    """Whether ranks may have different versions of Python, torch, CUDA or NCCL, or other GPUs."""
+    """Whether ranks may differ in GPU model, or in version of driver, Python, torch, CUDA, NCCL."""
     bucket_mb: PositiveInt = 25
-    """Megabytes of gradients that are reduced in one piece."""
+    """Size of one gradient bucket in megabytes. Each bucket is one reduction."""
     find_unused_parameters: bool = False
-    """Whether an update may leave parameters without a gradient; costs a walk of the graph."""
+    """Whether an update may leave parameters without a gradient. Costs a graph traversal."""
     static_graph: bool = False
-    """Whether every update goes through the same parts of the model: what is unused is found out
-    once, and activations may be recomputed in any way."""
+    """Whether every update uses the same parts of the model. DDP then finds unused parameters only
+    once, and every form of activation checkpointing works."""
     compression: CompressionConfig = CompressionConfig()
     local_sgd: LocalSgdConfig = LocalSgdConfig()
 
     @property
     def first_timeout(self) -> int:
-        """Longest wait until an attempt's first update is done, in seconds."""
+        """Timeout in seconds until an attempt's first update is done."""
         return self.first_timeout_seconds or self.timeout_seconds
 
     @model_validator(mode="after")
-    def _fit_together(self) -> Self:
+    def _check_combinations(self) -> Self:
         if self.strategy == "fsdp2":
             of_ddp = {"bucket_mb", "find_unused_parameters", "static_graph"}
             for key in sorted(of_ddp & self.changed()):
                 raise ValueError(f'"{key}" has no effect with fsdp2')
             if self.compression.name != "none":
-                raise ValueError('"compression" needs strategy ddp or zero1')
+                raise ValueError('"compression" requires strategy ddp or zero1')
         if self.static_graph and self.find_unused_parameters:
             raise ValueError('"find_unused_parameters" has no effect with static_graph')
         if self.local_sgd.period is not None:
             if self.strategy != "ddp":
-                raise ValueError('"local_sgd" needs strategy ddp')
+                raise ValueError('"local_sgd" requires strategy ddp')
             if self.compression.name != "none":
-                raise ValueError('"local_sgd" and "compression" exclude each other')
+                raise ValueError('"local_sgd" and "compression" cannot be combined')
         return self

@@ -1,4 +1,4 @@
-"""A whole run."""
+"""Settings of a whole run, and those of data, checkpoints and logs."""
 
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -20,89 +20,90 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 class DataConfig(Section):
-    """How samples reach the model."""
+    """Settings of data loading."""
 
     shuffle: bool = True
-    """Whether each epoch has its own random order."""
+    """Whether to shuffle the training data in every epoch."""
     workers: NonNegativeInt | None = 0
-    """Processes per rank that prepare batches: 0 prepares them in the rank itself, null takes what
-    the container's CPU quota leaves."""
+    """Worker processes per rank that load batches. 0 loads them in the rank's own process, null
+    derives the number from the container's CPU quota."""
     prefetch: PositiveInt = 2
-    """Batches that each worker process keeps ready."""
+    """Batches that each worker process loads ahead."""
     persistent_workers: bool = True
-    """Whether the workers of evaluations live on between them."""
+    """Whether evaluations reuse their worker processes."""
     pin_memory: bool = True
-    """Whether batches for CUDA lie in memory that the device can copy from by itself."""
+    """Whether batches for CUDA are loaded into pinned memory, for asynchronous copies."""
     eval_batch: PositiveInt | None = None
-    """Samples per rank and evaluation step; as many as in training when not stated."""
+    """Samples per rank in one evaluation step. Default: the micro-batch of training."""
 
 
 class CheckpointConfig(Section):
-    """What is kept, where and how often.
+    """Settings of checkpoints.
 
-    With no interval stated there is a checkpoint after every epoch and at least every five minutes.
-    The end of the run is always saved.
+    If no interval is set, the trainer saves after every epoch and at least every five minutes. It
+    always saves at the end of the run.
     """
 
     directory: str | None = None
-    """The run's own directory on a volume that outlives it; nothing is saved without one."""
+    """Directory of this run's checkpoints, on a persistent volume. Default: no checkpoints."""
     every_steps: PositiveInt | None = None
-    """Updates between two checkpoints."""
+    """Updates between two checkpoints. Without any interval: every epoch and every 5 minutes."""
     every_seconds: PositiveInt | None = None
-    """Seconds between two checkpoints."""
+    """Seconds between two checkpoints. Without any interval: every epoch and every 5 minutes."""
     keep: PositiveInt = 3
-    """Newest checkpoints that are kept."""
+    """Number of newest checkpoints to keep."""
 
 
 class LogConfig(Section):
-    """What is reported."""
+    """Settings of progress lines."""
 
     every_steps: PositiveInt = 10
     """Updates between two progress lines."""
     all_ranks: bool = False
-    """Whether every rank prints progress lines with its own times, not only rank 0."""
+    """Whether every rank prints progress lines with its own times, instead of rank 0 only."""
     peak_tflops: PositiveFloat | None = None
-    """What a device can do at most at the run's precision, in TFLOP/s: progress lines then state
-    the part of it that the model uses, if the task knows its `flops_per_sample`."""
+    """Peak rate of one device at the run's precision, in TFLOP/s. If set, progress lines include
+    the model FLOPs utilization; the task must define flops_per_sample."""
 
 
 class RunConfig(Section):
-    """One run, from first update to summary."""
+    """Settings of one run."""
 
     epochs: PositiveInt | None = None
-    """Passes over the training data; one when neither this nor max_steps is stated."""
+    """Passes over the training data. Default: 1, unless max_steps is set."""
     max_steps: PositiveInt | None = None
-    """Updates after which the run is complete, even within an epoch."""
+    """Updates after which the run is complete, even within an epoch. Default: no limit."""
     max_seconds: PositiveFloat | None = None
-    """Seconds of training, over all attempts, after which the run is complete."""
+    """Seconds of training over all attempts, after which the run is complete. Default: no limit."""
     global_batch: PositiveInt = 32
-    """Samples per update, over all ranks."""
+    """Samples per update over all ranks. Must be a multiple of the number of ranks."""
     micro_batch: PositiveInt | None = None
-    """Samples per rank in one forward pass; its whole share of the update when not stated."""
+    """Samples per rank in one forward pass. Default: the rank's whole share of the update."""
     precision: Precision = "fp32"
-    """Arithmetic of forward and backward pass; weights are kept in fp32, but in fp64 for fp64."""
+    """Precision of the forward and backward pass. Weights are fp32, or fp64 with fp64."""
     clip_norm: PositiveFloat | None = None
-    """Largest norm of the gradient; not clipped when not stated."""
+    """Maximum norm of the gradient, which is clipped to it. Default: no clipping."""
     sync_batch_norm: bool = False
-    """Whether BatchNorm normalises by the samples of all ranks in training; CUDA only."""
+    """Whether BatchNorm uses the samples of all ranks in training. CUDA only."""
     channels_last: bool = False
-    """Whether images lie channel by channel within a pixel, which CUDA's convolutions prefer."""
+    """Whether images use torch's channels_last memory format, which is faster on CUDA."""
     compile: bool = False
-    """Whether torch.compile translates the model before it is wrapped."""
+    """Whether to compile the model with torch.compile."""
     deterministic: bool = False
-    """Whether only algorithms are used that give the same bits each time; slower."""
+    """Whether to use only deterministic algorithms, which are slower."""
     init_from: str | None = None
-    """Weights to begin with, without a position: a safetensors file, a checkpoint or a run."""
+    """Initial weights: path of a safetensors file, a checkpoint or a run's directory. Training
+    starts at update 0. A checkpoint of this run takes precedence."""
     init_strict: bool = True
-    """Whether those weights must fit name by name; what does not fit is only reported otherwise."""
+    """Whether all weights of init_from must match. Otherwise mismatches only cause a warning."""
     eval_every_steps: PositiveInt | None = None
-    """Updates between two evaluations; after every epoch when not stated, and at the end."""
+    """Updates between two evaluations, and one at the end. Default: one per epoch."""
     collect_every_steps: PositiveInt = 50
-    """Updates between two collections of Python's garbage, at the same update on all ranks."""
+    """Updates between two runs of Python's garbage collector, simultaneous on all ranks."""
     seed: NonNegativeInt = 0
-    """Root of all randomness."""
+    """Seed of all random numbers."""
     device: Device = "auto"
-    """Where to compute; auto takes CUDA when there is any."""
+    """Device for training. auto uses CUDA if available, otherwise the CPU."""
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     ema: EmaConfig = EmaConfig()
@@ -112,36 +113,39 @@ class RunConfig(Section):
     parallel: ParallelConfig = ParallelConfig()
     log: LogConfig = LogConfig()
     task: dict[str, JsonValue] = Field(default_factory=dict)
-    """The task's own settings."""
+    """Settings of the task, validated by its own model."""
 
     @model_validator(mode="after")
-    def _fit_together(self) -> Self:
+    def _check_combinations(self) -> Self:
         if self.init_from is None and "init_strict" in self.changed():
             raise ValueError('"init_strict" has no effect without init_from')
         if self.precision == "fp16" and self.parallel.local_sgd.period is not None:
             raise ValueError(
-                "parallel.local_sgd excludes fp16: each rank would scale its loss differently"
+                "parallel.local_sgd cannot be combined with precision fp16, because each rank would"
+                " use its own loss scale"
             )
         if self.precision == "fp16":
             if self.parallel.strategy != "ddp":
-                raise ValueError("precision fp16 needs parallel.strategy ddp; bf16 goes with all")
+                raise ValueError(
+                    "precision fp16 requires parallel.strategy ddp; bf16 works with every strategy"
+                )
             if self.nonfinite.policy in ("stop", "rollback"):
                 raise ValueError(
-                    "nonfinite.policy must be skip with precision fp16: its loss scale is found by"
-                    " overflows"
+                    "nonfinite.policy must be skip with precision fp16, because gradient overflows"
+                    " set its loss scale"
                 )
         if self.nonfinite.policy == "rollback" and self.checkpoint.directory is None:
-            raise ValueError("nonfinite.policy rollback needs checkpoint.directory")
+            raise ValueError("nonfinite.policy rollback requires checkpoint.directory")
         return self
 
     def batch_split(self, world_size: int) -> "BatchSplit":
-        """Divides `global_batch` among ranks and forward passes.
+        """Divide `global_batch` among ranks and forward passes.
 
         Args:
             world_size: Number of ranks.
 
         Raises:
-            InputError: If it does not divide.
+            InputError: If the batch is not divisible.
         """
         share, rest = divmod(self.global_batch, world_size)
         if rest:
@@ -160,9 +164,11 @@ class RunConfig(Section):
 
 @dataclass(frozen=True, slots=True)
 class BatchSplit:
-    """How one update is divided; all counts are samples but `accumulation`."""
+    """Division of one update among ranks and forward passes."""
 
     per_rank: int
+    """Samples per rank and update."""
     micro_batch: int
+    """Samples per rank and forward pass."""
     accumulation: int
     """Forward passes per rank and update."""

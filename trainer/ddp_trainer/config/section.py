@@ -1,10 +1,10 @@
-"""The base of all sections."""
+"""Base class of all configuration sections."""
 
 from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """Frozen, strict about types, and closed to unknown keys."""
+    """A frozen section that accepts neither wrong types nor unknown keys."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -15,6 +15,6 @@ class Section(BaseModel):
     )
 
     def changed(self) -> set[str]:
-        """Settings that differ from their defaults."""
+        """Return the names of the settings that differ from their defaults."""
         fields = type(self).model_fields
         return {name for name, field in fields.items() if getattr(self, name) != field.default}

@@ -1,7 +1,7 @@
-"""From the environment, a document and the command line to one `RunConfig`, with plain sentences.
+"""Loading and validation of a `RunConfig` from environment, document and command line.
 
-Layers, each over the one before: defaults, the environment's checkpoint variables, the document
-(`--config` or the environment's), then `--section.key=value`.
+Later sources override earlier ones: defaults, the environment's checkpoint variables, the document
+(`--config` or the environment's), then `--section.key=value` arguments.
 """
 
 import difflib
@@ -32,14 +32,14 @@ _CHECKPOINT_VARIABLES = {
 
 
 def read_document(source: str) -> Document:
-    """Reads a configuration given as JSON text or as the path of a JSON file.
+    """Read a configuration from JSON text or from the path of a JSON file.
 
     Raises:
-        InputError: If it is neither, or not a JSON object.
+        InputError: If the source is neither, or is not a JSON object.
     """
-    text, place = source, "the given text"
+    text, origin = source, "the given text"
     if not source.lstrip().startswith("{"):
-        place = source
+        origin = source
         try:
             text = Path(source).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -47,14 +47,14 @@ def read_document(source: str) -> Document:
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
-        raise InputError(f"config: {place} is not JSON: {error}") from error
+        raise InputError(f"config: {origin} is not valid JSON: {error}") from error
     if not isinstance(document, dict):
-        raise InputError(f"config: {place} must be a JSON object, not {_shown(document)}")
+        raise InputError(f"config: {origin} must be a JSON object, not {_shortened(document)}")
     return document
 
 
 def read_overrides(arguments: Sequence[str]) -> Document:
-    """Reads `--section.key=value` arguments; values are JSON, or else text.
+    """Read `--section.key=value` arguments. A value that is not valid JSON is a string.
 
     Raises:
         InputError: If an argument has another form.
@@ -75,12 +75,12 @@ def _value(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError:
-        # People also write .5 and 5., which JSON does not know.
+        # .5 and 5. are numbers to a user, but not valid JSON.
         return float(text) if _NUMBER.fullmatch(text) else text
 
 
 def environment_document(environ: Mapping[str, str]) -> Document:
-    """The settings that the contract's checkpoint variables state."""
+    """Return the settings in the contract's checkpoint variables, as a document."""
     section: Document = {}
     for variable, key in _CHECKPOINT_VARIABLES.items():
         text = environ.get(variable, "")
@@ -90,7 +90,7 @@ def environment_document(environ: Mapping[str, str]) -> Document:
 
 
 def merge(base: Document, over: Document) -> Document:
-    """`base` with the values of `over` in place of its own, section by section."""
+    """Return `base` overridden by the values of `over`, section by section."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
@@ -100,42 +100,42 @@ def merge(base: Document, over: Document) -> Document:
 
 
 def resolve(document: Document) -> RunConfig:
-    """Checks a merged document.
+    """Validate a merged document and return it as a `RunConfig`.
 
     Raises:
-        InputError: With one sentence on the first thing that is wrong, by its full dotted path.
+        InputError: If the document is invalid; names the first wrong setting by its dotted path.
     """
     return check(RunConfig, document)
 
 
 def check(model: type[Model], document: Document, prefix: str = "") -> Model:
-    """Checks `document` against `model`, whose keys stand below `prefix` in the whole document.
+    """Validate `document` against `model` and return the model's instance.
 
     Args:
-        model: Any pydantic model; unknown keys are refused unless it allows extra ones itself.
-        document: What the user gave.
-        prefix: Dotted path with its final dot, or nothing.
+        model: Any pydantic model. Unknown keys are errors unless the model allows extra keys.
+        document: The user's document.
+        prefix: Dotted path of this document in the whole configuration, with its final dot.
 
     Raises:
-        InputError: With one sentence on the first thing that is wrong.
+        InputError: If the document is invalid; names the first wrong setting by its dotted path.
     """
     known = list(_known_keys(model, prefix))
     for path in _unknown_keys(model, document, prefix):
         raise InputError(f'config: unknown key "{path}"{_suggestion(path, known)}')
     try:
-        # As JSON, because there a strict model still takes a list for a tuple.
+        # As JSON, because only there a strict model accepts a list for a tuple.
         return model.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        raise InputError(_sentence(error, prefix)) from error
+        raise InputError(_message(error, prefix)) from error
 
 
 def describe() -> str:
-    """Every setting of a run on a line of its own, with its default and its sentence."""
+    """Return the help text of all settings, each with its default and its description."""
     lines = []
     for path, setting in _settings_of(RunConfig, ""):
         default = json.dumps(setting.get_default(call_default_factory=True))
-        sentence = " ".join((setting.description or "").split())
-        lines.append(f"  --{path}={default}\n        {sentence}")
+        description = " ".join((setting.description or "").split())
+        lines.append(f"  --{path}={default}\n        {description}")
     return "\n".join(lines)
 
 
@@ -172,7 +172,7 @@ def _section(annotation: Any) -> type[BaseModel] | None:
 
 
 def _suggestion(path: str, known: list[str]) -> str:
-    """The nearest known key, by its whole path or else by its last part."""
+    """Suggest the most similar known key, by its whole path or else by its last part."""
     close = difflib.get_close_matches(path, known, n=1, cutoff=0.7)
     if not close:
         by_name = {key.rpartition(".")[2]: key for key in reversed(known)}
@@ -181,20 +181,20 @@ def _suggestion(path: str, known: list[str]) -> str:
     return f'; did you mean "{close[0]}"?' if close else ""
 
 
-def _sentence(error: ValidationError, prefix: str) -> str:
+def _message(error: ValidationError, prefix: str) -> str:
     first = error.errors(include_url=False)[0]
     path = prefix + ".".join(str(part) for part in first["loc"])
     message = first["msg"]
     if first["type"] == "missing":
-        return f'config: "{path}" must be stated'
+        return f'config: "{path}" must be set'
     if first["type"] == "value_error":
-        place = f"{path}: " if first["loc"] else ""
-        return f"config: {place}{message.removeprefix('Value error, ')}"
+        where = f"{path}: " if first["loc"] else ""
+        return f"config: {where}{message.removeprefix('Value error, ')}"
     must = message.replace("Input should be", "must be", 1)
-    return f"config: {path} {must}, not {_shown(first['input'])}"
+    return f"config: {path} {must}, not {_shortened(first['input'])}"
 
 
-def _shown(value: Any) -> str:
+def _shortened(value: Any) -> str:
     text = json.dumps(value, default=repr)
     limit = 60
     return text if len(text) <= limit else text[: limit - 3] + "..."

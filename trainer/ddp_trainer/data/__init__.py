@@ -1,1 +1,1 @@
-"""From samples to batches, in training and evaluation."""
+"""Training and evaluation data: sampling, loading, and copying to the device."""

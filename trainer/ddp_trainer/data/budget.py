@@ -1,39 +1,39 @@
-"""How many threads and worker processes a rank may have, by the CPUs that its container may use."""
+"""Threads and worker processes of each rank, derived from the CPU quota of the container."""
 
 from dataclasses import dataclass
 
-MOST_WORKERS = 8
-"""More than so many seldom make one rank's data come faster."""
+MAX_DEFAULT_WORKERS = 8
+"""Most worker processes per rank by default, because more seldom speed up loading."""
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """One rank's share of the machine."""
+class CpuBudget:
+    """One rank's share of the CPUs."""
 
     threads: int
-    """Compute threads of the rank itself."""
+    """Compute threads of the rank."""
     workers: int
-    """Processes that prepare batches."""
+    """Worker processes that prepare batches."""
     warning: str | None = None
-    """One sentence, if what is asked for is more than there is."""
+    """One sentence, if the requested workers need more CPUs than the container may use."""
 
 
-def share_out(cpus: int, local_ranks: int, asked: int | None) -> Budget:
-    """Divides a container's CPUs among its ranks, and each rank's among threads and workers.
+def divide_cpus(cpus: int, local_ranks: int, requested: int | None) -> CpuBudget:
+    """Divide the CPUs of a container among its ranks, and each share among threads and workers.
 
     Args:
-        cpus: What the container may use, by its quota.
-        local_ranks: Ranks in it.
-        asked: Worker processes per rank; what the CPUs leave when not stated.
+        cpus: CPUs that the container may use, by its quota.
+        local_ranks: Ranks in the container.
+        requested: Worker processes per rank. By default the CPUs that the rank itself can spare.
     """
-    mine = max(1, cpus // local_ranks)
-    if asked is None:
-        workers = min(MOST_WORKERS, mine - 1)
-        return Budget(threads=max(1, mine - workers), workers=workers)
+    share = max(1, cpus // local_ranks)
+    if requested is None:
+        workers = min(MAX_DEFAULT_WORKERS, share - 1)
+        return CpuBudget(threads=max(1, share - workers), workers=workers)
     warning = None
-    if asked * local_ranks > cpus:
+    if requested * local_ranks > cpus:
         warning = (
-            f"data.workers {asked} on each of {local_ranks} ranks is more than the {cpus} CPUs"
-            " that this container may use: they slow each other down"
+            f"data.workers is {requested} on each of {local_ranks} ranks, but this container may"
+            f" use only {cpus} CPUs: the worker processes slow each other down"
         )
-    return Budget(threads=max(1, mine - asked), workers=asked, warning=warning)
+    return CpuBudget(threads=max(1, share - requested), workers=requested, warning=warning)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ddp_trainer.data.prefetch import on_device
-from ddp_trainer.data.sampler import Micro
+from ddp_trainer.data.sampler import MicroBatch
 from ddp_trainer.ranks.collectives import sum_over_ranks
 from ddp_trainer.task import HasMetrics, Task, Weighted
 
@@ -15,22 +15,22 @@ from ddp_trainer.task import HasMetrics, Task, Weighted
 def evaluate(
     task: Task,
     model: nn.Module,
-    micros: Iterable[Micro],
+    micro_batches: Iterable[MicroBatch],
     *,
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[object]],
-    alive: Callable[[], None],
+    refresh_heartbeat: Callable[[], None],
 ) -> dict[str, float]:
-    """Mean of each metric over the evaluation data. Every rank must call it.
+    """Return the mean of each metric over the evaluation data. Every rank must call it.
 
     Args:
-        task: Gives the metrics, or else its loss is the only one.
-        model: The bare model: a wrapper's collectives would not be matched, as ranks may have
-            different numbers of batches.
-        micros: This rank's share.
-        device: Where to compute.
-        autocast: Makes the context of the run's precision.
-        alive: Called after every batch.
+        task: Provides the metrics. Without metrics the loss is the only one.
+        model: The bare model. A wrapper's collectives would hang, because ranks may have different
+            numbers of micro-batches.
+        micro_batches: This rank's share of the evaluation data.
+        device: The rank's device.
+        autocast: Creates the context of the run's precision.
+        refresh_heartbeat: Called after every micro-batch.
 
     Returns:
         The metrics by name, equal on all ranks.
@@ -39,13 +39,13 @@ def evaluate(
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        for micro in on_device(micros, device):
+        for micro_batch in on_device(micro_batches, device):
             with autocast():
-                found = _metrics(task, model, micro)
-            for name, weighted in found.items():
+                metrics = _metrics(task, model, micro_batch)
+            for name, weighted in metrics.items():
                 pair = torch.stack((weighted.sum.detach(), weighted.count_tensor())).double()
-                totals[name] = totals.get(name, 0.0) + micro.weight * pair
-            alive()
+                totals[name] = totals.get(name, 0.0) + micro_batch.weight * pair
+            refresh_heartbeat()
     model.train(was_training)
     names = sorted(totals)
     table = sum_over_ranks(torch.stack([totals[name] for name in names]))
@@ -53,7 +53,7 @@ def evaluate(
     return {name: s / c if c else float("nan") for name, (s, c) in pairs}
 
 
-def _metrics(task: Task, model: nn.Module, micro: Micro) -> Mapping[str, Weighted]:
+def _metrics(task: Task, model: nn.Module, micro_batch: MicroBatch) -> Mapping[str, Weighted]:
     if isinstance(task, HasMetrics):
-        return task.metrics(model, micro.batch)
-    return {"loss": task.loss(model, micro.batch)}
+        return task.metrics(model, micro_batch.batch)
+    return {"loss": task.loss(model, micro_batch.batch)}

@@ -1,4 +1,4 @@
-"""From portions to batches: which data a task has, and who prepares them."""
+"""Loaders: they turn portions into micro-batches, in this process or in worker processes."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,9 +10,15 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ddp_trainer.config import DataConfig, RunConfig
-from ddp_trainer.data.budget import Budget
-from ddp_trainer.data.sampler import GlobalSampler, Micro, Portion, Taker, evaluation_portions
-from ddp_trainer.data.stream import StreamSampler, StreamWork, evaluation_stream
+from ddp_trainer.data.budget import CpuBudget
+from ddp_trainer.data.sampler import (
+    GlobalSampler,
+    MicroBatch,
+    Portion,
+    RankSlice,
+    evaluation_portions,
+)
+from ddp_trainer.data.stream import MicroBatchStream, StreamSampler, evaluation_stream
 from ddp_trainer.errors import InputError
 from ddp_trainer.seeds import seed_all
 from ddp_trainer.task import HasCollate, Indexed, Task, is_indexed
@@ -21,34 +27,34 @@ Sampler = GlobalSampler | StreamSampler
 
 
 @dataclass(frozen=True, slots=True)
-class Fetcher(Dataset[Micro]):
-    """Prepares the batch of a portion; runs in the rank or in its worker processes."""
+class MicroBatchDataset(Dataset[MicroBatch]):
+    """Micro-batches of indexed data, by portion. It runs in the rank or in its worker processes."""
 
     data: Indexed
     collate: Callable[[Any], Any]
 
-    def __getitem__(self, portion: Portion[int]) -> Micro:
-        """The batch, drawn under the portion's own seed, wherever and whenever it is drawn."""
+    def __getitem__(self, portion: Portion[int]) -> MicroBatch:
+        """Return the micro-batch of a portion. The portion's seed makes it reproducible."""
         seed_all(portion.seed)
-        return Micro.of(portion, self.collate(fetch(self.data, portion.items)))
+        return MicroBatch.of(portion, self.collate(fetch(self.data, portion.items)))
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
-    """A loader in this process: one `Micro` per portion, without what torch's does beside that."""
+class InProcessLoader:
+    """A loader that prepares each micro-batch in this process, without torch's DataLoader."""
 
-    work: Fetcher
+    dataset: MicroBatchDataset
     portions: Iterable[Portion[int]]
 
-    def __iter__(self) -> Iterator[Micro]:
-        return map(self.work.__getitem__, self.portions)
+    def __iter__(self) -> Iterator[MicroBatch]:
+        return map(self.dataset.__getitem__, self.portions)
 
 
 def make_sampler(task: Task, config: RunConfig) -> Sampler:
-    """How the task's training data are walked through.
+    """Create the sampler for the task's training data.
 
     Raises:
-        InputError: If they have no length and no number of updates is stated.
+        InputError: If the data have no length, and the number of updates is missing.
     """
     data = task.train_data
     if is_indexed(data):
@@ -57,59 +63,63 @@ def make_sampler(task: Task, config: RunConfig) -> Sampler:
     if config.max_steps is None:
         raise InputError('config: "max_steps" must be stated, because train_data has no length')
     if config.epochs is not None:
-        raise InputError('config: "epochs" has no meaning, because train_data has no length')
+        raise InputError('config: "epochs" must not be stated, because train_data has no length')
     return StreamSampler(config.global_batch, config.seed)
 
 
 @dataclass(frozen=True, slots=True)
-class Loading:
-    """What all loaders of a rank have in common."""
+class LoaderFactory:
+    """Factory of a rank's loaders, with the settings that they share."""
 
     task: Task
     config: DataConfig
-    budget: Budget
+    budget: CpuBudget
     device: torch.device
 
-    def training(self, sampler: Sampler, taker: Taker, start: int, updates: int) -> Iterable[Micro]:
-        """This rank's forward passes from a position on, in host memory.
+    def training(
+        self, sampler: Sampler, rank_slice: RankSlice, start: int, updates: int
+    ) -> Iterable[MicroBatch]:
+        """Create the loader of this rank's training data from a position on, in host memory.
 
         Args:
-            sampler: Of the training data.
-            taker: This rank.
+            sampler: Sampler of the training data.
+            rank_slice: Slice of this rank.
             start: Global samples consumed so far.
             updates: Number of updates to make.
         """
         data = self.task.train_data
         if isinstance(sampler, GlobalSampler):
-            return self._indexed(cast("Indexed", data), sampler.portions(start, updates, taker))
+            portions = sampler.portions(start, updates, rank_slice)
+            return self._indexed(cast("Indexed", data), portions)
         return self._stream(
-            partial(sampler.portions, cast("Iterable[Any]", data), start, updates, taker)
+            partial(sampler.portions, cast("Iterable[Any]", data), start, updates, rank_slice)
         )
 
-    def evaluation(self, taker: Taker) -> Iterable[Micro] | None:
-        """This rank's forward passes of one pass over the evaluation data, if there are any."""
+    def evaluation(self, rank_slice: RankSlice) -> Iterable[MicroBatch] | None:
+        """Create the loader of this rank's evaluation data; None if the task has none."""
         data = self.task.eval_data
         if data is None:
             return None
-        taker = replace(taker, micro=self.config.eval_batch or taker.micro)
+        micro_batch = self.config.eval_batch or rank_slice.micro_batch
+        rank_slice = replace(rank_slice, micro_batch=micro_batch)
         if is_indexed(data):
-            return self._indexed(data, evaluation_portions(len(data), taker))
-        return self._stream(partial(evaluation_stream, cast("Iterable[Any]", data), taker))
+            return self._indexed(data, evaluation_portions(len(data), rank_slice))
+        return self._stream(partial(evaluation_stream, cast("Iterable[Any]", data), rank_slice))
 
-    def first(self, sampler: Sampler, taker: Taker, start: int) -> Micro:
-        """The first forward pass from a position on, prepared in this process."""
-        alone = replace(self, budget=replace(self.budget, workers=0))
-        micro: Micro = next(iter(alone.training(sampler, taker, start, 1)))
-        return micro
+    def first(self, sampler: Sampler, rank_slice: RankSlice, start: int) -> MicroBatch:
+        """Return the first micro-batch from a position on, prepared in this process."""
+        in_process = replace(self, budget=replace(self.budget, workers=0))
+        first: MicroBatch = next(iter(in_process.training(sampler, rank_slice, start, 1)))
+        return first
 
-    def _indexed(self, data: Indexed, portions: Iterable[Portion[int]]) -> Iterable[Micro]:
-        work = Fetcher(data, self._collate)
+    def _indexed(self, data: Indexed, portions: Iterable[Portion[int]]) -> Iterable[MicroBatch]:
+        dataset = MicroBatchDataset(data, self._collate)
         if self.budget.workers or self._pinned:
-            return self._loader(work, sampler=portions)
-        return Here(work, portions)
+            return self._loader(dataset, sampler=portions)
+        return InProcessLoader(dataset, portions)
 
-    def _stream(self, portions: Callable[[], Iterable[Portion[Any]]]) -> Iterable[Micro]:
-        return self._loader(StreamWork(portions, self._collate))
+    def _stream(self, portions: Callable[[], Iterable[Portion[Any]]]) -> Iterable[MicroBatch]:
+        return self._loader(MicroBatchStream(portions, self._collate))
 
     @property
     def _pinned(self) -> bool:
@@ -122,20 +132,20 @@ class Loading:
         return collate_of(_without_model(self.task)) if bound else collate
 
     def _loader(
-        self, work: Dataset[Micro], sampler: Iterable[Portion[int]] | None = None
-    ) -> DataLoader[Micro]:
-        """A loader that yields one `Micro` per portion.
+        self, dataset: Dataset[MicroBatch], sampler: Iterable[Portion[int]] | None = None
+    ) -> DataLoader[MicroBatch]:
+        """Create a torch loader that yields one micro-batch per portion.
 
-        Worker processes start from a fork server: a process that has opened a process group or CUDA
-        cannot be forked safely.
+        Worker processes start from a fork server, because a process that has opened a process group
+        or CUDA cannot be forked safely.
         """
         workers = self.budget.workers
         return DataLoader(
-            work,
+            dataset,
             sampler=sampler,
             batch_size=None,
             num_workers=workers,
-            collate_fn=_as_it_is,
+            collate_fn=_identity,
             prefetch_factor=self.config.prefetch if workers else None,
             persistent_workers=workers > 0 and self.config.persistent_workers,
             multiprocessing_context="forkserver" if workers else None,
@@ -143,39 +153,45 @@ class Loading:
         )
 
 
-def _as_it_is(micro: Any) -> Any:
-    """The batch is made already; torch's default looks into all of it at every step."""
-    return micro
+def _identity(micro_batch: Any) -> Any:
+    """Return the micro-batch unchanged. torch's default would walk through it at every step."""
+    return micro_batch
 
 
 def _without_model(task: Task) -> Task:
-    """A task to be sent to worker processes: its model would take a copy, or open the device."""
+    """Return a copy of the task without its model, to be pickled for the worker processes.
+
+    With the model, each worker would need a copy of it, or would open the device.
+    """
     twin = copy.copy(task)
     if not isinstance(task, torch.nn.Module):
-        object.__setattr__(twin, "model", None)  # even where the task is frozen
+        object.__setattr__(twin, "model", None)  # A frozen dataclass refuses plain assignment.
     return twin
 
 
-def by_update(micros: Iterable[Micro]) -> Iterator[Iterator[Micro]]:
-    """Groups forward passes by update. Each group must be used up before the next is asked for."""
-    stream = iter(micros)
+def by_update(micro_batches: Iterable[MicroBatch]) -> Iterator[Iterator[MicroBatch]]:
+    """Group micro-batches by update. Exhaust each group before asking for the next one."""
+    stream = iter(micro_batches)
 
-    def rest(micro: Micro) -> Iterator[Micro]:
-        yield micro
-        while not micro.last:
-            micro = next(stream)
-            yield micro
+    def group(micro_batch: MicroBatch) -> Iterator[MicroBatch]:
+        yield micro_batch
+        while not micro_batch.last:
+            micro_batch = next(stream)
+            yield micro_batch
 
     for first in stream:
-        yield rest(first)
+        yield group(first)
 
 
 def fetch(data: Indexed, indices: Sequence[int]) -> Any:
-    """Samples as `collate` takes them: a list, or what the data's `__getitems__` returns."""
+    """Return samples as `collate` takes them: a list, or the result of the data's `__getitems__`.
+
+    torch's own loader calls `__getitems__` in the same way.
+    """
     many = getattr(data, "__getitems__", None)
     return many(list(indices)) if many else [data[index] for index in indices]
 
 
 def collate_of(task: Task) -> Callable[[Any], Any]:
-    """What joins samples to a batch: the task's own, or torch's."""
+    """Return the function that joins samples to a batch: the task's own, or torch's default."""
     return task.collate if isinstance(task, HasCollate) else default_collate

@@ -1,48 +1,48 @@
-"""Move batches to the device, one ahead of the computation on CUDA."""
+"""Copy of batches to the device; on CUDA one batch ahead of the computation."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from ddp_trainer.data.sampler import Micro
+from ddp_trainer.data.sampler import MicroBatch
 from ddp_trainer.observe.wait_clock import WaitClock
 
 
 def on_device(
-    micros: Iterable[Micro], device: torch.device, clock: WaitClock | None = None
-) -> Iterator[Micro]:
-    """The same work with its batches on `device`.
+    micro_batches: Iterable[MicroBatch], device: torch.device, clock: WaitClock | None = None
+) -> Iterator[MicroBatch]:
+    """Yield the same micro-batches with their data on `device`.
 
-    On CUDA one batch is copied ahead, on a stream of its own, while the one before is computed.
+    On CUDA a side stream copies the next batch while the current one is computed.
 
     Args:
-        micros: Batches in host memory, pinned or not.
-        device: Where to.
-        clock: Counts the time until batches are in host memory.
+        micro_batches: Micro-batches in host memory, pinned or not.
+        device: Target device.
+        clock: Measures the time until each batch is in host memory.
     """
-    arriving = clock.waited_for(micros) if clock else micros
+    arriving = clock.timed(micro_batches) if clock else micro_batches
     match device.type:
         case "cuda":
             yield from _one_ahead(arriving, device)
         case "cpu":
             yield from arriving
         case _:
-            for micro in arriving:
-                yield to_device(micro, device)
+            for micro_batch in arriving:
+                yield to_device(micro_batch, device)
 
 
-def to_device(micro: Micro, device: torch.device) -> Micro:
-    """The same work with its batch on `device`; the copy need not be over when this returns."""
-    return micro._replace(batch=_to(micro.batch, device))
+def to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
+    """Return the micro-batch with its data on `device`. The copy may still be in progress."""
+    return micro_batch._replace(batch=_to(micro_batch.batch, device))
 
 
-def _one_ahead(micros: Iterable[Micro], device: torch.device) -> Iterator[Micro]:
+def _one_ahead(micro_batches: Iterable[MicroBatch], device: torch.device) -> Iterator[MicroBatch]:
     side = torch.cuda.Stream(device)
-    ahead: tuple[Micro, torch.cuda.Event] | None = None
-    for micro in micros:
+    ahead: tuple[MicroBatch, torch.cuda.Event] | None = None
+    for micro_batch in micro_batches:
         with torch.cuda.stream(side):
-            copied = (to_device(micro, device), side.record_event())
+            copied = (to_device(micro_batch, device), side.record_event())
         if ahead is not None:
             yield _arrived(*ahead, device)
         ahead = copied
@@ -50,13 +50,13 @@ def _one_ahead(micros: Iterable[Micro], device: torch.device) -> Iterator[Micro]
         yield _arrived(*ahead, device)
 
 
-def _arrived(micro: Micro, event: torch.cuda.Event, device: torch.device) -> Micro:
-    """Makes the computing stream wait for the copy, and keeps the memory until it is done."""
+def _arrived(micro_batch: MicroBatch, event: torch.cuda.Event, device: torch.device) -> MicroBatch:
+    """Make the compute stream wait for the copy, and keep its memory until the stream is done."""
     stream = torch.cuda.current_stream(device)
     stream.wait_event(event)
-    for tensor in tensors_in(micro.batch):
+    for tensor in tensors_in(micro_batch.batch):
         tensor.record_stream(stream)
-    return micro
+    return micro_batch
 
 
 def _to(value: Any, device: torch.device) -> Any:
@@ -72,7 +72,7 @@ def _to(value: Any, device: torch.device) -> Any:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in a batch, however it is nested."""
+    """Yield all tensors of a batch, at any depth of nesting."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Which samples each rank takes at each update.
+"""Choice of the samples that each rank processes in each update.
 
 The position of a run is one number: global samples consumed. The order of an epoch is a function of
 (seed, epoch) alone. So a run resumes exactly in the middle of an epoch, at any world size.
@@ -10,33 +10,33 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from ddp_trainer.seeds import derive
+from ddp_trainer.seeds import derive_seed
 
 T = TypeVar("T")
 
 
 class Portion(NamedTuple, Generic[T]):
-    """One rank's part of one forward pass."""
+    """The samples of one micro-batch, before they are read and collated."""
 
     items: list[T]
-    """Indices of samples; the samples themselves where data can only be read in order."""
+    """Indices of samples; for data without an index, the samples themselves."""
     weight: float
-    """1, or 0 for a stand-in: a rank without samples still has to take part in the reduction."""
+    """1, or 0 for a placeholder. A rank without samples must still take part in the reduction."""
     update_samples: int
     """Samples of the whole update, over all ranks."""
     last: bool
-    """Whether this is the rank's last forward pass of the update."""
+    """Whether this is the rank's last micro-batch of the update."""
     seed: int
-    """Seed of the randomness in preparing the samples."""
+    """Seed for the preparation of the samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalSampler:
-    """Walks the epochs in global batches and cuts each rank's share out of them.
+    """Sampler that cuts each epoch into global batches, and each global batch into rank slices.
 
-    Every sample comes once per epoch. The last batch of an epoch holds what is left: its samples
-    are dealt out one by one, so shares differ by at most one, and all ranks make the same number of
-    updates.
+    Every sample occurs once per epoch. The last batch of an epoch holds the remaining samples. They
+    are dealt out one by one, so the shares of ranks differ by at most one sample. All ranks make
+    the same number of updates.
     """
 
     size: int
@@ -46,23 +46,23 @@ class GlobalSampler:
     shuffle: bool = True
 
     def order(self, epoch: int) -> list[int]:
-        """All indices, in the order of one epoch."""
+        """Return all indices in the order of one epoch."""
         if not self.shuffle:
             return list(range(self.size))
-        generator = torch.Generator().manual_seed(derive(self.seed, "order", epoch))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", epoch))
         order: list[int] = torch.randperm(self.size, generator=generator).tolist()
         return order
 
     def epoch_of(self, samples: int) -> int:
-        """Number of the epoch that the newest sample belonged to, from 1; 0 before the first."""
+        """Return the epoch of the newest sample, counted from 1; 0 before the first sample."""
         return -(-samples // self.size)
 
     def ends_epoch(self, samples: int) -> bool:
-        """Whether a position is the end of an epoch."""
+        """Return whether a position is the end of an epoch."""
         return samples % self.size == 0
 
     def updates_between(self, start: int, end: int) -> int:
-        """Updates from position `start` up to position `end`, both in global samples consumed."""
+        """Return the updates between two positions, both in global samples consumed."""
         (first, offset), (last, rest) = divmod(start, self.size), divmod(end, self.size)
         if first == last:
             return self._batches(rest - offset)
@@ -70,17 +70,17 @@ class GlobalSampler:
         return self._batches(self.size - offset) + whole + self._batches(rest)
 
     def end_after(self, updates: int) -> int:
-        """Position after so many updates from the beginning."""
+        """Return the position after this number of updates from the beginning."""
         epochs, batches = divmod(updates, self._batches(self.size))
         return epochs * self.size + batches * self.global_batch
 
-    def portions(self, start: int, updates: int, taker: "Taker") -> Iterator[Portion[int]]:
-        """One rank's work from a position on.
+    def portions(self, start: int, updates: int, rank_slice: "RankSlice") -> Iterator[Portion[int]]:
+        """Yield one rank's portions from a position on.
 
         Args:
             start: Global samples consumed so far.
             updates: Number of updates to make.
-            taker: The rank.
+            rank_slice: Slice of the rank.
         """
         epoch, offset = divmod(start, self.size)
         while updates > 0:
@@ -88,7 +88,8 @@ class GlobalSampler:
             begins = range(offset, self.size, self.global_batch)[:updates]
             for begin in begins:
                 batch = order[begin : begin + self.global_batch]
-                yield from taker.cut(batch, (self.seed, "samples", epoch, begin, taker.rank))
+                seed = (self.seed, "samples", epoch, begin, rank_slice.rank)
+                yield from rank_slice.portions(batch, seed)
             epoch, offset, updates = epoch + 1, 0, updates - len(begins)
 
     def _batches(self, samples: int) -> int:
@@ -96,56 +97,56 @@ class GlobalSampler:
 
 
 @dataclass(frozen=True, slots=True)
-class Taker:
-    """A rank that takes its share of each batch."""
+class RankSlice:
+    """One rank's slice of each global batch."""
 
     rank: int
     world_size: int
-    micro: int
-    """Most samples in one forward pass."""
+    micro_batch: int
+    """Most samples in one micro-batch."""
 
-    def cut(self, batch: list[T], seed: tuple[int | str, ...]) -> Iterator[Portion[T]]:
-        """This rank's share of a batch, in forward passes.
+    def portions(self, batch: list[T], seed: tuple[int | str, ...]) -> Iterator[Portion[T]]:
+        """Yield this rank's share of a batch, one portion per micro-batch.
 
-        All ranks make equally many, because a strategy may gather weights in each: a rank whose
-        share is shorter ends with stand-ins of weight 0.
+        All ranks get the same number of portions, because a strategy may gather weights in each
+        forward pass. A rank with a shorter share ends with placeholders of weight 0.
 
         Args:
-            batch: All ranks' samples, or their indices.
-            seed: What the samples' randomness is derived from.
+            batch: Samples of all ranks, or their indices.
+            seed: Base of the seeds for the preparation of the samples.
         """
         share = batch[self.rank :: self.world_size]
         longest = -(-len(batch) // self.world_size)
-        for begin in range(0, longest, self.micro):
-            end = begin + self.micro
-            indices, weight = share[begin:end], 1.0
-            if not indices:
-                indices, weight = batch[:1], 0.0
-            yield Portion(indices, weight, len(batch), end >= longest, derive(*seed, begin))
+        for begin in range(0, longest, self.micro_batch):
+            end = begin + self.micro_batch
+            items, weight = share[begin:end], 1.0
+            if not items:
+                items, weight = batch[:1], 0.0
+            yield Portion(items, weight, len(batch), end >= longest, derive_seed(*seed, begin))
 
 
-def evaluation_portions(size: int, taker: Taker) -> list[Portion[int]]:
-    """One rank's work for one pass over evaluation data: no sample twice, none left out.
+def evaluation_portions(size: int, rank_slice: RankSlice) -> list[Portion[int]]:
+    """Return one rank's portions of one pass over evaluation data, with each sample exactly once.
 
     Args:
         size: Samples in the data set.
-        taker: The rank.
+        rank_slice: Slice of the rank.
     """
-    return list(taker.cut(list(range(size)), ("evaluation", taker.rank)))
+    return list(rank_slice.portions(list(range(size)), ("evaluation", rank_slice.rank)))
 
 
-class Micro(NamedTuple):
-    """One rank's batch of one forward pass."""
+class MicroBatch(NamedTuple):
+    """The samples of one forward pass on one rank, collated to a batch."""
 
     batch: Any
     weight: float
-    """1, or 0 for a stand-in."""
+    """1, or 0 for a placeholder."""
     update_samples: int
     """Samples of the whole update, over all ranks."""
     last: bool
-    """Whether this is the rank's last forward pass of the update."""
+    """Whether this is the rank's last micro-batch of the update."""
 
     @classmethod
-    def of(cls, portion: Portion[Any], batch: Any) -> "Micro":
-        """The batch of a portion."""
+    def of(cls, portion: Portion[Any], batch: Any) -> "MicroBatch":
+        """Create the micro-batch of a portion from its collated samples."""
         return cls(batch, portion.weight, portion.update_samples, portion.last)

@@ -1,10 +1,10 @@
-"""Data that can only be read from the beginning: no index, no length.
+"""Data without index and length, which can only be read from the beginning.
 
-Every rank reads the whole stream and takes its share of each global batch, as with data that has an
-index. So no sample is trained on twice or left out, at any number of ranks and worker processes,
-and a run resumes by reading past the samples that it has consumed. What that costs is reading: each
-rank, and each of its workers, reads everything. All of them must see the same samples in the same
-order, so a stream that shuffles needs a generator of its own.
+Every rank reads the whole stream and takes its slice of each global batch, as with indexed data. So
+each sample is used exactly once per pass, with any number of ranks and worker processes. A run
+resumes by skipping the samples that it has consumed. The cost is reading: each rank, and each of
+its workers, reads everything. All of them must see the same samples in the same order, so a stream
+that shuffles needs its own generator.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,42 +14,42 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ddp_trainer.data.sampler import Micro, Portion, Taker
+from ddp_trainer.data.sampler import MicroBatch, Portion, RankSlice
 from ddp_trainer.errors import InputError
-from ddp_trainer.seeds import derive, seed_all
+from ddp_trainer.seeds import derive_seed, seed_all
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSampler:
-    """Cuts a stream into global batches, pass after pass."""
+    """Sampler that cuts a stream into global batches, pass after pass."""
 
     global_batch: int
     seed: int
     size: None = None
     """Samples in the data set: unknown."""
 
-    def epoch_of(self, samples: int) -> None:  # noqa: ARG002 - as the sampler of indices
-        """Unknown: only who reads the stream sees its end."""
+    def epoch_of(self, samples: int) -> None:  # noqa: ARG002 - same signature as GlobalSampler
+        """Return None, because only a reader of the stream sees the end of a pass."""
         return
 
     def ends_epoch(self, samples: int) -> bool:  # noqa: ARG002
-        """Never, as far as one can know."""
+        """Return False, because the end of a pass is unknown."""
         return False
 
     def portions(
-        self, data: Iterable[Any], start: int, updates: int, taker: Taker
+        self, data: Iterable[Any], start: int, updates: int, rank_slice: RankSlice
     ) -> Iterator[Portion[Any]]:
-        """One rank's work from a position on.
+        """Yield one rank's portions from a position on.
 
         Args:
-            data: Gives the same samples in the same order each time that it is iterated;
-                `set_epoch(number)` is called first if it has that.
-            start: Global samples consumed so far: they are read and dropped.
+            data: Yields the same samples in the same order in each iteration. If it has
+                `set_epoch(number)`, that is called before each pass.
+            start: Global samples consumed so far. They are read and dropped.
             updates: Number of updates to make.
-            taker: The rank.
+            rank_slice: Slice of the rank.
 
         Raises:
-            InputError: If a pass gives no samples.
+            InputError: If a pass yields no samples.
         """
         epoch, left = 0, start
         while updates > 0:
@@ -57,53 +57,54 @@ class StreamSampler:
             skipped = sum(1 for _ in islice(samples, left))
             left, begin = left - skipped, skipped
             while updates > 0 and (batch := list(islice(samples, self.global_batch))):
-                yield from taker.cut(batch, (self.seed, "samples", epoch, begin, taker.rank))
+                seed = (self.seed, "samples", epoch, begin, rank_slice.rank)
+                yield from rank_slice.portions(batch, seed)
                 begin, updates = begin + len(batch), updates - 1
             if begin == 0:
                 raise InputError('task: "train_data" holds no samples')
             epoch += 1
 
     def _one_pass(self, data: Iterable[Any], epoch: int) -> Iterator[Any]:
-        seed_all(derive(self.seed, "stream", epoch))
+        seed_all(derive_seed(self.seed, "stream", epoch))
         if set_epoch := getattr(data, "set_epoch", None):
             set_epoch(epoch)
         return iter(data)
 
 
 @dataclass(frozen=True, slots=True)
-class StreamWork(IterableDataset[Micro]):
-    """Batches of portions that are read in order; each worker process makes every n-th of them.
+class MicroBatchStream(IterableDataset[MicroBatch]):
+    """Micro-batches of a stream. Each of n worker processes prepares every n-th one.
 
-    A loader asks its workers in turn, so the batches come in their order.
+    A torch loader takes one item from each worker in turn, so the micro-batches stay in order.
     """
 
     portions: Callable[[], Iterable[Portion[Any]]]
     collate: Callable[[Any], Any]
 
-    def __iter__(self) -> Iterator[Micro]:
+    def __iter__(self) -> Iterator[MicroBatch]:
         worker = get_worker_info()
-        mine, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        for portion in islice(self.portions(), mine, None, workers):
+        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        for portion in islice(self.portions(), number, None, workers):
             seed_all(portion.seed)
-            yield Micro.of(portion, self.collate(portion.items))
+            yield MicroBatch.of(portion, self.collate(portion.items))
 
 
-def evaluation_stream(data: Iterable[Any], taker: Taker) -> Iterator[Portion[Any]]:
-    """One rank's work for one pass over evaluation data: no sample twice, none left out.
+def evaluation_stream(data: Iterable[Any], rank_slice: RankSlice) -> Iterator[Portion[Any]]:
+    """Yield one rank's portions of one pass over evaluation data, with each sample exactly once.
 
-    A rank whose share is empty gets one sample of weight 0, so that all know the metrics' names.
+    A rank with an empty share gets one sample of weight 0, so that every rank knows all metrics.
 
     Args:
         data: As for training.
-        taker: The rank.
+        rank_slice: Slice of the rank.
 
     Raises:
-        InputError: If the pass gives no samples.
+        InputError: If the pass yields no samples.
     """
     samples, begin = iter(data), 0
-    batch_size = taker.micro * taker.world_size
+    batch_size = rank_slice.micro_batch * rank_slice.world_size
     while batch := list(islice(samples, batch_size)):
-        yield from taker.cut(batch, ("evaluation", begin, taker.rank))
+        yield from rank_slice.portions(batch, ("evaluation", begin, rank_slice.rank))
         begin += len(batch)
     if begin == 0:
         raise InputError('task: "eval_data" holds no samples')

@@ -1,4 +1,4 @@
-"""A moving average of the weights, kept beside those that are trained."""
+"""Exponential moving average of the trained weights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,15 +11,15 @@ from ddp_trainer.parallel.dtensor import laid_out_like, local
 
 
 class Ema:
-    """The average, in fp32, laid out as the weights are. Buffers are not averaged."""
+    """The average, in fp32, with the layout of the weights. Buffers are not averaged."""
 
     def __init__(self, model: nn.Module, config: EmaConfig, decay: float) -> None:
-        """Begins with the weights as they are.
+        """Start the average from the current weights.
 
         Args:
             model: The bare model, on its device.
-            config: Whether to follow faster at first.
-            decay: Part of the average that stays at each update.
+            config: Whether the decay warms up.
+            decay: Part of the average that each update keeps, from 0 to 1.
         """
         self._decay = decay
         self._warmup = config.warmup
@@ -28,10 +28,10 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Moves the average towards the weights.
+        """Move the average towards the weights.
 
         Args:
-            step: Index of the update that the weights come from, from 0.
+            step: Index of the update that produced the weights, from 0.
         """
         decay = min(self._decay, (1 + step) / (10 + step)) if self._warmup else self._decay
         weights = [local(param.detach()).float() for param in self._params.values()]
@@ -40,22 +40,22 @@ class Ema:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The model computes with the average inside, and has its own weights back afterwards."""
-        self._exchange()
+        """Put the average into the model inside the context; restore the weights afterwards."""
+        self._swap()
         try:
             yield
         finally:
-            self._exchange()
+            self._swap()
 
     def state(self) -> dict[str, Tensor]:
-        """The average by parameter name; not a copy."""
+        """Return the average by parameter name; not a copy."""
         return dict(self._average)
 
     def load(self, saved: dict[str, Tensor]) -> None:
-        """Takes a saved average up, in place.
+        """Load a saved average, in place.
 
         Args:
-            saved: Whole tensors by parameter name; what is missing begins with the weights.
+            saved: Whole tensors by parameter name. A missing name starts from the weights.
         """
         for name, average in self._average.items():
             source = saved.get(name)
@@ -63,8 +63,8 @@ class Ema:
             average.copy_(param if source is None else laid_out_like(source, average))
 
     @torch.no_grad()
-    def _exchange(self) -> None:
-        # One tensor at a time, so that no second copy of the model is needed.
+    def _swap(self) -> None:
+        # Swap one tensor at a time to avoid a second copy of the model.
         for name, param in self._params.items():
             weight = param.detach().clone()
             param.copy_(self._average[name])

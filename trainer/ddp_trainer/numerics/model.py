@@ -1,4 +1,4 @@
-"""What is done to a model before it is wrapped."""
+"""Preparation of a model before the strategy wraps it."""
 
 import torch
 from torch import Tensor, nn
@@ -7,20 +7,21 @@ from ddp_trainer.config import RunConfig
 from ddp_trainer.errors import InputError
 
 IMAGE_DIMENSIONS = 4
+"""Dimensions of a batch of images."""
 
 
 def prepare(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Module:
-    """The model with the BatchNorm, number format and memory format that the run asks for.
+    """Return the model with the configured BatchNorm, number format and memory format.
 
-    Names of parameters and buffers stay as they are.
+    Names of parameters and buffers do not change.
 
     Args:
-        model: The task's.
-        config: The run.
-        device: Where it will compute.
+        model: The model of the task.
+        config: Config of the run.
+        device: The device of this rank.
 
     Raises:
-        InputError: If the device cannot do it.
+        InputError: If the device does not support a setting.
     """
     if config.sync_batch_norm:
         if device.type != "cuda":

@@ -1,4 +1,4 @@
-"""The bundled update rules."""
+"""The bundled optimizers: AdamW and SGD."""
 
 from collections.abc import Iterable
 
@@ -9,20 +9,20 @@ from ddp_trainer.config import OptimizerConfig
 from ddp_trainer.parallel.dtensor import is_split
 
 MATRIX_DIMENSIONS = 2
-"""Weights with at least so many dimensions are decayed; biases and norm scales have one."""
+"""Least number of dimensions of a decayed weight; biases and norm scales have one."""
 
 
 def build_optimizer(
     params: Iterable[nn.Parameter], config: OptimizerConfig
 ) -> torch.optim.Optimizer:
-    """AdamW or SGD over two groups, decayed and not.
+    """Create AdamW or SGD with two parameter groups: with and without weight decay.
 
-    The fused kernels make one pass over all parameters, and read the gradient scaler's overflow
-    flag on the device instead of stopping the host for it.
+    The fused kernels make one pass over all parameters. They read the overflow flag of the gradient
+    scaler on the device, so the host need not wait for it.
 
     Args:
-        params: Parameters with a gradient.
-        config: Update rule and its numbers.
+        params: Trained parameters.
+        config: Update rule and its settings.
     """
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
@@ -35,18 +35,18 @@ def build_optimizer(
     ]
     if config.name == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
-    # torch has no fused SGD for parameters in parts.
+    # torch has no fused SGD for split parameters.
     fused = not any(is_split(param) for param in (*decayed, *plain))
     return torch.optim.SGD(
         groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused
     )
 
 
-def begin_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Gives fused SGD its momentum as zeros, which is what its first update makes of none.
+def init_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Set the momentum of fused SGD to zeros before its first update.
 
-    If that first update is skipped, because its gradients are not finite, torch leaves memory that
-    nothing was written to as the momentum of the second.
+    Without this, a skipped first update (non-finite gradients) leaves uninitialised memory as the
+    momentum of the second update.
     """
     if not isinstance(optimizer, torch.optim.SGD):
         return

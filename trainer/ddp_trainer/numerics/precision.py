@@ -1,4 +1,4 @@
-"""The arithmetic of a run: fp32, tf32, bf16 or fp16 around weights that stay in fp32; or fp64."""
+"""Number formats of a run: fp32, tf32, bf16 or fp16 around fp32 weights; or fp64 throughout."""
 
 import os
 from contextlib import AbstractContextManager, nullcontext
@@ -11,18 +11,18 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def set_arithmetic(config: RunConfig) -> None:
-    """Sets what is global in torch: TensorFloat-32, and the choice of algorithms.
+    """Set torch's global switches for TensorFloat-32 and for the choice of algorithms.
 
-    TensorFloat-32 is allowed in products and convolutions for `tf32` and forbidden otherwise: torch
-    allows it in convolutions by default, which would make `fp32` mean two things. CUDA's algorithms
-    are those that are fastest here, or else those that give the same bits each time.
+    `tf32` allows TensorFloat-32 in matrix products and convolutions; other precisions forbid it.
+    torch allows it in convolutions by default, so `fp32` would have two meanings. CUDA uses the
+    fastest algorithms, or those with reproducible results if the config is `deterministic`.
     """
     allowed = config.precision == "tf32"
     torch.set_float32_matmul_precision("high" if allowed else "highest")
     if config.deterministic:
-        # Read when cuBLAS starts, which is later than this.
+        # cuBLAS reads it when it starts, after this call.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Not without need: it imports the compiler, which takes a second or two.
+    # Only on a change: the call imports the compiler, which takes a second or two.
     if torch.are_deterministic_algorithms_enabled() != config.deterministic:
         torch.use_deterministic_algorithms(config.deterministic)
     if torch.backends.cudnn.is_available():
@@ -32,11 +32,11 @@ def set_arithmetic(config: RunConfig) -> None:
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """The context of forward pass and loss."""
+    """Return the context of forward pass and loss."""
     dtype = _AUTOCAST.get(precision)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 def grad_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler:
-    """Loss scaling, active for fp16 only: bf16 has the range of fp32."""
+    """Create the gradient scaler. Only fp16 enables it, because bf16 has the range of fp32."""
     return torch.amp.GradScaler(device.type, enabled=precision == "fp16")

@@ -1,26 +1,26 @@
-"""The learning rate as a pure function of the update: nothing to save, nothing to step."""
+"""The learning rate as a pure function of the update, so there is no state to save."""
 
 import math
 
 from ddp_trainer.config import ScheduleConfig
 
 WARMUP_PART = 20
-"""One in so many updates warms up, when the configuration states no number."""
+"""Default warm-up: total updates divided by this number."""
 DECAY_PART = 5
-"""One in so many updates is the fall of wsd, when the configuration states no number."""
+"""Default decay phase of wsd: total updates divided by this number."""
 
 
 def lr_factor(update: int, total: int, config: ScheduleConfig) -> float:
-    """Learning rate of one update as a factor of the peak.
+    """Return the learning rate of one update as a factor of the peak.
 
     The warm-up rises linearly and reaches the peak with its last update (Goyal et al. 2017,
     arXiv:1706.02677); the cosine is that of Loshchilov and Hutter 2017 (arXiv:1608.03983) without
     restarts; warm-up, stable, decay is that of Hu et al. 2024 (arXiv:2404.06395), falling linearly.
 
     Args:
-        update: Index of the update, from 0. Updates that are skipped count.
+        update: Index of the update, from 0. Skipped updates count.
         total: Updates of the whole run.
-        config: Shape.
+        config: Shape of the schedule.
 
     Returns:
         A factor from 0 to 1.
@@ -42,9 +42,9 @@ def lr_factor(update: int, total: int, config: ScheduleConfig) -> float:
 
 
 def peak_factor(global_batch: int, config: ScheduleConfig) -> float:
-    """What the stated learning rate is multiplied by because of the batch.
+    """Return the factor of the stated learning rate for this global batch.
 
-    Linear for SGD (Goyal et al. 2017); the square root for Adam and its kin (Malladi et al. 2022,
+    Linear for SGD (Goyal et al. 2017); the square root for Adam (Malladi et al. 2022,
     arXiv:2205.10287).
     """
     if config.base_batch is None:

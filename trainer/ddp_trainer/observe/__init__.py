@@ -1,1 +1,1 @@
-"""What a run shows of itself."""
+"""Observability of a run: heartbeats, events, progress, profiles and phase times."""

@@ -1,4 +1,4 @@
-"""What a run says: one JSON object per line on standard output, from global rank 0."""
+"""Events of a run: one JSON object per line on standard output, from global rank 0."""
 
 import json
 import math
@@ -10,34 +10,35 @@ from ddp_trainer.ranks.environment import Ranks
 
 DIGITS = 6
 """Significant digits of numbers in events."""
-_OWN = frozenset({"progress"})
-"""Events of which each rank has figures of its own."""
+_PER_RANK = frozenset({"progress"})
+"""Events whose values differ between ranks."""
 
 
 class EventLog:
-    """Prints events; silent on every rank but the first, if not told otherwise."""
+    """Printer of events. By default only global rank 0 prints."""
 
     def __init__(self, ranks: Ranks, attempt: int, *, all_ranks: bool = False) -> None:
-        """Nothing is printed yet.
+        """Choose which events this rank prints.
 
         Args:
-            ranks: This process's place.
+            ranks: This process's rank.
             attempt: Number of the attempt.
-            all_ranks: Whether events of which each rank has figures of its own come from each.
+            all_ranks: Whether every rank prints the events whose values differ between ranks.
         """
         self._ranks = ranks
         self._attempt = attempt
-        self._told = None if ranks.is_first else _OWN if all_ranks else frozenset[str]()
+        other = _PER_RANK if all_ranks else frozenset[str]()
+        self._printed = None if ranks.is_first else other
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Prints one event.
+        """Print one event.
 
         Args:
-            event: Its kind: start, resume, complete, progress, eval, checkpoint, note, warning,
-                stop or summary.
-            fields: JSON values; numbers that are not finite become null, as JSON has none.
+            event: Kind of event: start, resume, complete, progress, eval, checkpoint, note,
+                warning, profile, stop or summary.
+            fields: JSON values. Numbers that are not finite become null, because JSON has none.
         """
-        if self._told is not None and event not in self._told:
+        if self._printed is not None and event not in self._printed:
             return
         head = {"event": event, "time": round(time.time(), 3), "rank": self._ranks.rank}
         line = head | {"attempt": self._attempt} | _rounded(fields)

@@ -1,7 +1,7 @@
-"""How long the parts of an update take, measured at one update per progress line.
+"""Duration of the phases of an update, measured at one update per progress line.
 
-That one update is measured at the others' expense of nothing: the clock of a CUDA device is read
-with the loss, when the host waits for the device anyway.
+The other updates cost nothing extra. On CUDA the device clock is read together with the loss, when
+the host waits for the device in any case.
 """
 
 import time
@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 
-class Phases:
-    """Seconds that the device spent in each named part of the newest update that was measured."""
+class PhaseTimer:
+    """Seconds that the device spent in each named phase of the newest measured update."""
 
     def __init__(self, device: torch.device, every_steps: int, step: int) -> None:
-        """Measures every so many updates.
+        """Prepare to measure the update before each progress line.
 
         Args:
-            device: The rank's; on CUDA its own clock counts, not the host's.
+            device: The rank's device. On CUDA the device clock is used, not the host's.
             every_steps: Updates between two progress lines.
             step: Updates done.
         """
@@ -28,11 +28,11 @@ class Phases:
         self._every_steps = every_steps
         self._spans: list[tuple[str, Any, Any]] = []
         self.measured = False
-        """Whether the update that is being made is measured."""
-        self.updated(step)
+        """Whether the current update is measured."""
+        self.after_update(step)
 
-    def updated(self, step: int) -> None:
-        """Chooses whether the next update is measured: the last one before a progress line is.
+    def after_update(self, step: int) -> None:
+        """Measure the next update if it is the last one before a progress line.
 
         Args:
             step: Updates done.
@@ -43,18 +43,18 @@ class Phases:
 
     @contextmanager
     def range(self, name: str) -> Iterator[None]:
-        """A part of the update, which may have several of the name."""
-        begun = self._mark()
+        """Measure the context as part of the named phase. A phase may have several parts."""
+        start = self._mark()
         try:
             yield
         finally:
-            self._spans.append((name, begun, self._mark()))
+            self._spans.append((name, start, self._mark()))
 
     def read(self) -> dict[str, float]:
-        """Seconds by name; empty when no update was measured yet. Waits for the device."""
+        """Return seconds by phase, after waiting for the device; empty before any measurement."""
         seconds = defaultdict[str, float](float)
-        for name, begun, ended in self._spans:
-            seconds[name] += self._between(begun, ended)
+        for name, start, end in self._spans:
+            seconds[name] += self._between(start, end)
         return dict(seconds)
 
     def _mark(self) -> Any:
@@ -64,8 +64,8 @@ class Phases:
         event.record()
         return event
 
-    def _between(self, begun: Any, ended: Any) -> float:
+    def _between(self, start: Any, end: Any) -> float:
         if not self._on_gpu:
-            return float(ended - begun)
-        ended.synchronize()
-        return float(begun.elapsed_time(ended)) / 1000
+            return float(end - start)
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1000

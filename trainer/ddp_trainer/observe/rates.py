@@ -1,4 +1,4 @@
-"""Throughput, without the time of evaluations and checkpoints; and what it costs in CPU time."""
+"""Throughput without the time of evaluations and checkpoints, and CPU time of this rank."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,48 +11,52 @@ class RateMeter:
     """Samples per second of training since the last reading."""
 
     def __init__(self) -> None:
-        self._begun = time.monotonic()
+        self._start = time.monotonic()
         self._paused = 0.0
         self._samples = 0
 
     def add(self, samples: int) -> None:
-        """Counts samples, over all ranks."""
+        """Count samples, over all ranks."""
         self._samples += samples
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Leaves the time inside out of the rate."""
-        begun = time.monotonic()
+        """Exclude the time inside the context from the rate."""
+        start = time.monotonic()
         try:
             yield
         finally:
-            self._paused += time.monotonic() - begun
+            self._paused += time.monotonic() - start
 
     def read(self) -> float | None:
-        """Samples per second since the last reading, or nothing if there were none; starts anew."""
-        seconds = time.monotonic() - self._begun - self._paused
+        """Return samples per second since the last reading, or None without samples; then reset."""
+        seconds = time.monotonic() - self._start - self._paused
         samples = self._samples
-        self._begun, self._paused, self._samples = time.monotonic(), 0.0, 0
+        self._start, self._paused, self._samples = time.monotonic(), 0.0, 0
         return samples / seconds if samples and seconds > 0 else None
 
 
 class CpuMeter:
-    """CPU time of this rank, and how long its container had to do without, since the last reading.
+    """CPU time of this rank and throttled time of its container since the last reading.
 
-    A rank that is throttled computes in bursts and makes the others wait: it has more workers and
-    threads than its CPU quota.
+    A throttled rank computes in bursts and makes the other ranks wait. It has more workers and
+    threads than its CPU quota allows.
     """
 
     def __init__(self, throttled: Callable[[], float] = throttled_seconds) -> None:
         self._throttled = throttled
-        self._seen = self._now()
+        self._last = self._now()
 
     def read(self) -> dict[str, float | None]:
-        """`cpu_percent`, of one CPU, and `throttled_seconds`, of the container; starts anew."""
-        before, self._seen = self._seen, self._now()
-        passed, used, stood = (new - old for new, old in zip(self._seen, before, strict=True))
+        """Return CPU use since the last reading, then reset.
+
+        Returns:
+            `cpu_percent`, as a percentage of one CPU, and `throttled_seconds` of the container.
+        """
+        before, self._last = self._last, self._now()
+        passed, used, throttled = (new - old for new, old in zip(self._last, before, strict=True))
         percent = 100 * used / passed if passed > 0 else None
-        return {"cpu_percent": percent, "throttled_seconds": stood}
+        return {"cpu_percent": percent, "throttled_seconds": throttled}
 
     def _now(self) -> tuple[float, float, float]:
         return time.monotonic(), time.process_time(), self._throttled()

@@ -1,39 +1,39 @@
-"""What a run tells: the same facts as lines for collectors and as beats for the agent."""
+"""Reports of a run: events for log collectors, and heartbeats for the agent."""
 
 from pathlib import Path
 from typing import Any
 
-from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.observe.events import EventLog
+from ddp_trainer.observe.heartbeats import HeartbeatWriter
 from ddp_trainer.observe.rates import CpuMeter, RateMeter
 from ddp_trainer.observe.wait_clock import WaitClock
 from ddp_wire.contract import CheckpointInfo, Progress
 
 
 class Reporter:
-    """Tells of one run. Every rank has one; lines and progress come from global rank 0 only."""
+    """Reporter of one run. Every rank has one, but global rank 0 alone reports progress."""
 
     def __init__(
         self,
         *,
         events: EventLog,
-        beats: BeatWriter,
+        heartbeats: HeartbeatWriter,
         is_first: bool,
         total_steps: int,
         global_batch: int,
         peak_rate: float | None = None,
     ) -> None:
-        """Nothing is told yet.
+        """Prepare the reporter, without reporting anything.
 
         Args:
-            events: Where lines go.
-            beats: Where beats go.
+            events: Log of events.
+            heartbeats: Writer of this rank's heartbeats.
             is_first: Whether this is global rank 0.
             total_steps: Updates of the whole run.
             global_batch: Samples per update, over all ranks.
-            peak_rate: Samples per second that the devices could do at most, where it is known.
+            peak_rate: Peak rate of all devices in samples per second, if known.
         """
-        self.beats = beats
+        self.heartbeats = heartbeats
         self.rates = RateMeter()
         self.data_wait = WaitClock()
         self._cpu = CpuMeter()
@@ -47,27 +47,27 @@ class Reporter:
     def opened(
         self, *, resumed_from: CheckpointInfo | None, skipped: list[str], **facts: Any
     ) -> None:
-        """Tells what begins, which checkpoints were passed over, and which one is resumed from.
+        """Report the start of an attempt, skipped checkpoints, and the checkpoint to resume from.
 
         Args:
-            resumed_from: The checkpoint, if there is one.
-            skipped: One sentence per checkpoint that is not whole.
+            resumed_from: The checkpoint to resume from, if any.
+            skipped: One sentence per skipped checkpoint.
             facts: Fields of the start event.
         """
         self._events.emit("start", **facts, total_steps=self._total_steps)
         for sentence in skipped:
-            self.warned(sentence)
+            self.warn(sentence)
         if resumed_from is None:
             return
         step = resumed_from.step
-        self.beats.resumed(step)
+        self.heartbeats.resumed(step)
         if self._is_first:
-            self.beats.checkpoint(resumed_from)
+            self.heartbeats.checkpoint(resumed_from)
         message = f"resumed at step {step} of {self._total_steps}"
         self._events.emit("resume", step=step, path=resumed_from.path, message=message)
 
-    def nothing_left(self, step: int) -> None:
-        """Tells that the run was complete before this attempt began."""
+    def already_complete(self, step: int) -> None:
+        """Report that the run was complete before this attempt started."""
         message = f"resumed at step {step} of {self._total_steps}: nothing left to train"
         self._events.emit("complete", step=step, message=message)
 
@@ -82,19 +82,20 @@ class Reporter:
         seconds_left: float | None = None,
         phase_seconds: dict[str, float] | None = None,
     ) -> None:
-        """Tells how far the training is, with what happened since the last time it was told.
+        """Report the progress of training since the last report.
 
-        `data_wait_seconds` is the time that this rank had no batch to train on, `cpu_percent` how
-        much of a CPU its process used, `throttled_seconds` how long its container stood still.
+        The event adds `data_wait_seconds`, the time that this rank had no batch to train on,
+        `cpu_percent`, its CPU use in percent of one CPU, and `throttled_seconds`, the time for
+        which its container was throttled.
 
         Args:
             step: Newest update.
-            epoch: The epoch it belonged to.
-            loss: Mean loss since the last time.
+            epoch: Epoch of the newest update.
+            loss: Mean training loss since the last report.
             lr: Learning rate of the newest update.
-            grad_norm: Its norm of the gradient, where that is measured.
-            seconds_left: Until the time of the run is used up, where that is limited.
-            phase_seconds: How long the parts of the newest update took.
+            grad_norm: Gradient norm of the newest update, if measured.
+            seconds_left: Seconds until the time limit of the run, if it has one.
+            phase_seconds: Seconds of each phase of the newest measured update.
         """
         rate = self.rates.read()
         self._progress = Progress(
@@ -106,7 +107,7 @@ class Reporter:
             eta_seconds=self._eta(step, rate, seconds_left),
             metrics=self._progress.metrics,
         )
-        self._beat_progress()
+        self._send_progress()
         fields = self._progress.model_dump(exclude={"metrics"})
         fields |= {"lr": lr, "data_wait_seconds": self.data_wait.read(), **self._cpu.read()}
         if grad_norm is not None:
@@ -120,9 +121,9 @@ class Reporter:
     def evaluated(
         self, *, step: int, epoch: int | None, metrics: dict[str, float], seconds: float
     ) -> None:
-        """Tells the result of an evaluation.
+        """Report the result of an evaluation.
 
-        With the newest mean loss of training, and how far the evaluation's is above it.
+        The event adds the newest mean training loss, and the difference of the evaluation loss.
         """
         loss, train_loss = metrics.get("loss"), self._progress.loss
         gap = {}
@@ -131,39 +132,39 @@ class Reporter:
         self._progress = self._progress.model_copy(
             update={"step": step, "epoch": epoch, "metrics": metrics}
         )
-        self._beat_progress()
+        self._send_progress()
         fields = {"step": step, "epoch": epoch, "metrics": metrics, **gap, "seconds": seconds}
         self._events.emit("eval", **fields)
 
     def saved(self, checkpoint: CheckpointInfo, seconds: float) -> None:
-        """Tells of a committed checkpoint. Rank 0 only."""
-        self.beats.checkpoint(checkpoint)
+        """Report a committed checkpoint. Rank 0 only."""
+        self.heartbeats.checkpoint(checkpoint)
         fields = {"step": checkpoint.step, "path": checkpoint.path, "seconds": seconds}
         self._events.emit("checkpoint", **fields)
 
     def traced(self, path: Path | None) -> None:
-        """Tells of a profile that was asked for, once it is there. Rank 0 only."""
+        """Report a profile, if one was written. Rank 0 only."""
         if path is not None:
             self._events.emit("profile", path=str(path))
 
-    def warned(self, message: str) -> None:
-        """Tells of something that a person should look at, while the run goes on."""
+    def warn(self, message: str) -> None:
+        """Report a problem that a person should look at. The run continues."""
         self._events.emit("warning", message=message)
 
-    def noted(self, message: str) -> None:
-        """Tells of something that changed by itself, as it should."""
+    def note(self, message: str) -> None:
+        """Report an expected, automatic change."""
         self._events.emit("note", message=message)
 
     def ended(self, event: str, **facts: Any) -> None:
-        """Tells the end: `stop` or `summary`."""
+        """Report the end of the attempt: event `stop` or `summary`."""
         self._events.emit(event, **facts)
 
     def _eta(self, step: int, rate: float | None, seconds_left: float | None) -> int | None:
-        """Seconds to the end: the last update or the end of the time, whichever comes first."""
+        """Return the seconds to the end: the last update or the time limit, whichever is first."""
         by_steps = (self._total_steps - step) * self._global_batch / rate if rate else None
         ends = [seconds for seconds in (by_steps, seconds_left) if seconds is not None]
         return round(max(0.0, min(ends))) if ends else None
 
-    def _beat_progress(self) -> None:
+    def _send_progress(self) -> None:
         if self._is_first:
-            self.beats.progress(self._progress)
+            self.heartbeats.progress(self._progress)

@@ -1,71 +1,73 @@
-"""Ranks that wait for their data too long, told once the ranks have agreed on who they are."""
+"""Detection of ranks that wait too long for their data."""
 
 import time
 
 from ddp_trainer.observe.wait_clock import WaitClock
-from ddp_trainer.ranks.agreement import NOT_STARVING, Starving
+from ddp_trainer.ranks.agreement import NOT_STARVING, DataStarvation
 
 WINDOW_SECONDS = 30.0
-"""Time that is judged as one: shorter ones would tell of every hiccup."""
+"""Length of an observation window in seconds. Shorter windows would report every short delay."""
 LARGEST_SHARE = 0.1
-"""Part of the time that a rank may wait for data without a word."""
-_STARTS = 2
-"""Meetings of the ranks until the first batch is there, which comes late: its workers start."""
+"""Largest share of its time, from 0 to 1, that a rank may wait for data without a warning."""
+_START_EXCHANGES = 2
+"""Exchanges until the first batch is there. It is late, because the data workers start."""
 
 
-class DataWatch:
-    """One rank's share of waiting in the present window, and what to say when it ends."""
+class DataWaitMonitor:
+    """This rank's wait for data in the current window, and the warning at the end of a window."""
 
     def __init__(self, clock: WaitClock, rank: int, world_size: int) -> None:
-        """The first window begins.
+        """Start the first window.
 
         Args:
-            clock: Counts this rank's wait.
+            clock: Clock of this rank's wait for data.
             rank: This rank's number.
-            world_size: How many there are.
+            world_size: Number of ranks.
         """
         self._clock = clock
         self._rank = rank
         self._world_size = world_size
-        self._starts = _STARTS
-        self._told = False
-        self._begin()
+        self._start_exchanges = _START_EXCHANGES
+        self._reported = False
+        self._start_window()
 
-    def mine(self) -> Starving:
-        """This rank's part of the sum over ranks."""
-        passed = time.monotonic() - self._begun
-        share = (self._clock.total - self._waited) / passed if passed > 0 else 0.0
-        return Starving(1.0, self._rank, share) if share > LARGEST_SHARE else NOT_STARVING
+    def own_starvation(self) -> DataStarvation:
+        """Return this rank's contribution to the sums over starving ranks."""
+        passed = time.monotonic() - self._window_start
+        share = (self._clock.total - self._waited_before) / passed if passed > 0 else 0.0
+        return DataStarvation(1.0, self._rank, share) if share > LARGEST_SHARE else NOT_STARVING
 
-    def judge(self, everyone: Starving, seconds: float) -> str | None:
-        """One sentence when ranks begin to starve; again only after a window in which none did.
+    def assess(self, everyone: DataStarvation, seconds: float) -> str | None:
+        """Return one warning when ranks start to starve, or None.
+
+        The next warning follows only after a window in which no rank starved.
 
         Args:
-            everyone: The sum over ranks.
-            seconds: Time since this was asked last, as all ranks agreed on it.
+            everyone: Sums over all ranks.
+            seconds: Time since the last call, equal on all ranks.
         """
-        if self._starts:
-            self._starts -= 1
-            self._begin()
+        if self._start_exchanges:
+            self._start_exchanges -= 1
+            self._start_window()
             return None
-        self._agreed_seconds += seconds
-        if self._agreed_seconds < WINDOW_SECONDS:
+        self._window_seconds += seconds
+        if self._window_seconds < WINDOW_SECONDS:
             return None
-        self._begin()
-        news = bool(everyone.ranks) and not self._told
-        self._told = bool(everyone.ranks)
-        return self._sentence(everyone) if news else None
+        self._start_window()
+        is_new = bool(everyone.rank_count) and not self._reported
+        self._reported = bool(everyone.rank_count)
+        return self._sentence(everyone) if is_new else None
 
-    def _sentence(self, everyone: Starving) -> str:
-        count = round(everyone.ranks)
+    def _sentence(self, everyone: DataStarvation) -> str:
+        count = round(everyone.rank_count)
         one = count == 1
-        who = f"rank {everyone.numbers:.0f}" if one else f"{count} of {self._world_size} ranks"
-        share = f"{everyone.shares / count:.0%} of the time"
+        who = f"rank {everyone.rank_sum:.0f}" if one else f"{count} of {self._world_size} ranks"
+        share = f"{everyone.share_sum / count:.0%} of the time"
         return (
-            f"{who} {'waits' if one else 'wait'} for data {share}, and all ranks with"
+            f"{who} {'waits' if one else 'wait'} for data {share}, and all other ranks wait for"
             f" {'it' if one else 'them'}: raise data.workers, or make samples cheaper to read"
         )
 
-    def _begin(self) -> None:
-        self._begun, self._waited = time.monotonic(), self._clock.total
-        self._agreed_seconds = 0.0
+    def _start_window(self) -> None:
+        self._window_start, self._waited_before = time.monotonic(), self._clock.total
+        self._window_seconds = 0.0

@@ -1,7 +1,7 @@
-"""A profile of some updates of a run that is going on, asked for by a file in its directory.
+"""Profiles of a running run, requested by a file in its directory.
 
-Only global rank 0 looks for the file, when the ranks meet anyway, and only its own process is
-profiled: nothing has to be agreed on. While nothing is recorded, a range costs two comparisons.
+Only global rank 0 polls for the file, at the exchanges between ranks, and profiles only its own
+process. So the ranks need no agreement. Without a profile a range costs two comparisons.
 """
 
 import json
@@ -13,56 +13,58 @@ from typing import Any, TypeVar
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ddp_trainer.observe.phases import Phases
+from ddp_trainer.observe.phases import PhaseTimer
 
 REQUEST = "PROFILE.json"
-"""In the run's directory: `steps`, how many updates, and `from`, the first; now when not stated."""
+"""Request file in the run's directory. JSON: `steps`, the number of updates (1 by default), and
+`from`, the first one (the next update by default)."""
 FOLDER = "profiles"
+"""Folder for profiles in the run's directory."""
 SUFFIX = ".pt.trace.json"
-"""By which TensorBoard finds it."""
+"""File name suffix by which TensorBoard finds profiles."""
 MOST_STEPS = 100
-"""A trace of more is too large to be looked at."""
+"""Most updates in one profile. A larger trace file is too large for its viewers."""
 
 T = TypeVar("T")
 _NO_RANGE = nullcontext()
 
 
 class Trace:
-    """Ranges of the loop, and the profile and the times that they appear in."""
+    """Named ranges of the loop, for the profiler, for NVTX and for the phase times."""
 
-    def __init__(self, directory: Path | None = None, phases: Phases | None = None) -> None:
-        """Makes no profile without a directory.
+    def __init__(self, directory: Path | None = None, phases: PhaseTimer | None = None) -> None:
+        """Prepare the ranges, without a profile.
 
         Args:
-            directory: The run's own; on global rank 0 only.
-            phases: Takes the times of ranges, if they are wanted.
+            directory: The run's directory on global rank 0, else None. None disables profiles.
+            phases: Timer for the durations of ranges, if wanted.
         """
         self._directory = directory
         self._phases = phases
-        self._asked: tuple[int, int] | None = None
-        self._running: profile | None = None
-        self._begun = 0
+        self._requested: tuple[int, int] | None = None
+        self._profile: profile | None = None
+        self._first_step = 0
 
     def range(self, name: str) -> AbstractContextManager[Any]:
-        """A named part of the loop: in the profile, and for NVTX where there is CUDA."""
+        """Return the context of a named part of the loop: in the profile, and in NVTX on CUDA."""
         phases = self._phases if self._phases and self._phases.measured else None
-        if self._running is None and phases is None:
+        if self._profile is None and phases is None:
             return _NO_RANGE
         stack = ExitStack()
         if phases:
             stack.enter_context(phases.range(name))
-        if self._running:
+        if self._profile:
             stack.enter_context(record_function(name))
             if torch.cuda.is_available():
                 stack.enter_context(torch.cuda.nvtx.range(name))
         return stack
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of the ranges of the newest update that was measured, by name."""
+        """Return the seconds of each range in the newest measured update, by name."""
         return self._phases.read() if self._phases else {}
 
     def ranges(self, name: str, items: Iterable[T]) -> Iterator[T]:
-        """The same items; the time until each is there is a range."""
+        """Yield the same items. The time until each item arrives is a range."""
         iterator = iter(items)
         while True:
             with self.range(name):
@@ -72,61 +74,64 @@ class Trace:
                     return
             yield item
 
-    def look(self, warn: Callable[[str], None]) -> None:
-        """Looks whether a profile is asked for. Called when the ranks meet.
+    def poll_request(self, warn: Callable[[str], None]) -> None:
+        """Check for a request file. Call it at each exchange between ranks.
 
         Args:
-            warn: Given a sentence if the request cannot be understood; it is deleted then.
+            warn: Called with a sentence if the request is invalid. The file is deleted then.
         """
-        if self._directory is None or self._running is not None:
+        if self._directory is None or self._profile is not None:
             return
         path = self._directory / REQUEST
         try:
             if not path.exists():
                 return
-            self._asked = _understood(path.read_bytes())
+            self._requested = _parse_request(path.read_bytes())
             path.unlink()
         except ValueError as error:
             path.unlink(missing_ok=True)
-            warn(f"{path}: {error}")
+            warn(f"{path}: {error}; no profile is made, and the file was deleted")
         except OSError:
-            return  # the next meeting looks again
+            return  # The next call tries again.
 
-    def updated(self, step: int) -> Path | None:
-        """Begins or ends a profile between two updates, and says whether the next one is timed.
+    def after_update(self, step: int) -> Path | None:
+        """Start or stop a profile between two updates, and choose whether to time the next one.
 
         Args:
             step: Updates done.
 
         Returns:
-            The trace, when one is complete.
+            The path of the profile that was just completed, or None.
         """
         if self._phases:
-            self._phases.updated(step)
-        if self._running is not None:
-            _, last = self._asked or (0, 0)
+            self._phases.after_update(step)
+        if self._profile is not None:
+            _, last = self._requested or (0, 0)
             return self.end(step) if step >= last else None
-        if self._asked is not None and step >= self._asked[0]:
-            self._begun, count = step, self._asked[1]
-            self._asked = (step, step + count)
+        if self._requested is not None and step >= self._requested[0]:
+            self._first_step, count = step, self._requested[1]
+            self._requested = (step, step + count)
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():
                 activities.append(ProfilerActivity.CUDA)
-            self._running = profile(activities=activities)
-            self._running.start()
+            self._profile = profile(activities=activities)
+            self._profile.start()
         return None
 
     def end(self, step: int) -> Path | None:
-        """Ends a profile that is being made, even before its last update.
+        """Stop the current profile and write it, even before its last update.
 
         Args:
             step: Updates done.
+
+        Returns:
+            The path of the profile, or None if none was running.
         """
-        running, self._running, self._asked = self._running, None, None
+        running, self._profile, self._requested = self._profile, None, None
         if running is None or self._directory is None:
             return None
         running.stop()
-        path = self._directory / FOLDER / f"steps-{self._begun:08d}-{step:08d}{SUFFIX}"
+        path = self._directory / FOLDER / f"steps-{self._first_step:08d}-{step:08d}{SUFFIX}"
         path.parent.mkdir(exist_ok=True)
         pending = path.with_name(f"{path.name}.tmp")
         running.export_chrome_trace(str(pending))
@@ -134,15 +139,17 @@ class Trace:
         return path
 
 
-def _understood(text: bytes) -> tuple[int, int]:
-    """First update, and how many."""
+def _parse_request(text: bytes) -> tuple[int, int]:
+    """Return the first update of the requested profile, and the number of updates."""
     try:
         document = json.loads(text)
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        raise ValueError("the request for a profile must be a JSON object")  # noqa: TRY004
+        raise ValueError("a profile request must be a JSON object")  # noqa: TRY004
     first, steps = document.get("from", 0), document.get("steps", 1)
-    if not (isinstance(first, int) and isinstance(steps, int) and 1 <= steps <= MOST_STEPS):
-        raise ValueError(f'"from" must be a number and "steps" one from 1 to {MOST_STEPS}')
+    if not isinstance(first, int):
+        raise ValueError(f'"from" must be a whole number, not {first!r}')  # noqa: TRY004
+    if not (isinstance(steps, int) and 1 <= steps <= MOST_STEPS):
+        raise ValueError(f'"steps" must be a whole number from 1 to {MOST_STEPS}, not {steps!r}')
     return first, steps

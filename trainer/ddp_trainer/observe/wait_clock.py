@@ -1,4 +1,4 @@
-"""The time that a rank waits for its data."""
+"""Measurement of the time that a rank waits for its data."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -12,23 +12,23 @@ class WaitClock:
 
     def __init__(self) -> None:
         self.total = 0.0
-        """Since the clock was made."""
+        """Seconds since the creation of the clock."""
         self._read = 0.0
 
-    def waited_for(self, items: Iterable[T]) -> Iterator[T]:
-        """The same items; the time until each is there is counted."""
+    def timed(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield the same items, and measure the time until each one arrives."""
         iterator = iter(items)
         while True:
-            begun = time.monotonic()
+            start = time.monotonic()
             try:
                 item = next(iterator)
             except StopIteration:
                 return
             finally:
-                self.total += time.monotonic() - begun
+                self.total += time.monotonic() - start
             yield item
 
     def read(self) -> float:
-        """Seconds since the last reading."""
+        """Return the seconds since the last reading."""
         seconds, self._read = self.total - self._read, self.total
         return seconds

@@ -1,7 +1,7 @@
-"""Smaller gradients on the wire, by torch's communication hooks for DDP.
+"""Compression of gradients on the wire, by torch's communication hooks for DDP.
 
-One hook is registered for the whole run and decides per update, so compression can begin late, or
-when the measured share of waiting for communication says that it pays.
+One hook is registered for the whole run and decides at each update. So compression can begin late,
+or when the measured share of communication is large enough.
 """
 
 from typing import Any
@@ -14,29 +14,29 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.config import CompressionConfig
 from ddp_trainer.errors import InputError
-from ddp_trainer.seeds import derive
+from ddp_trainer.seeds import derive_seed
 
 POWERSGD_EPSILON = 1e-8
-"""Keeps columns without a gradient from becoming infinite when they are normalised."""
+"""Term that keeps columns without a gradient finite when PowerSGD normalises them."""
 _POWERSGD_BEGIN = 2
-"""The least that torch's state takes; the hook here begins when it is told to."""
+"""Smallest value that torch accepts; `Compression` itself decides when compression begins."""
 
 
 class Compression:
-    """Registers itself with a DDP module, and says when it compresses."""
+    """A communication hook on a DDP module, and the decision when it compresses."""
 
     def __init__(
         self, wrapped: DistributedDataParallel, config: CompressionConfig, seed: int
     ) -> None:
-        """Registers the hook.
+        """Register the hook.
 
         Args:
-            wrapped: Before its first backward pass.
-            config: What to use, and when.
+            wrapped: The DDP module, before its first backward pass.
+            config: Method and start.
             seed: Equal on all ranks.
 
         Raises:
-            InputError: If the device's collectives do not know the type.
+            InputError: If the collectives of the device do not support the type.
         """
         device = next(wrapped.parameters()).device
         if config.name == "bf16" and device.type != "cuda":
@@ -45,31 +45,31 @@ class Compression:
         self._wrapped = wrapped
         self._device = device
         self.switched_on = not config.adaptive
-        """Whether the share of communication was large enough, if that matters."""
+        """Whether compression may begin. Adaptive compression waits for a large share."""
         self._active = False
         self._power = powerSGD_hook.PowerSGDState(
             process_group=None,
             matrix_approximation_rank=config.rank,
             start_powerSGD_iter=_POWERSGD_BEGIN,
             orthogonalization_epsilon=POWERSGD_EPSILON,
-            random_seed=derive(seed, "powersgd") % 2**32,
+            random_seed=derive_seed(seed, "powersgd") % 2**32,
         )
         self._power.iter = _POWERSGD_BEGIN
         wrapped.register_comm_hook(self, _hook)
 
     def begin(self, step: int) -> None:
-        """Tells the index of the update whose gradients come next."""
+        """Set the index of the update whose gradients come next."""
         self._active = self.switched_on and step >= self._config.start
 
     def consider(self, step: int, share: float) -> str | None:
-        """Switches on for the rest of the run, if the share is large enough.
+        """Switch compression on for the rest of the run if the share is large enough.
 
         Args:
             step: Updates done.
             share: Mean over ranks of `communication_share`.
 
         Returns:
-            A sentence, if it was switched on now.
+            A sentence if this call switched it on, else None.
         """
         if self.switched_on or step < self._config.start or not share >= self._config.share:
             return None
@@ -80,7 +80,7 @@ class Compression:
         )
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
-        """Averages a bucket over ranks."""
+        """Average a bucket over ranks."""
         if not self._active:
             return default_hooks.allreduce_hook(None, bucket)  # type: ignore[arg-type]
         match self._config.name:
@@ -92,22 +92,22 @@ class Compression:
                 return powerSGD_hook.powerSGD_hook(self._power, bucket)
 
     def share(self) -> float:
-        """Part of this rank's time that it waited for communication; 0 when not wanted."""
+        """Return the part of time this rank waits for communication; 0 once switched on."""
         return 0.0 if self.switched_on else communication_share(self._wrapped)
 
     def state(self, rank: int) -> dict[str, Tensor]:
-        """What a resumed run needs: the residue of this rank, and the matrices that all share."""
+        """Return the state for a checkpoint: this rank's residues, and the shared matrices."""
         found = {f"error/{rank}/{i}": error for i, error in self._power.error_dict.items()}
         found |= {f"p/{index}": tensor for index, tensor in self._power.p_memory_dict.items()}
         return found | {f"q/{index}": t for index, t in self._power.q_memory_dict.items()}
 
     def load(self, saved: dict[str, Tensor], rank: int, *, same_world: bool) -> None:
-        """Takes saved state up.
+        """Load saved state.
 
         Args:
-            saved: As `state` gave it on all ranks.
-            rank: This rank.
-            same_world: Whether there were as many ranks; residues are dropped otherwise.
+            saved: The merged results of `state` of all ranks.
+            rank: Number of this rank.
+            same_world: Whether the world size is the same; residues are dropped otherwise.
         """
         memory = {"p": self._power.p_memory_dict, "q": self._power.q_memory_dict}
         for path, tensor in saved.items():
@@ -124,10 +124,10 @@ def _hook(state: Compression, bucket: GradBucket) -> Future[Tensor]:
 
 
 def communication_share(wrapped: nn.Module) -> float:
-    """Part of an update's time in which DDP only waited for gradients of other ranks.
+    """Return the part of an update's time in which DDP only waited for communication.
 
-    From DDP's own timers, which look at the first ten updates and then at one in a hundred. They
-    are a prototype of torch: where they are missing, the share is 0.
+    The figures come from DDP's own timers, which measure the first ten updates and then one in a
+    hundred. They are a prototype of torch. Without them the share is 0.
     """
     read = getattr(wrapped, "_get_ddp_logging_data", None)
     found: dict[str, Any] = read() if read else {}

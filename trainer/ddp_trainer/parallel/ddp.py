@@ -1,34 +1,25 @@
-"""`ddp`: every rank holds everything; gradients are averaged as they come."""
+"""The strategy `ddp`: every rank holds the whole model; DDP averages gradients in buckets."""
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
-from operator import is_
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer.config import ParallelConfig
 from ddp_trainer.parallel.objective import Objective
 from ddp_trainer.parallel.strategy import Strategy
 
 
 class Replicated(Strategy):
-    """DistributedDataParallel, with settings that fit its version; rank 0's weights win.
+    """DistributedDataParallel with settings for the installed torch; rank 0's weights are used.
 
-    Buffers are not broadcast in the forward pass: BatchNorm statistics are averaged before they are
-    used (see `numerics.norm`), which saves a collective per buffer and update.
+    DDP does not broadcast buffers in the forward pass. The trainer averages BatchNorm statistics
+    before it uses them (`numerics.batch_norm`), which saves a collective per buffer and update.
     """
 
-    def __init__(self, device: torch.device, config: ParallelConfig) -> None:
-        super().__init__(device, config)
-        self._views: list[Tensor] = []
-        self._buckets: list[Tensor] = []
-        self._places: list[int] = []
-
     def wrap(self, objective: Objective, *, compiled: bool) -> nn.Module:
-        """Wraps the objective, whose model is compiled first: DDP splits its graph at buckets."""
+        """Compile the model, then wrap the objective: DDP splits the graph at its buckets."""
         super().wrap(objective, compiled=compiled)
         known = inspect.signature(DistributedDataParallel).parameters
         settings: dict[str, Any] = {
@@ -38,36 +29,15 @@ class Replicated(Strategy):
             "static_graph": self.config.static_graph,
             "gradient_as_bucket_view": True,
         }
-        # Newer torch names the buffers' switch otherwise, and can copy gradients in one kernel.
+        # Newer torch renamed the switch for buffers, and can copy gradients in one kernel.
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         settings[buffers] = False
         if "batched_grad_copy" in known:
             settings["batched_grad_copy"] = True
         return DistributedDataParallel(objective, **settings)
 
-    def synchronised(self, wrapped: nn.Module, *, reduce: bool) -> AbstractContextManager[object]:
-        """Reduces in the backward pass, bucket by bucket, or only adds to the buckets."""
+    def gradient_sync(self, wrapped: nn.Module, *, reduce: bool) -> AbstractContextManager[object]:
+        """Return a context that reduces by bucket in the backward pass, or only accumulates."""
         if reduce or not isinstance(wrapped, DistributedDataParallel):
             return nullcontext()
         return wrapped.no_sync()
-
-    def memory(self, gradients: list[Tensor]) -> list[Tensor]:
-        """DDP's buckets, which the gradients are views of, so that a pass takes one kernel each.
-
-        They hold the gradient of the count beside these, and nothing else. Once DDP has settled
-        where they lie, after its first pass, the views are the same tensors at each update and are
-        not looked into again. Nothing else is kept here: it would keep memory from being freed, of
-        the first buckets or of gradients that were not reduced, which are no views.
-        """
-        known = self._views
-        if len(gradients) == len(known) and all(map(is_, gradients, known)):
-            return self._buckets
-        bases = [gradient._base for gradient in gradients]  # noqa: SLF001 - there is no other way
-        if any(base is None for base in bases):
-            return gradients
-        buckets = list({id(base): base for base in bases if base is not None}.values())
-        places = [bucket.data_ptr() for bucket in buckets]
-        if places == self._places:
-            self._views, self._buckets = gradients, buckets
-        self._places = places
-        return buckets

@@ -1,6 +1,6 @@
-"""Tensors of which each rank holds a part: torch's `DTensor`, told by what it can do.
+"""Split tensors: torch's `DTensor`, recognised by its methods.
 
-Importing its class takes a second that a run without such tensors need not spend.
+Importing its class takes a second that a run without split tensors need not spend.
 """
 
 from typing import Any
@@ -9,28 +9,28 @@ from torch import Tensor
 
 
 def is_split(tensor: Tensor) -> bool:
-    """Whether each rank holds a part only."""
+    """Return whether each rank holds only a part of the tensor."""
     return hasattr(tensor, "full_tensor")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, sharing its memory; all of it if it is not split."""
+    """Return this rank's part of a tensor, without a copy; the whole tensor if it is not split."""
     part: Any = tensor
     return part.to_local() if is_split(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor. If it is split, every rank must call it."""
+    """Return the whole tensor. For a split tensor every rank must call it."""
     part: Any = tensor
     return part.full_tensor() if is_split(tensor) else tensor
 
 
 def laid_out_like(tensor: Tensor, pattern: Tensor) -> Tensor:
-    """A whole tensor as `pattern` is laid out: on its device, and in parts if that is in parts.
+    """Return a whole tensor with the layout of `pattern`: same device, split if that is split.
 
     Args:
-        tensor: Equal on all ranks; nothing travels.
-        pattern: Of the same shape.
+        tensor: Equal on all ranks; no communication takes place.
+        pattern: A tensor of the same shape.
     """
     tensor = tensor.to(pattern.device)
     if not is_split(pattern):

@@ -1,8 +1,8 @@
-"""`fsdp2`: weights, gradients and optimizer state are split over ranks.
+"""The strategy `fsdp2`: weights, gradients and optimizer state are split over ranks.
 
-A weight is gathered when its block computes and dropped afterwards (Zhao et al. 2023,
-arXiv:2304.11277; here by torch's `fully_shard`). The carrier of the count stays whole, so it costs
-two reductions of one number per update that ddp does not need.
+torch's `fully_shard` gathers the weights of a block when the block computes and frees them
+afterwards (Zhao et al. 2023, arXiv:2304.11277). `count_param` is not split, so an update needs two
+reductions of one number more than with ddp.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from ddp_trainer.parallel.dtensor import is_split, local
+from ddp_trainer.parallel.dtensor import is_split
 from ddp_trainer.parallel.objective import Objective
 from ddp_trainer.parallel.strategy import Strategy
 
 REPEATED = 2
-"""A container with at least so many modules of one class holds blocks."""
+"""Least number of modules of one class that make a container a list of blocks."""
 
 
 class FullySharded(Strategy):
-    """Splits each repeated block, and what is left of the model as one."""
+    """Each repeated block is split separately, and the rest of the model as one."""
 
     def wrap(self, objective: Objective, *, compiled: bool) -> nn.Module:
-        """Moves the model to the device and splits it, a block at a time."""
+        """Move the model to the device and split it, one block at a time."""
         mesh = init_device_mesh(self.device.type, (dist.get_world_size(),))
         blocks = repeated_blocks(objective.model)
         for block in blocks:
@@ -39,37 +39,34 @@ class FullySharded(Strategy):
         return objective
 
     def _place(self, part: nn.Module) -> None:
-        """Moves a part to the device with rank 0's values, unless it is split already."""
+        """Move a module to the device and broadcast rank 0's values, except for split tensors."""
         part.to(self.device)
         for tensor in (*part.parameters(), *part.buffers()):
             if not is_split(tensor):
                 dist.broadcast(tensor.detach(), src=0)
 
-    def synchronised(self, wrapped: nn.Module, *, reduce: bool) -> AbstractContextManager[object]:
-        """Reduces the gradients in the backward pass, or adds to whole ones."""
+    def gradient_sync(self, wrapped: nn.Module, *, reduce: bool) -> AbstractContextManager[object]:
+        """Reduce the gradients in the backward pass, or accumulate unsplit ones."""
         model = wrapped.model
         if isinstance(model, FSDPModule):
             model.set_requires_gradient_sync(reduce)
         return nullcontext()
 
     def mean(self, value: Tensor) -> Tensor:
-        """Averages over ranks."""
+        """Return the average over ranks."""
         dist.all_reduce(value)
         return value / dist.get_world_size()
 
-    def memory(self, gradients: list[Tensor]) -> list[Tensor]:
-        """What each gradient has here."""
-        return [local(gradient) for gradient in gradients]
-
     def any(self, flag: Tensor) -> None:
-        """Each rank has seen its part of the gradients only."""
+        """Reduce the flag, because each rank sees only its part of the gradients."""
         dist.all_reduce(flag, dist.ReduceOp.MAX)
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The outermost modules that stand in a row with others of their class, as transformer blocks.
+    """Return the outermost modules that are listed with others of their class.
 
-    A block that shares a parameter with the rest of the model is none: it cannot be gathered alone.
+    Transformer blocks are the usual case. A module that shares a parameter with the rest of the
+    model is not a block, because it cannot be gathered alone.
     """
     blocks: list[nn.Module] = []
     inside: set[nn.Module] = set()

@@ -1,7 +1,7 @@
-"""Post-local SGD: ranks train on their own and average every few updates.
+"""Post-local SGD: ranks train separately and average their weights every few updates.
 
-Lin et al. 2020 (arXiv:1808.07217). The optimizer's moments are averaged with the weights, so after
-an average all ranks hold one state: it can be saved as ever, and resumed at any world size.
+Lin et al. 2020 (arXiv:1808.07217). The optimizer's moments are averaged with the weights. After an
+average all ranks hold the same state, so it can be saved and resumed at any world size.
 """
 
 import torch
@@ -13,7 +13,7 @@ from ddp_trainer.ranks.collectives import is_joined
 
 
 class LocalSgd:
-    """Says which updates are each rank's own, and averages."""
+    """Decides which updates stay local to a rank, and averages the ranks."""
 
     def __init__(
         self,
@@ -28,19 +28,19 @@ class LocalSgd:
         self._period = period
         self._apart = False
 
-    def alone(self, step: int) -> bool:
-        """Whether the update with this index is each rank's own."""
+    def is_local(self, step: int) -> bool:
+        """Return whether the update with this index stays local to each rank."""
         return step >= self._start
 
-    def updated(self, step: int) -> None:
-        """Averages if the update with this index ends a period."""
-        self._apart = self.alone(step)
+    def after_update(self, step: int) -> None:
+        """Average the ranks if the update with this index ends a period."""
+        self._apart = self.is_local(step)
         if self._apart and (step + 1 - self._start) % self._period == 0:
             self.average()
 
     @torch.no_grad()
     def average(self) -> None:
-        """Makes weights and moments of all ranks their mean. Every rank must call it."""
+        """Set weights and moments on all ranks to their mean. Every rank must call it."""
         if not self._apart or not is_joined():
             return
         weights: list[Tensor] = [param.detach() for param in self._params]
@@ -53,7 +53,7 @@ class LocalSgd:
         self._apart = False
 
     def _moments(self) -> list[list[Tensor]]:
-        """State that is shaped as its parameter, by its name."""
+        """Return the optimizer state with the shape of its parameter, one list per kind."""
         found: dict[str, list[Tensor]] = {}
         for param in self._params:
             for name, value in self._optimizer.state.get(param, {}).items():

@@ -1,4 +1,4 @@
-"""How much memory a rank needs for what training keeps, by strategy; and which one to take."""
+"""Estimate of a rank's memory by strategy, and advice on the strategy."""
 
 from dataclasses import dataclass
 
@@ -6,27 +6,27 @@ from ddp_trainer.config import StrategyName
 
 STRATEGIES: tuple[StrategyName, ...] = ("ddp", "zero1", "fsdp2")
 ADVISABLE_PART = 0.6
-"""Of a device's memory; the rest is for activations, buckets and the allocator's slack."""
+"""Part of a device's memory for weights, gradients and state; the rest is for activations."""
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of the whole model, before it is split."""
+    """Bytes of the whole model, before a strategy splits it."""
 
     weights: int
     gradients: int
     optimizer: int
-    """State of the update rule."""
+    """Optimizer state, in bytes."""
     average: int = 0
-    """Moving average of the weights."""
+    """Moving average of the weights, in bytes."""
 
     def per_rank(self, strategy: StrategyName, ranks: int) -> int:
-        """Bytes on each rank, without activations and without blocks that are gathered in passing.
+        """Return the bytes on each rank, without activations and temporarily gathered blocks.
 
         Args:
-            strategy: Which.
-            ranks: Among how many is split.
+            strategy: The strategy.
+            ranks: Number of ranks.
         """
         whole = {
             "ddp": self.weights + self.gradients + self.optimizer + self.average,
@@ -37,18 +37,18 @@ class Footprint:
         return whole + -(-split // ranks)
 
     def by_strategy(self, ranks: int) -> dict[StrategyName, int]:
-        """Bytes on each rank, for each strategy."""
+        """Return the bytes on each rank, for each strategy."""
         return {name: self.per_rank(name, ranks) for name in STRATEGIES}
 
 
 def advise(footprint: Footprint, ranks: int, chosen: StrategyName, device_bytes: int) -> str | None:
-    """A sentence, if another strategy would fit where the chosen one leaves too little room.
+    """Return a sentence if the chosen strategy leaves too little memory, else None.
 
     Args:
         footprint: Of the model.
         ranks: Number of ranks.
         chosen: Strategy of the run.
-        device_bytes: Memory of a device.
+        device_bytes: Memory of a device, in bytes.
     """
     room = int(device_bytes * ADVISABLE_PART)
     needed = footprint.by_strategy(ranks)

@@ -1,9 +1,8 @@
-"""What each rank holds, and how ranks stay one model: ddp, zero1 or fsdp2 behind one door.
+"""The strategies ddp, zero1 and fsdp2: how weights, gradients and optimizer state are spread.
 
-Learner and checkpoints know no more of a strategy than this: it wraps the objective, may take its
-part of the optimizer, says whether a backward pass reduces, and has something to do after an
-update. What it holds in parts it holds as torch's own `DTensor`, or as an optimizer that lacks
-parameters, so a checkpoint is gathered and put back alike for all of them.
+A strategy wraps the objective, may take its part of the optimizer, controls when a backward pass
+reduces gradients, and may act after an update. Split tensors are torch's `DTensor`; a split
+optimizer lacks the parameters of other ranks. So checkpoints work alike for all strategies.
 """
 
 import pkgutil
@@ -18,7 +17,7 @@ from ddp_trainer.ranks.collectives import is_joined
 
 
 class Strategy:
-    """A world of one process, and what the others do alike."""
+    """The strategy of a single process, and the defaults of the others."""
 
     splits_optimizer = False
     """Whether ranks hold optimizer state of different parameters."""
@@ -28,11 +27,11 @@ class Strategy:
         self.config = config
 
     def wrap(self, objective: Objective, *, compiled: bool) -> nn.Module:
-        """Moves the objective to the device, and makes its gradients those of all ranks.
+        """Move the objective to the device, and make its gradients those of all ranks.
 
         Args:
             objective: In host memory, equal on all ranks.
-            compiled: Whether torch.compile translates the model.
+            compiled: Whether to compile the model with torch.compile.
         """
         objective.to(self.device)
         if compiled:
@@ -41,35 +40,31 @@ class Strategy:
         return objective
 
     def split(self, optimizer: torch.optim.Optimizer) -> None:
-        """Leaves this rank its part of the optimizer, before its first update."""
+        """Leave this rank its part of the optimizer, before its first update."""
 
-    def synchronised(self, wrapped: nn.Module, *, reduce: bool) -> AbstractContextManager[object]:
-        """Context of one forward and backward pass.
+    def gradient_sync(self, wrapped: nn.Module, *, reduce: bool) -> AbstractContextManager[object]:
+        """Return the context of one forward and backward pass.
 
         Args:
-            wrapped: What `wrap` returned.
+            wrapped: The module that `wrap` returned.
             reduce: Whether the pass ends with reduced gradients, or only adds to this rank's.
         """
         del wrapped, reduce
         return nullcontext()
 
     def mean(self, value: Tensor) -> Tensor:
-        """A value that came with the gradients, averaged over ranks as they are."""
+        """Return the average over ranks of a gradient that the strategy does not manage itself."""
         return value
 
-    def memory(self, gradients: list[Tensor]) -> list[Tensor]:
-        """The tensors that hold this rank's part of all gradients, as few as there are."""
-        return gradients
-
     def any(self, flag: Tensor) -> None:
-        """Makes a flag, 0 or 1, that was found in this rank's gradients true if it is on any."""
+        """Set a flag, 0 or 1, of this rank's part of the gradients if it is set on any rank."""
 
-    def updated(self) -> None:
-        """Makes the weights whole again, right after an update."""
+    def after_update(self) -> None:
+        """Make the weights complete on all ranks, right after an update."""
 
 
 def choose_strategy(device: torch.device, config: ParallelConfig) -> Strategy:
-    """The strategy that the configuration names, or none in a process without a group."""
+    """Return the configured strategy, or the default one in a process without a group."""
     if not is_joined():
         return Strategy(device, config)
     kinds: dict[StrategyName, str] = {
@@ -77,6 +72,6 @@ def choose_strategy(device: torch.device, config: ParallelConfig) -> Strategy:
         "zero1": "ddp_trainer.parallel.zero1:SplitOptimizer",
         "fsdp2": "ddp_trainer.parallel.fsdp:FullySharded",
     }
-    # Only now, and only one: each needs modules of torch that take long to import.
+    # Import only the one in use: each needs modules of torch that take long to import.
     found: Strategy = pkgutil.resolve_name(kinds[config.strategy])(device, config)
     return found

@@ -1,9 +1,8 @@
-"""`zero1`: ddp, but each parameter's optimizer state is held by one rank only.
+"""The strategy `zero1`: like ddp, but one rank only holds each parameter's optimizer state.
 
 Stage 1 of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): a rank updates the parameters that it
-owns and then gives them to the others. The optimizer is the same object as ever, with the other
-ranks' parameters taken out of its groups; so it works with any optimizer that builds its state in
-its first update, and checkpoints need nothing of their own.
+owns and broadcasts them. The optimizer object is the same, without the parameters of other ranks in
+its groups. So it works with any optimizer that builds its state in its first update.
 """
 
 from collections import defaultdict
@@ -23,19 +22,19 @@ class SplitOptimizer(Replicated):
     _buffers: list[tuple[int, Tensor]]
 
     def split(self, optimizer: torch.optim.Optimizer) -> None:
-        """Leaves in each group the parameters that this rank owns.
+        """Keep in each group only the parameters that this rank owns.
 
-        Each owner's parameters become views of one buffer, so that one broadcast per owner brings
-        all of them and none is copied.
+        Each owner's parameters become views of one buffer, so that one broadcast per owner sends
+        all of them without a copy.
 
         Raises:
-            InputError: If the optimizer holds state already, for parameters that would be dropped.
+            InputError: If the optimizer already holds state.
         """
         if optimizer.state:
             name = type(optimizer).__name__
             raise InputError(
                 f"config: parallel.strategy zero1 needs an optimizer without state before its first"
-                f" update, which {name} has"
+                f" update, but {name} has state"
             )
         params = [param for group in optimizer.param_groups for param in group["params"]]
         owner = owners([param.numel() for param in params], dist.get_world_size())
@@ -47,8 +46,8 @@ class SplitOptimizer(Replicated):
         for group in optimizer.param_groups:
             group["params"] = [param for param in group["params"] if id(param) in mine]
 
-    def updated(self) -> None:
-        """Brings each owner's parameters to all ranks."""
+    def after_update(self) -> None:
+        """Broadcast each owner's parameters to all ranks."""
         works = [dist.broadcast(buffer, src, async_op=True) for src, buffer in self._buffers]
         for work in works:
             if work is not None:
@@ -60,7 +59,7 @@ class SplitOptimizer(Replicated):
 
 
 def owners(sizes: list[int], ranks: int) -> list[int]:
-    """An owner for each parameter: the largest first, each to the rank that has least so far.
+    """Assign an owner to each parameter: the largest first, each to the least loaded rank.
 
     Args:
         sizes: Elements of each parameter.
@@ -76,13 +75,13 @@ def owners(sizes: list[int], ranks: int) -> list[int]:
 
 @torch.no_grad()
 def _joined(params: list[nn.Parameter]) -> Tensor:
-    """One buffer that holds all `params`, which are views of it from now on."""
+    """Create one buffer that holds all `params`, and make them views of it."""
     buffer = torch.empty(
         sum(param.numel() for param in params), dtype=params[0].dtype, device=params[0].device
     )
     begin = 0
     for param in params:
-        # The strides stay: they may be those of channels_last.
+        # Keep the strides: they may be those of channels_last.
         dense = torch.empty_like(param)
         place = buffer[begin : begin + param.numel()].as_strided(
             dense.shape, dense.stride(), storage_offset=begin

@@ -1,1 +1,1 @@
-"""How processes meet: environment, process group, collectives, and their failures."""
+"""Communication between ranks: environment, process group, collectives, and their failures."""

@@ -1,9 +1,9 @@
-"""What the ranks agree on while they train, in one small reduction.
+"""Joint decisions of all ranks during training, made in one small reduction.
 
-A rank alone must never decide to stop, to save or to report: the others would wait for it in the
-next collective. So wishes ride on the reduction that a report needs anyway. Reports may be far
-apart, so the ranks also meet in between, about every few seconds: they reduce their step time and
-derive the same next meeting from it.
+No rank may decide alone to stop, save or report, because the others would wait for it in the next
+collective. Requests therefore travel with the reduction that a report needs anyway. Reports can be
+far apart, so the ranks also exchange requests every few seconds in between: they reduce their step
+time, and all of them compute the same next exchange from it.
 """
 
 import math
@@ -17,39 +17,39 @@ from ddp_trainer.ranks.collectives import sum_over_ranks
 
 
 @dataclass(frozen=True, slots=True)
-class Starving:
-    """What is known of ranks whose share is above `LARGEST_SHARE`."""
+class DataStarvation:
+    """Sums over the starving ranks: those that wait for data more than `LARGEST_SHARE`."""
 
-    ranks: float = 0.0
-    """How many they are."""
-    numbers: float = 0.0
-    """The sum of their numbers: the rank, where it is one."""
-    shares: float = 0.0
-    """The sum of their shares."""
+    rank_count: float = 0.0
+    """Number of starving ranks."""
+    rank_sum: float = 0.0
+    """Sum of their rank numbers. If one rank starves, this is its number."""
+    share_sum: float = 0.0
+    """Sum of their waits, each as a share of the rank's time from 0 to 1."""
 
 
-NOT_STARVING = Starving()
+NOT_STARVING = DataStarvation()
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What one rank would like."""
+class Requests:
+    """What one rank requests from all ranks, and what it reports to them."""
 
     stop: bool = False
-    """Any rank's wish counts."""
+    """Stop. A request of any rank counts."""
     finish: bool = False
-    """The time for training is used up; stated by rank 0 alone, so that one clock decides."""
+    """Finish, because the time for training is used up. Only rank 0 sets it, by its clock."""
     save: bool = False
-    """A checkpoint is due by the clock; stated by rank 0 alone."""
-    waiting: float = 0.0
-    """Part of this rank's time spent waiting for communication, if somebody wants to know."""
-    starving: Starving = NOT_STARVING
-    """Whether this rank waits for data too long."""
+    """Save a checkpoint that is due by the clock. Only rank 0 sets it."""
+    communication_wait: float = 0.0
+    """Share of this rank's time spent waiting for communication, from 0 to 1. Stays 0 if unused."""
+    starvation: DataStarvation = NOT_STARVING
+    """This rank's contribution to the sums over starving ranks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What all ranks agreed on."""
+class Decision:
+    """The result of one exchange, equal on all ranks."""
 
     loss_sum: float
     loss_count: float
@@ -58,31 +58,31 @@ class Verdict:
     save: bool
     nonfinite: int
     """Updates since the last report whose gradients were not finite."""
-    waiting: float
+    communication_wait: float
     """Mean over ranks."""
-    starving: Starving
+    starvation: DataStarvation
     """Sum over ranks."""
     seconds: float
-    """Since the ranks met last, mean over ranks."""
+    """Time since the last exchange, mean over ranks."""
 
     @property
     def loss(self) -> float:
-        """Mean loss per counted unit; not a number when nothing was counted."""
+        """Mean training loss per sample or token. NaN if nothing was counted."""
         return self.loss_sum / self.loss_count if self.loss_count else float("nan")
 
 
 class Agreement:
-    """Decides when the ranks meet, and holds the meeting."""
+    """The schedule of exchanges between ranks, and the exchange itself."""
 
     def __init__(
         self, *, step: int, every_steps: int, within_seconds: float, world_size: int
     ) -> None:
-        """The first meeting is due at once.
+        """Make the first exchange due immediately.
 
         Args:
-            step: Updates done when the attempt begins.
-            every_steps: Updates between two reports; a meeting is due at each.
-            within_seconds: About the longest time between two meetings.
+            step: Updates done when the attempt starts.
+            every_steps: Updates between two reports. An exchange is due at each report.
+            within_seconds: Approximate longest time between two exchanges.
             world_size: Number of ranks.
         """
         self._every_steps = every_steps
@@ -93,40 +93,40 @@ class Agreement:
         self._next_step = step
 
     def due(self, step: int) -> bool:
-        """Whether the ranks meet after this update; equal on all ranks."""
+        """Return whether the ranks exchange requests after this update; equal on all ranks."""
         return step >= self._next_step or step % self._every_steps == 0
 
-    def meet(self, step: int, totals: Tensor, wishes: Wishes) -> Verdict:
-        """Reduces losses, wishes and step time over all ranks, and reads them: one host sync.
+    def exchange(self, step: int, totals: Tensor, requests: Requests) -> Decision:
+        """Reduce losses, requests and step time over all ranks. Costs one host sync.
 
         Args:
             step: Updates done.
-            totals: Shape (3,), fp64, on the run's device, of this rank since the last report: loss
-                sum, loss count, and updates whose gradients were not finite.
-            wishes: This rank's.
+            totals: This rank's sums since the last report: loss sum, loss count, and updates whose
+                gradients were not finite. Shape (3,), fp64, on the run's device.
+            requests: This rank's requests.
         """
-        flags = [float(wishes.stop), float(wishes.finish), float(wishes.save), wishes.waiting]
+        flags = [float(requests.stop), float(requests.finish), float(requests.save)]
         elapsed = time.monotonic() - self._last_time
-        hunger = astuple(wishes.starving)
-        mine = torch.tensor([*flags, elapsed, *hunger], dtype=totals.dtype).to(totals.device)
+        values = [*flags, requests.communication_wait, elapsed, *astuple(requests.starvation)]
+        mine = torch.tensor(values, dtype=totals.dtype).to(totals.device)
         summed = sum_over_ranks(torch.cat((totals, mine))).tolist()
-        loss_sum, loss_count, nonfinite, stop, finish, save, waiting, seconds, *starving = summed
-        self._plan(step, seconds / self._world_size)
-        return Verdict(
+        loss_sum, loss_count, nonfinite, stop, finish, save, wait, seconds, *starvation = summed
+        self._schedule_next(step, seconds / self._world_size)
+        return Decision(
             loss_sum=loss_sum,
             loss_count=loss_count,
             stop=stop > 0,
             finish=finish > 0,
             save=save > 0,
             nonfinite=math.ceil(nonfinite / self._world_size),
-            waiting=waiting / self._world_size,
-            starving=Starving(*starving),
+            communication_wait=wait / self._world_size,
+            starvation=DataStarvation(*starvation),
             seconds=seconds / self._world_size,
         )
 
-    def _plan(self, step: int, seconds: float) -> None:
+    def _schedule_next(self, step: int, seconds: float) -> None:
         steps = max(1, step - self._last_step)
         ahead = self._within * steps / max(seconds, 1e-6)
-        # Never much further than what was seen: the first updates are not typical of the rest.
+        # At most 10 times the measured steps, because the first updates are not typical.
         self._next_step = step + max(1, min(int(ahead), 10 * steps))
         self._last_step, self._last_time = step, time.monotonic()

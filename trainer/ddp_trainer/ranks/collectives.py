@@ -1,6 +1,6 @@
-"""The few collectives that the trainer calls itself; each is nothing in a world of one.
+"""The collectives that the trainer itself calls. In a world of one rank they do nothing.
 
-All of them run on the default process group. Every rank must call them in the same order.
+All of them use the default process group. Every rank must call them in the same order.
 """
 
 import json
@@ -11,37 +11,37 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddp_trainer.errors import Refusal, refusal
+from ddp_trainer.errors import ReportedError, reported_error
 
 
 def is_joined() -> bool:
-    """Whether this process is in a process group."""
+    """Return whether this process is in a process group."""
     return dist.is_available() and dist.is_initialized()
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
-    """Sums `values` over ranks, in place, and returns them. They must lie on the run's device."""
+    """Sum `values` over ranks in place and return them. They must be on the run's device."""
     if is_joined():
         dist.all_reduce(values)
     return values
 
 
 def broadcast(values: Tensor, src: int = 0) -> Tensor:
-    """Overwrites `values` by those of rank `src`, in place, and returns them."""
+    """Overwrite `values` in place with those of rank `src` and return them."""
     if is_joined():
         dist.broadcast(values, src=src)
     return values
 
 
 def wait_for_all(device: torch.device) -> None:
-    """Returns once every rank has come here."""
+    """Block until every rank has called this function."""
     sum_over_ranks(torch.zeros((), device=device)).item()
 
 
 def broadcast_json(document: Any, device: torch.device, src: int = 0) -> Any:
-    """The JSON document of rank `src`, on every rank; what the others pass is ignored.
+    """Return the JSON document of rank `src` on every rank. Other ranks' documents are ignored.
 
-    Bytes of JSON travel rather than pickled objects, so that a peer's message is only ever data.
+    The ranks exchange JSON instead of pickled objects, so that a peer cannot send code.
     """
     if not is_joined():
         return document
@@ -54,18 +54,18 @@ def broadcast_json(document: Any, device: torch.device, src: int = 0) -> Any:
 
 
 def on_first_rank(act: Callable[[], Any], device: torch.device) -> Any:
-    """Runs `act` on rank 0 and gives its JSON result to every rank.
+    """Call `act` on rank 0 and return its JSON result on every rank.
 
     Raises:
-        Refusal: On every rank, if `act` raised one on rank 0.
+        ReportedError: On every rank, if `act` raised one on rank 0.
     """
     answer: dict[str, Any] = {}
     if not is_joined() or dist.get_rank() == 0:
         try:
             answer = {"result": act()}
-        except Refusal as error:
-            answer = {"refused": str(error), "code": error.code}
+        except ReportedError as error:
+            answer = {"error": str(error), "code": error.code}
     answer = broadcast_json(answer, device)
-    if "refused" in answer:
-        raise refusal(answer["code"], answer["refused"])
+    if "error" in answer:
+        raise reported_error(answer["code"], answer["error"])
     return answer["result"]

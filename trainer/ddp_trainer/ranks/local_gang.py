@@ -1,35 +1,35 @@
-"""Ranks that a command starts by itself, on this machine's loopback."""
+"""A gang of ranks that a command starts on this machine, connected over loopback."""
 
 import os
 import uuid
 from collections.abc import Callable
 from typing import Any
 
-# Before anything is forked: ranks that use them find them loaded.
+# Imported before any fork, so that the ranks do not import them again.
 import torch._dynamo
 import torch.distributed.fsdp  # noqa: F401
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from ddp_trainer.errors import Refusal, refusal
+from ddp_trainer.errors import ReportedError, reported_error
 from ddp_trainer.ranks import process_group
 from ddp_trainer.ranks.environment import Ranks
 
 
 def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a function on every rank of a new gang, by torch's launcher.
+    """Call a function on every rank of a new gang, started by torch's launcher.
 
-    Ranks are forks of this process, which must have no threads of its own.
+    The ranks are forks of this process, so this process must have no other threads.
 
     Args:
-        world_size: Ranks; one of them is a process without a group.
-        function: Called with this rank's place and then the arguments.
-        arguments: The same for all ranks.
+        world_size: Number of ranks. A single rank has no process group.
+        function: Function that each rank calls with its `Ranks` and then `arguments`.
+        arguments: Further arguments, the same for all ranks.
 
     Returns:
-        What rank 0's function returned.
+        The result of rank 0.
 
     Raises:
-        Refusal: What a rank refused.
+        ReportedError: If a rank raised one.
     """
     launch = LaunchConfig(
         min_nodes=1,
@@ -44,20 +44,20 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
         start_method="fork",
     )
     answers = elastic_launch(launch, _rank)(function, arguments)
-    for refused, _ in answers.values():
-        if refused:
-            raise refusal(*refused)
+    for error, _ in answers.values():
+        if error:
+            raise reported_error(*error)
     return answers[0][1]
 
 
 def _rank(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, Any]:
-    """One rank: what it refuses, as code and sentence, and what its function returned."""
+    """Run one rank. Return its error as (exit code, sentence) or None, and its result."""
     ranks = Ranks.from_environment(os.environ)
     if ranks.world_size == 1:
         ranks = Ranks()
     try:
-        returned = function(ranks, *arguments)
-    except Refusal as refused:
-        return (int(refused.code), str(refused)), None
+        result = function(ranks, *arguments)
+    except ReportedError as error:
+        return (int(error.code), str(error)), None
     process_group.leave()
-    return None, returned
+    return None, result

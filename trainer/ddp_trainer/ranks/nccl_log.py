@@ -1,7 +1,7 @@
-"""What NCCL says of its way through the network.
+"""Network transport and interfaces that NCCL uses, read from its log.
 
-NCCL has no call that tells it, only lines of its log at level INFO. They are written to a file of
-this rank's own, unless the user has asked for a log: that one is left where it is wanted.
+NCCL has no function that returns them; it only logs them at level INFO. Each rank sends this log to
+its own file, unless the user has configured the log in the environment.
 """
 
 import os
@@ -20,16 +20,16 @@ _DEVICE = re.compile(r"\[\d+\]([\w.-]+):\d+/")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How packets of NCCL travel between nodes."""
+    """The network path of NCCL between nodes."""
 
     network: str | None = None
-    """Transport, as `IB` or `Socket`."""
+    """Transport, for example `IB` or `Socket`."""
     interfaces: tuple[str, ...] = ()
-    """Devices of the transport, or the interface of its sockets."""
+    """InfiniBand devices, or the network interface of the sockets."""
 
 
 def parse(log: str) -> Route:
-    """Reads the lines of NCCL at level INFO; nothing where it says nothing."""
+    """Return the route that an NCCL log at level INFO shows. Unknown parts stay empty."""
     network = _NETWORK.search(log)
     devices = _INFINIBAND.search(log)
     sockets = _SOCKETS.search(log)
@@ -39,15 +39,16 @@ def parse(log: str) -> Route:
     return Route(name, (sockets[1],) if sockets else ())
 
 
-def listen(environ: MutableMapping[str, str] = os.environ) -> Path | None:
-    """Makes NCCL tell of its network; to be called before the process group.
+def enable(environ: MutableMapping[str, str] = os.environ) -> Path | None:
+    """Make NCCL log its network. Call it before the process group is created.
 
     Returns:
-        The file in which it will stand; nothing where the user has the log sent elsewhere.
+        The log file, which may be the user's. None if the user's settings disable the log or send
+        it to standard output.
     """
-    if stated := environ.get("NCCL_DEBUG_FILE"):
-        told = environ.get("NCCL_DEBUG", "").upper() in {"INFO", "TRACE"}
-        return _expanded(stated) if told else None
+    if file := environ.get("NCCL_DEBUG_FILE"):
+        logs_network = environ.get("NCCL_DEBUG", "").upper() in {"INFO", "TRACE"}
+        return _expanded(file) if logs_network else None
     if "NCCL_DEBUG" in environ:
         return None
     handle, name = tempfile.mkstemp(prefix="nccl-", suffix=".log")
@@ -57,7 +58,7 @@ def listen(environ: MutableMapping[str, str] = os.environ) -> Path | None:
 
 
 def read(path: Path | None) -> Route:
-    """What NCCL has told so far."""
+    """Return the route that NCCL has logged so far."""
     try:
         return parse(path.read_text(errors="replace")) if path else Route()
     except OSError:

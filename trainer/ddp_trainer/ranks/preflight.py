@@ -1,6 +1,6 @@
-"""All ranks compare what must be alike, in one exchange, before anything is trained.
+"""Preflight: all ranks compare their versions, configuration and data before training starts.
 
-What differs shows otherwise as a hang in the first collective, or as a loss that is a little wrong.
+Without this exchange a difference causes a hang in the first collective or a slightly wrong loss.
 """
 
 import hashlib
@@ -17,14 +17,16 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from ddp_trainer.errors import InputError, Refusal, refusal
+from ddp_trainer.errors import InputError, ReportedError, reported_error
 from ddp_trainer.ranks.collectives import is_joined
 from ddp_trainer.ranks.environment import Ranks
-from ddp_trainer.ranks.topology import Place
+from ddp_trainer.ranks.topology import Location
 from ddp_wire.contract import ExitCode
 
 MESSAGE_BYTES = 2048
-"""What each rank sends: JSON of a fixed length, so that one exchange is enough."""
+"""Size of each rank's JSON message, in bytes. It is fixed, so that one exchange is enough."""
+MAX_NAMED_RANKS = 8
+"""Number of ranks that a message lists before it cuts the list."""
 _TEXT_CHARACTERS = 400
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
@@ -32,12 +34,13 @@ Built = TypeVar("Built")
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What one rank tells of itself."""
+class RankInfo:
+    """What one rank sends to the others in the preflight exchange."""
 
     node: str
+    """Host name of the node."""
     config: str = ""
-    """Hash of task and resolved configuration."""
+    """Hash of the task and the resolved configuration."""
     data: str = ""
     """Fingerprint of the data sets."""
     python: str = ""
@@ -45,61 +48,61 @@ class Facts:
     cuda: str = ""
     nccl: str = ""
     driver: str = ""
-    """Version of NVIDIA's kernel module; empty without a GPU."""
+    """Version of NVIDIA's kernel module. Empty without a GPU."""
     gpu: str = ""
-    """Model and compute capability; empty without one."""
+    """Model and compute capability. Empty without a GPU."""
     host: str = ""
     rack: str = ""
     zone: str = ""
-    """Where it is; this may differ."""
+    """Location of the rank in `host`, `rack` and `zone`. It may differ between ranks."""
     error: str = ""
-    """Why this rank cannot go on."""
+    """Why this rank cannot continue. Empty if it can."""
     code: int = 0
-    """Exit code for that."""
+    """Exit code of that error."""
 
     @property
-    def place(self) -> Place:
-        """Where this rank is."""
-        return Place(self.host, self.rack, self.zone)
+    def location(self) -> Location:
+        """Location of the rank."""
+        return Location(self.host, self.rack, self.zone)
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """One thing that must be alike."""
+    """One field of `RankInfo` that must be equal on all ranks."""
 
-    fact: str
-    noun: str
-    must: bool
-    """Whether nothing can make up for a difference; otherwise a new attempt might, elsewhere."""
-    shown: bool = True
-    """Whether the values mean something to a person."""
+    field: str
+    label: str
+    permanent: bool
+    """Whether no new attempt can fix a difference. Otherwise one may succeed on other nodes."""
+    printable: bool = True
+    """Whether messages contain the values."""
 
 
 _RULES = (
-    _Rule("config", "a configuration", must=True, shown=False),
-    _Rule("data", "data", must=True),
-    _Rule("python", "Python", must=False),
-    _Rule("torch", "torch", must=False),
-    _Rule("cuda", "CUDA", must=False),
-    _Rule("nccl", "NCCL", must=False),
-    _Rule("driver", "NVIDIA driver", must=False),
-    _Rule("gpu", "GPU", must=False),
+    _Rule("config", "a configuration", permanent=True, printable=False),
+    _Rule("data", "data", permanent=True),
+    _Rule("python", "Python", permanent=False),
+    _Rule("torch", "torch", permanent=False),
+    _Rule("cuda", "CUDA", permanent=False),
+    _Rule("nccl", "NCCL", permanent=False),
+    _Rule("driver", "NVIDIA driver", permanent=False),
+    _Rule("gpu", "GPU", permanent=False),
 )
 
 
-def facts_of(device: torch.device, document: Any, data: str, place: Place) -> Facts:
-    """This rank's facts.
+def rank_info(device: torch.device, document: Any, data: str, location: Location) -> RankInfo:
+    """Return the information about this rank.
 
     Args:
-        device: The rank's.
-        document: JSON: task and resolved configuration.
+        device: Device of the rank.
+        document: JSON document of task and resolved configuration.
         data: Fingerprint of the data sets.
-        place: Where it is.
+        location: Location of the rank.
     """
     on_gpu = device.type == "cuda"
     properties = torch.cuda.get_device_properties(device) if on_gpu else None
     text = json.dumps(document, sort_keys=True).encode()
-    return Facts(
+    return RankInfo(
         node=socket.gethostname(),
         config=hashlib.blake2b(text, digest_size=8).hexdigest(),
         data=data,
@@ -109,135 +112,137 @@ def facts_of(device: torch.device, document: Any, data: str, place: Place) -> Fa
         nccl=".".join(map(str, torch.cuda.nccl.version())) if on_gpu else "",
         driver=_driver() if on_gpu else "",
         gpu=f"{properties.name} ({properties.major}.{properties.minor})" if properties else "",
-        host=place.host,
-        rack=place.rack,
-        zone=place.zone,
+        host=location.host,
+        rack=location.rack,
+        zone=location.zone,
     )
 
 
 def _driver() -> str:
-    """Version of NVIDIA's kernel module, where it says it."""
+    """Return the version of NVIDIA's kernel module. Empty if it is unknown."""
     try:
-        told = _DRIVER_FILE.read_text()
+        text = _DRIVER_FILE.read_text()
     except OSError:
         return ""
-    # As in: NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar 5 ...
-    version = re.search(r"\b\d+\.\d+(\.\d+)?\b", told)
+    # Example: NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar 5 ...
+    version = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
     return version[0] if version else ""
 
 
-def build_alike(
-    build: Callable[[], tuple[Built, Facts]],
+def build_and_compare(
+    build: Callable[[], tuple[Built, RankInfo]],
     ranks: Ranks,
     device: torch.device,
     *,
     allow_mixed: bool,
-) -> tuple[Built, list[Facts], list[str]]:
-    """Builds what each rank needs, and returns once all have it and are alike. Every rank calls it.
+) -> tuple[Built, list[RankInfo], list[str]]:
+    """Build what each rank needs, and check that all ranks succeeded and are alike.
+
+    Every rank must call this function.
 
     Args:
-        build: Gives the thing, and this rank's facts.
-        ranks: This process's place.
-        device: The run's device, by which facts travel.
-        allow_mixed: Whether different versions or GPUs are only told.
+        build: Function that returns the built object and the information about this rank.
+        ranks: This process's rank.
+        device: The run's device, which the exchange uses.
+        allow_mixed: Whether different versions or GPUs cause warnings instead of an error.
 
     Returns:
-        What was built, everybody's facts by rank, and one sentence for each difference that is
-        allowed.
+        The built object, the information about each rank in the order of ranks, and one warning for
+        each permitted difference.
 
     Raises:
-        Refusal: On every rank, with the rank that it lies in, if one could not build or is
-            different.
-        Exception: What `build` raised, on the rank on which it did.
+        ReportedError: On every rank, if a rank could not build or differs; names that rank.
+        Exception: On the failed rank only, the error of `build`.
     """
     failure: Exception | None = None
     built: Built | None = None
     try:
-        built, facts = build()
-    except Exception as error:  # noqa: BLE001 - it is raised again, after the others know
-        failure, facts = error, _facts_of_failure(error)
-    everyone = _exchange(facts, ranks, device)
-    if failure is not None and not isinstance(failure, Refusal):
+        built, info = build()
+    except Exception as error:  # noqa: BLE001 - raised below, after the exchange
+        failure, info = error, _info_of_failure(error)
+    infos = _exchange(info, ranks, device)
+    if failure is not None and not isinstance(failure, ReportedError):
         raise failure
-    found = _first_error(everyone)
+    found = _first_error(infos)
     if found is not None:
         raise found
     warnings = []
-    for sentence, must in differences(everyone):
-        if must:
+    for sentence, permanent in find_differences(infos):
+        if permanent:
             raise InputError(f"preflight: {sentence}")
         if not allow_mixed:
-            raise Refusal(f"preflight: {sentence}; parallel.allow_mixed permits it")
+            raise ReportedError(f"preflight: {sentence}; parallel.allow_mixed permits it")
         warnings.append(sentence)
     if built is None:
-        raise RuntimeError("a rank that did not fail has built nothing")
-    return built, everyone, warnings
+        raise RuntimeError("build returned None without raising an error")
+    return built, infos, warnings
 
 
-def differences(everyone: Sequence[Facts]) -> list[tuple[str, bool]]:
-    """What is not alike, in the order of its weight.
+def find_differences(infos: Sequence[RankInfo]) -> list[tuple[str, bool]]:
+    """Find the fields that differ between ranks, in the order of severity.
 
     Args:
-        everyone: Facts by rank.
+        infos: Information about each rank, in the order of ranks.
 
     Returns:
-        Sentences that name the ranks that most others differ from, each with whether nothing can
-        make up for it.
+        For each difference a sentence that names the minority ranks, and whether it is permanent.
     """
     found = []
     for rule in _RULES:
-        values = [str(getattr(facts, rule.fact)) for facts in everyone]
-        # Of two that are equally frequent the one of the lower rank is the usual one.
+        values = [str(getattr(info, rule.field)) for info in infos]
+        # If two values are equally frequent, the value of the lower rank is the usual one.
         usual, count = Counter(values).most_common(1)[0]
         if count == len(values):
             continue
         odd = [rank for rank, value in enumerate(values) if value != usual]
-        who = _who(odd, everyone)
-        verb = "has" if len(odd) == 1 else "have"
-        theirs = values[odd[0]] or "none"
-        if rule.shown:
-            sentence = f"{who} {verb} {rule.noun} {theirs}, the others {usual or 'none'}"
+        subject = f"{_name_ranks(odd, infos)} {'has' if len(odd) == 1 else 'have'} {rule.label}"
+        if rule.printable:
+            theirs = values[odd[0]] or "none"
+            sentence = f"{subject} {theirs}, the others {usual or 'none'}"
         else:
-            sentence = f"{who} {verb} {rule.noun} that is not that of the others"
-        found.append((sentence, rule.must))
+            sentence = f"{subject} that differs from that of the others"
+        found.append((sentence, rule.permanent))
     return found
 
 
-def _who(odd: Sequence[int], everyone: Sequence[Facts]) -> str:
+def _name_ranks(odd: Sequence[int], infos: Sequence[RankInfo]) -> str:
     if len(odd) == 1:
-        return f"rank {odd[0]} on {everyone[odd[0]].node}"
-    nodes = sorted({everyone[rank].node for rank in odd})
-    shown = ", ".join(map(str, odd[:8])) + (" …" if len(odd) > 8 else "")  # noqa: PLR2004
+        return f"rank {odd[0]} on {infos[odd[0]].node}"
+    nodes = sorted({infos[rank].node for rank in odd})
+    shown = ", ".join(map(str, odd[:MAX_NAMED_RANKS]))
+    shown += " …" if len(odd) > MAX_NAMED_RANKS else ""
     return f"ranks {shown} on {nodes[0]}" if len(nodes) == 1 else f"ranks {shown}"
 
 
-def _facts_of_failure(error: Exception) -> Facts:
-    known = isinstance(error, Refusal)
+def _info_of_failure(error: Exception) -> RankInfo:
+    known = isinstance(error, ReportedError)
     text = str(error) if known else f"{type(error).__name__}: {error}".splitlines()[0]
-    code = error.code if isinstance(error, Refusal) else ExitCode.FAILED
-    return Facts(socket.gethostname(), error=text[:_TEXT_CHARACTERS] or "failed", code=code)
+    code = error.code if isinstance(error, ReportedError) else ExitCode.FAILED
+    return RankInfo(socket.gethostname(), error=text[:_TEXT_CHARACTERS] or "failed", code=code)
 
 
-def _first_error(everyone: Sequence[Facts]) -> Refusal | None:
-    failed = [rank for rank, facts in enumerate(everyone) if facts.error]
+def _first_error(infos: Sequence[RankInfo]) -> ReportedError | None:
+    failed = [rank for rank, info in enumerate(infos) if info.error]
     if not failed:
         return None
-    # A failure that may pass comes first: the run could then still succeed.
-    rank = min(failed, key=lambda rank: everyone[rank].code)
-    error, code = everyone[rank].error, everyone[rank].code
-    alike = len({facts.error for facts in everyone}) == 1
-    return refusal(code, error if alike else f"{_who([rank], everyone)}: {error}")
+    # A retryable failure takes precedence, because the run may still succeed in a new attempt.
+    rank = min(failed, key=lambda rank: infos[rank].code)
+    error, code = infos[rank].error, infos[rank].code
+    alike = len({info.error for info in infos}) == 1
+    return reported_error(code, error if alike else f"{_name_ranks([rank], infos)}: {error}")
 
 
-def _exchange(facts: Facts, ranks: Ranks, device: torch.device) -> list[Facts]:
-    """Everybody's facts by rank: JSON, so that a peer's message is only ever data."""
+def _exchange(info: RankInfo, ranks: Ranks, device: torch.device) -> list[RankInfo]:
+    """Exchange the information as JSON, so that a peer cannot send code."""
     if not is_joined():
-        return [facts]
-    payload = json.dumps({k: v for k, v in asdict(facts).items() if v}, ensure_ascii=False).encode()
+        return [info]
+    payload = json.dumps({k: v for k, v in asdict(info).items() if v}, ensure_ascii=False).encode()
     if len(payload) > MESSAGE_BYTES:
-        raise ValueError(f"facts of {len(payload)} bytes do not fit the message")
+        raise ValueError(
+            f"preflight message must have at most {MESSAGE_BYTES} bytes, not {len(payload)}"
+        )
     mine = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8)
     mine[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
     rows = [torch.zeros_like(mine, device=device) for _ in range(ranks.world_size)]
     dist.all_gather(rows, mine.to(device))
-    return [Facts(**json.loads(bytes(row.tolist()).rstrip(b"\0"))) for row in rows]
+    return [RankInfo(**json.loads(bytes(row.tolist()).rstrip(b"\0"))) for row in rows]

@@ -1,4 +1,4 @@
-"""The device and the process group of this rank."""
+"""Device and process group of this rank."""
 
 import os
 from collections.abc import Mapping
@@ -15,27 +15,28 @@ from ddp_trainer.config import Device
 from ddp_trainer.errors import InputError
 from ddp_trainer.ranks import nccl_log
 from ddp_trainer.ranks.environment import Ranks
-from ddp_trainer.ranks.reach import infiniband_devices, interface_to, require_reach
+from ddp_trainer.ranks.reach import infiniband_devices, interface_to, wait_until_reachable
 
 
 def choose_device(wanted: Device, ranks: Ranks) -> torch.device:
-    """This rank's device: one GPU each, or the CPU.
+    """Return this rank's device: one GPU per rank, or the CPU.
 
-    A container that shows each rank only its own GPU numbers it 0 whatever the local rank.
+    If a container exposes only one GPU to each rank, that GPU has index 0 for every local rank.
 
     Raises:
-        InputError: If CUDA is wanted and missing, or there are more ranks than GPUs.
+        InputError: If CUDA is required but missing, or if there are more ranks than GPUs.
     """
     if wanted == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         if wanted == "cuda":
-            raise InputError("config: device is cuda, but there is no CUDA device here")
+            raise InputError("config: device is cuda, but this node has no CUDA device")
         return torch.device("cpu")
     if count > 1 and ranks.local_rank >= count:
         raise InputError(
-            f"config: {ranks.local_world_size} ranks on this node need as many GPUs, not {count}"
+            f"config: each rank needs its own GPU, but this node has {ranks.local_world_size} ranks"
+            f" and {count} GPUs"
         )
     device = torch.device("cuda", ranks.local_rank if count > 1 else 0)
     torch.cuda.set_device(device)
@@ -44,43 +45,45 @@ def choose_device(wanted: Device, ranks: Ranks) -> torch.device:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How this rank's numbers reach the others."""
+    """The network path from this rank to the others."""
 
     backend: str | None = None
+    """Backend of the process group: `nccl` or `gloo`."""
     transport: str | None = None
-    """Of NCCL between nodes, where it says it."""
+    """NCCL's transport between nodes, if its log names one."""
     interfaces: tuple[str, ...] = ()
+    """Names of network interfaces or InfiniBand devices."""
     warning: str | None = None
-    """One sentence, if a faster way exists."""
+    """Warning in one sentence, if a faster transport exists."""
 
     def described(self) -> dict[str, Any]:
-        """As fields of an event."""
+        """Return the route as fields of an event."""
         fields = {"backend": self.backend, "transport": self.transport}
         return {**fields, "interfaces": list(self.interfaces)}
 
 
 def join(ranks: Ranks, device: torch.device, timeout_seconds: float) -> Route:
-    """Joins the process group that the environment names; nothing where there is none.
+    """Join the process group that the environment describes, if there is one.
 
-    A process that has joined already stays in its group.
+    Do nothing if the process has already joined a group.
 
     Args:
-        ranks: This process's place.
-        device: Decides the backend: NCCL on CUDA, bound to the device so that it connects now and
-            not in the first update, or else gloo.
+        ranks: This process's rank.
+        device: Device that selects the backend: NCCL on CUDA, otherwise gloo. NCCL is bound to the
+            device, so that it connects now instead of in the first update.
         timeout_seconds: Longest wait in one collective.
 
     Returns:
-        The way that was found.
+        The route to the other ranks.
 
     Raises:
-        Refusal: If node 0 cannot be reached.
+        ReportedError: If node 0 is unreachable.
     """
     if not ranks.launched or dist.is_initialized():
         return Route()
-    require_reach(ranks, os.environ)
+    wait_until_reachable(ranks, os.environ)
     on_gpu = device.type == "cuda"
-    log = nccl_log.listen() if on_gpu else None
+    log = nccl_log.enable() if on_gpu else None
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
         timeout=timedelta(seconds=timeout_seconds),
@@ -95,29 +98,29 @@ def _route_of_gloo(environ: Mapping[str, str]) -> Route:
 
 
 def _route_of_nccl(log: Path | None, ranks: Ranks) -> Route:
-    told = nccl_log.read(log)
+    found = nccl_log.read(log)
     warning = None
     devices = infiniband_devices()
     between_nodes = ranks.world_size > ranks.local_world_size
-    if between_nodes and devices and (told.network or "").startswith("Socket"):
+    if between_nodes and devices and (found.network or "").startswith("Socket"):
         warning = (
-            f"NCCL uses sockets although there is InfiniBand here ({', '.join(devices)}): check"
+            f"NCCL uses sockets although this node has InfiniBand ({', '.join(devices)}): check"
             " NCCL_IB_DISABLE, NCCL_NET and the container's access to the devices"
         )
-    return Route("nccl", told.network, told.interfaces, warning)
+    return Route("nccl", found.network, found.interfaces, warning)
 
 
 def set_timeout(seconds: float) -> None:
-    """Changes the longest wait in one collective; nothing where there is no group."""
+    """Set the longest wait in one collective. Do nothing without a process group."""
     if dist.is_initialized():
-        # torch offers it under no public name.
+        # torch has no public function for this.
         distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))  # noqa: SLF001
 
 
 def leave() -> None:
-    """Leaves the group after a run that ended as it should.
+    """Leave the process group after a successful run.
 
-    Never called on the way out of an error: it could wait for a peer that will not come.
+    Never call it after an error, because it could wait for a peer that has failed.
     """
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()

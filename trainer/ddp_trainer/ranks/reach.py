@@ -1,4 +1,4 @@
-"""Whether node 0 can be reached, asked before anything waits for it, and by which interface."""
+"""Network check before the rendezvous: whether this rank can reach node 0, and its interface."""
 
 import fcntl
 import socket
@@ -7,11 +7,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ddp_trainer.errors import Refusal
+from ddp_trainer.errors import ReportedError
 from ddp_trainer.ranks.environment import Ranks
 
 PATIENCE_SECONDS = 8.0
-"""How long a name may take to resolve, or a host to answer."""
+"""Longest time for a name to resolve or a host to answer."""
 
 _POLL_SECONDS = 0.5
 _GET_ADDRESS = 0x8915
@@ -19,20 +19,20 @@ _GET_ADDRESS = 0x8915
 _INFINIBAND = Path("/sys/class/infiniband")
 
 
-def require_reach(
+def wait_until_reachable(
     ranks: Ranks, environ: Mapping[str, str], patience: float = PATIENCE_SECONDS
 ) -> None:
-    """Returns once node 0's name resolves and its host answers.
+    """Wait until node 0's name resolves and its host answers.
 
-    A refused connection is an answer: rank 0 may still be on its way to its port.
+    A refused connection counts as an answer, because rank 0 may not listen on its port yet.
 
     Args:
-        ranks: This process's place.
-        environ: With MASTER_ADDR and MASTER_PORT.
-        patience: Seconds until it is given up.
+        ranks: This process's rank.
+        environ: Environment with MASTER_ADDR and MASTER_PORT.
+        patience: Longest wait in seconds.
 
     Raises:
-        Refusal: If it cannot be reached; said by this rank itself.
+        ReportedError: If node 0 is still unreachable. This rank prints the error itself.
     """
     host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if not ranks.launched or ranks.is_first or not host or not port.isdecimal():
@@ -52,17 +52,17 @@ def require_reach(
         time.sleep(_POLL_SECONDS)
 
 
-def _unreachable(rank: int, host: str, port: str, reason: OSError) -> Refusal:
+def _unreachable(rank: int, host: str, port: str, reason: OSError) -> ReportedError:
     if isinstance(reason, socket.gaierror):
         text = f'cannot resolve "{host}", the name of node 0: {reason.strerror}'
     else:
         why = "no answer" if isinstance(reason, TimeoutError) else reason.strerror
-        text = f"cannot reach node 0 at {host}:{port}: {why}; does a firewall close the port?"
-    return Refusal(f"network: rank {rank} {text}", own=True)
+        text = f"cannot reach node 0 at {host}:{port}: {why}; does a firewall block the port?"
+    return ReportedError(f"network: rank {rank} {text}", rank_specific=True)
 
 
 def interface_to(host: str) -> str | None:
-    """Name of the interface through which packets to `host` leave; nothing is sent.
+    """Return the name of the network interface that routes to `host`, without sending a packet.
 
     Args:
         host: Name or IPv4 address.
@@ -78,7 +78,7 @@ def interface_to(host: str) -> str | None:
 
 
 def infiniband_devices(folder: Path = _INFINIBAND) -> list[str]:
-    """Names of the InfiniBand and RoCE devices that this container sees."""
+    """Return the names of the InfiniBand and RoCE devices that this container can access."""
     return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
 

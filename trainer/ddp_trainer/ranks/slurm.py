@@ -1,7 +1,7 @@
-"""Starting without torchrun: from what Slurm sets to what a process group needs.
+"""Conversion of Slurm's environment variables to those of torchrun, for a start with `srun`.
 
-`srun` starts one process per task and tells each its place. Nothing else is asked of the machine:
-no call to Slurm, no look-up.
+`srun` starts one process per task and sets each task's number. The environment is the only source:
+this module neither calls Slurm nor resolves names.
 """
 
 import re
@@ -12,27 +12,27 @@ from ddp_trainer.ranks.environment import integer
 
 PORT_BASE = 15000
 PORT_COUNT = 20000
-"""Ports below those that systems give to outgoing connections."""
+"""Size of the port range, which ends below the ephemeral ports of common systems."""
 
 _GROUP = re.compile(r"([^,\[\]]*)(?:\[([^\[\]]*)\])?([^,\[\]]*),?")
 
 
 def variables_of_slurm(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that torchrun would set, where Slurm started this process.
+    """Return the variables of torchrun that are missing in a process started by Slurm.
 
     Args:
-        environ: The process's environment; what it states already is not repeated.
+        environ: The process's environment. Variables that it sets are not returned.
 
     Returns:
-        What is missing; nothing under torchrun, without Slurm, or for a job of one task.
+        The missing variables. Empty under torchrun, without Slurm, or for a job of one task.
 
     Raises:
-        InputError: If Slurm's variables do not fit together.
+        InputError: If Slurm's variables are incomplete or contradict each other.
     """
     if "RANK" in environ or "WORLD_SIZE" in environ or "SLURM_PROCID" not in environ:
         return {}
     if "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" not in environ:
-        return {}  # the batch script itself, not one of the processes that srun starts
+        return {}  # the batch script itself, not a process of srun
     tasks = integer(environ, "SLURM_STEP_NUM_TASKS") or integer(environ, "SLURM_NTASKS") or 1
     if tasks == 1:
         return {}
@@ -48,25 +48,25 @@ def variables_of_slurm(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def hosts_of(nodes: str) -> list[str]:
-    """Expands a list of nodes as Slurm writes it.
+    """Expand a node list of Slurm to host names.
 
     Args:
-        nodes: As `login,gpu[003-005,9]-ib`.
+        nodes: Node list, for example `login,gpu[003-005,9]-ib`.
 
     Raises:
-        InputError: If it has another form.
+        InputError: If the list has an unknown format.
     """
     hosts: list[str] = []
-    place = 0
-    while place < len(nodes):
-        group = _GROUP.match(nodes, place)
-        if group is None or group.end() == place:
-            raise InputError(f'environment: SLURM_JOB_NODELIST "{nodes}" has an unknown form')
+    position = 0
+    while position < len(nodes):
+        group = _GROUP.match(nodes, position)
+        if group is None or group.end() == position:
+            raise InputError(f'environment: SLURM_JOB_NODELIST "{nodes}" has an unknown format')
         before, numbers, after = group.groups()
         hosts += [before + n + after for n in (_numbers(numbers) if numbers else [""])]
-        place = group.end()
+        position = group.end()
     if not all(hosts) or not hosts:
-        raise InputError(f'environment: SLURM_JOB_NODELIST "{nodes}" has an unknown form')
+        raise InputError(f'environment: SLURM_JOB_NODELIST "{nodes}" has an unknown format')
     return hosts
 
 
@@ -82,12 +82,12 @@ def _numbers(ranges: str) -> Iterator[str]:
 def _first_host(environ: Mapping[str, str]) -> str:
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     if not nodes:
-        raise InputError("environment: SLURM_JOB_NODELIST must be set where SLURM_NTASKS is")
+        raise InputError("environment: SLURM_JOB_NODELIST must be set when SLURM_NTASKS is set")
     return hosts_of(nodes)[0]
 
 
 def _tasks_here(environ: Mapping[str, str], tasks: int) -> int:
-    """Tasks on this node, of a list as `4(x2),3` in the order of nodes."""
+    """Return the number of tasks on this node, from a list by node such as `4(x2),3`."""
     text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
     if not text:
         return integer(environ, "SLURM_NTASKS_PER_NODE") or tasks
@@ -95,16 +95,16 @@ def _tasks_here(environ: Mapping[str, str], tasks: int) -> int:
     for part in text.split(","):
         group = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if group is None:
-            raise InputError(f'environment: SLURM_TASKS_PER_NODE "{text}" has an unknown form')
+            raise InputError(f'environment: SLURM_TASKS_PER_NODE "{text}" has an unknown format')
         counts += [int(group[1])] * int(group[2] or 1)
     node = integer(environ, "SLURM_NODEID") or 0
     if node >= len(counts):
-        raise InputError(f'environment: SLURM_TASKS_PER_NODE "{text}" does not tell of node {node}')
+        raise InputError(f'environment: SLURM_TASKS_PER_NODE "{text}" has no entry for node {node}')
     return counts[node]
 
 
 def _required(environ: Mapping[str, str], name: str) -> int:
     number = integer(environ, name)
     if number is None:
-        raise InputError(f"environment: {name} must be set where SLURM_NTASKS is")
+        raise InputError(f"environment: {name} must be set when SLURM_NTASKS is set")
     return number

@@ -1,9 +1,9 @@
-"""Why a rank's collective failed: which ranks did not come in time, or that one has gone.
+"""Diagnosis of a failed collective: which ranks did not join it in time, or that a rank was lost.
 
-torch keeps the newest collectives of each rank (its flight recorder). On a timeout every rank that
-waits puts what it waits in into the store of the rendezvous, where each sees who has not, and
-writes its record for `torchfrtrace`. NCCL's watchdog ends a process by itself: torch writes the
-record then, to the same place.
+torch's flight recorder keeps the newest collectives of each rank. On a timeout every waiting rank
+writes the name of its collective to the rendezvous store, so that each rank sees which ranks are
+missing. It also dumps its flight recorder for `torchfrtrace`. NCCL's watchdog ends the process
+itself; torch then writes the dump to the same path.
 """
 
 import contextlib
@@ -22,60 +22,65 @@ from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
 from ddp_trainer.config import RunConfig
-from ddp_trainer.errors import Refusal
+from ddp_trainer.errors import ReportedError
 from ddp_trainer.ranks.environment import Ranks
 
 FOLDER = "flight-recorder"
-"""In the run's directory: a file `rank-N` of each rank that waited in vain last."""
+"""Folder in the run's directory with the newest dump `rank-N` of each rank that timed out."""
 PREFIX = "TORCH_FR_DUMP_TEMP_FILE"
-"""Where torch's own records go, without the rank's number; older versions know another name."""
+"""Variable with the path prefix of torch's dumps, to which torch appends the rank."""
 OLD_PREFIX = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
-MEETING_SECONDS = 3.0
-"""How long a rank whose time is up leaves the others to say the same."""
-HOST_SECONDS = 1.0
-"""How much longer rank 0 stays, whose process holds the store."""
-TELL_SECONDS = 6.0
-"""Longest time for each of it: a store or a volume that hangs keeps no rank alive."""
-MOST_NAMED = 8
+"""Name of the same variable in older versions of torch."""
+PEER_SECONDS = 3.0
+"""Time that a rank waits for the entries of other ranks after its own timeout."""
+STORE_HOST_SECONDS = 1.0
+"""Extra time that rank 0 stays alive, because its process hosts the store."""
+REPORT_SECONDS = 6.0
+"""Time limit of the store exchange, and of the dump, so that neither keeps a failed rank alive."""
+MAX_NAMED_RANKS = 8
+"""Number of missing ranks that a message lists by number."""
 
 _KEY = "ddp-trainer/stalled"
-_GONE = re.compile(r"/gloo/transport/.*?\] (?P<how>.*(closed by peer|reset by peer|Broken pipe).*)")
+_PEER_LOST = re.compile(
+    r"/gloo/transport/.*?\] (?P<how>.*(closed by peer|reset by peer|Broken pipe).*)"
+)
 _TIMED_OUT = re.compile(r"/gloo/.*(Timed out|timeout)|Watchdog caught collective operation timeout")
 
-# What is used of them has no types, or no public name.
+# The members used here are untyped or private.
 _dist: Any = dist
 _c10d: Any = _distributed_c10d
 T = TypeVar("T")
 
 
 class Wait(NamedTuple):
-    """A collective that has not ended."""
+    """A collective that this rank waits in."""
 
-    words: str
+    collective: str
+    """Name, sizes and number, for example `in all_reduce of [212] (number 14)`."""
     seconds: float
-    """Since it began."""
+    """Seconds since it started."""
     limit: float
-    """Seconds that it may take."""
+    """Timeout in seconds."""
 
 
-class StalledError(Refusal):
-    """The other ranks did not come in time."""
+class StalledError(ReportedError):
+    """A timeout, because other ranks did not join a collective."""
 
 
-class LostPeerError(Refusal):
-    """Another rank has ended: what it says is the cause, and nothing here is."""
+class LostPeerError(ReportedError):
+    """A lost connection, because another rank ended. That rank has the root cause."""
 
 
-def prepare(config: RunConfig, environ: MutableMapping[str, str], *, nccl: bool) -> None:
-    """Sets how much is logged and where records go; to be called before the process group.
+def configure(config: RunConfig, environ: MutableMapping[str, str], *, nccl: bool) -> None:
+    """Set the debug levels and the path of dumps. Call it before the process group is created.
 
-    What the user has set in the environment stays, but for what would crash: DDP over gloo with
-    torch's level DETAIL is a segmentation fault in its logger (torch 2.11 to 2.13).
+    The user's own environment variables take precedence, with one exception: DDP over gloo crashes
+    at torch's level DETAIL (a segmentation fault in its logger, torch 2.11 to 2.13).
 
     Args:
-        config: Of the run.
-        environ: Changed in place.
-        nccl: Whether NCCL will be used.
+        config: Configuration of the run.
+        environ: Environment, changed in place.
+        nccl: Whether the run uses NCCL.
     """
     level, directory = config.parallel.debug, config.checkpoint.directory
     wanted: dict[str, str] = {}
@@ -85,7 +90,7 @@ def prepare(config: RunConfig, environ: MutableMapping[str, str], *, nccl: bool)
         own = f"{directory}/{FOLDER}/rank-"
         prefix = environ.get(PREFIX) or environ.get(OLD_PREFIX) or own
         wanted |= {PREFIX: prefix, OLD_PREFIX: prefix}
-        if nccl and prefix == own:  # torch does not make the folder
+        if nccl and prefix == own:  # torch does not create the folder
             with contextlib.suppress(OSError):
                 Path(prefix).parent.mkdir(parents=True, exist_ok=True)
     for name, value in wanted.items():
@@ -95,79 +100,84 @@ def prepare(config: RunConfig, environ: MutableMapping[str, str], *, nccl: bool)
         _dist.set_debug_level(_dist.DebugLevel.INFO)
 
 
-def explain(error: Exception, ranks: Ranks, where: str) -> None:
-    """Says why, if the error is that of a collective without its peers.
+def raise_if_peer_failed(error: Exception, ranks: Ranks, where: str) -> None:
+    """Raise the reason if another rank caused this error of a collective.
 
-    Takes seconds if it waited for them in vain, and none if their connections are gone.
+    This takes seconds after a timeout, and no time if a connection was closed.
 
     Args:
-        error: Of this rank.
-        ranks: This process's place.
-        where: For the sentence, as `rank 3, update 70`.
+        error: Error of this rank.
+        ranks: This process's rank.
+        where: Start of the message, for example `rank 3, update 70`.
 
     Raises:
-        StalledError: If another rank did not come in time.
+        StalledError: If another rank did not join a collective in time.
         LostPeerError: If another rank has ended.
     """
     if not isinstance(error, RuntimeError):
         return
     newest = _unfinished() if dist.is_initialized() else None
-    gone = _GONE.search(str(error))
-    # The first rank whose time is up closes its connections: those whose time is nearly up say so.
-    if gone and not (newest and newest.seconds > newest.limit / 2):
-        # The agent knows by torch's own words that this rank is not the one to blame.
-        how = gone["how"].partition(". This is")[0]
-        raise LostPeerError(f"{where}: another rank has gone: {how}", own=True) from error
-    if newest is None or not (gone or _TIMED_OUT.search(str(error))):
+    lost = _PEER_LOST.search(str(error))
+    # The first rank that times out closes its connections. A rank that has waited for more than
+    # half of its timeout therefore reports a stall, not a lost peer.
+    if lost and not (newest and newest.seconds > newest.limit / 2):
+        # The message keeps torch's words, by which the agent detects a secondary failure.
+        how = lost["how"].partition(". This is")[0]
+        message = f"{where}: lost another rank: {how}"
+        raise LostPeerError(message, rank_specific=True) from error
+    if newest is None or not (lost or _TIMED_OUT.search(str(error))):
         return
-    waits = newest.words
-    told = _within(TELL_SECONDS, partial(_meet, ranks.rank, waits))
-    record = _within(TELL_SECONDS, partial(_write, ranks.rank, os.environ))
-    sentence = f"{where}: waited {newest.seconds:.1f} s {waits}, {_blame(told or {}, ranks, waits)}"
-    if record:
-        sentence += f"; the collectives until then are in {record.parent}"
-    raise StalledError(sentence, own=True) from error
+    own = newest.collective
+    waits = _call_within(REPORT_SECONDS, partial(_exchange_waits, ranks.rank, own))
+    dump = _call_within(REPORT_SECONDS, partial(_dump, ranks.rank, os.environ))
+    message = f"{where}: waited {newest.seconds:.1f} s {own}, {_diagnosis(waits or {}, ranks, own)}"
+    if dump:
+        message += f"; recorded collectives are in {dump.parent}"
+    raise StalledError(message, rank_specific=True) from error
 
 
-def _within(seconds: float, call: Callable[[], T]) -> T | None:
-    """What the call returns; nothing if it fails, or takes longer: it is left to itself then."""
+def _call_within(seconds: float, call: Callable[[], T]) -> T | None:
+    """Return the result of a call, or None if it fails or takes longer.
+
+    A call that takes longer continues in its daemon thread.
+    """
     found: list[T] = []
 
-    def kept() -> None:
+    def keep_result() -> None:
         with contextlib.suppress(RuntimeError, OSError):
             found.append(call())
 
-    helper = Thread(target=kept, daemon=True)
+    helper = Thread(target=keep_result, daemon=True)
     helper.start()
     helper.join(seconds)
     return found[0] if found else None
 
 
 def _unfinished() -> Wait | None:
-    """The newest collective that this rank waits in; None if torch keeps no record."""
+    """Return the newest collective that this rank waits in, or None without a record."""
     record = json.loads(_c10d._dump_fr_trace_json(includeCollectives=True, onlyActive=True))  # noqa: SLF001
     if not record.get("entries"):
         return None
     newest = record["entries"][-1]
     name = newest["profiling_name"].removeprefix("gloo:")
     sizes = " and ".join(map(str, newest["input_sizes"]))
-    words = f"in {name} of {sizes} (number {newest['collective_seq_id']})"
+    collective = f"in {name} of {sizes} (number {newest['collective_seq_id']})"
     seconds = time.time() - newest["time_created_ns"] / 1e9
-    return Wait(words, seconds, newest["timeout_ms"] / 1e3)
+    return Wait(collective, seconds, newest["timeout_ms"] / 1e3)
 
 
-def _meet(rank: int, waits: str) -> dict[int, str]:
-    """Tells the other ranks, and returns what each that told has said."""
+def _exchange_waits(rank: int, own: str) -> dict[int, str]:
+    """Write this rank's collective to the store, and return the collective of each waiting rank."""
     store: Any = distributed_c10d._get_default_store()  # noqa: SLF001
-    store.append(_KEY, f"{rank} {waits}\n")
-    time.sleep(MEETING_SECONDS)
+    store.append(_KEY, f"{rank} {own}\n")
+    time.sleep(PEER_SECONDS)
     lines = [line.partition(" ") for line in store.get(_KEY).decode().splitlines()]
     if rank == 0:
-        time.sleep(HOST_SECONDS)
-    return {int(other): what for other, _, what in lines}
+        time.sleep(STORE_HOST_SECONDS)
+    return {int(other): collective for other, _, collective in lines}
 
 
-def _write(rank: int, environ: Mapping[str, str]) -> Path | None:
+def _dump(rank: int, environ: Mapping[str, str]) -> Path | None:
     prefix = environ.get(PREFIX)
     if prefix is None:
         return None
@@ -177,27 +187,30 @@ def _write(rank: int, environ: Mapping[str, str]) -> Path | None:
     return path
 
 
-def _blame(told: Mapping[int, str], ranks: Ranks, waits: str) -> str:
-    """What to make of it: who is missing, or who does something else.
+def _diagnosis(waits: Mapping[int, str], ranks: Ranks, own: str) -> str:
+    """Return the last part of the message: which ranks are missing or in another collective.
 
     Args:
-        told: What each rank waited in; empty if the store was out of reach.
-        ranks: This process's place.
-        waits: What this rank waited in.
+        waits: Collective that each rank waited in. Empty if the store was unreachable.
+        ranks: This process's rank.
+        own: Collective that this rank waited in.
     """
-    if not told:
-        return "and could not ask which rank did not come"
-    missing = [rank for rank in range(ranks.world_size) if rank not in told]
+    if not waits:
+        return "and could not read from the store which ranks are missing"
+    missing = [rank for rank in range(ranks.world_size) if rank not in waits]
     if missing:
-        return f"but {_listed(missing)} did not come"
-    others = {rank: what for rank, what in told.items() if what != waits}
+        return f"but {_listed(missing)} did not join"
+    others = {rank: collective for rank, collective in waits.items() if collective != own}
     if others:
-        rank, what = min(others.items())
-        return f"but rank {rank} waited {what}: all ranks must take part in the same collectives"
-    return "as all ranks did: look at the network between them"
+        rank, collective = min(others.items())
+        return (
+            f"but rank {rank} waited {collective}: all ranks must call the same collectives in the"
+            " same order"
+        )
+    return "as did all other ranks: check the network between them"
 
 
 def _listed(members: list[int]) -> str:
-    named = ", ".join(map(str, members[:MOST_NAMED]))
-    more = len(members) - MOST_NAMED
+    named = ", ".join(map(str, members[:MAX_NAMED_RANKS]))
+    more = len(members) - MAX_NAMED_RANKS
     return f"rank{'s' * (len(members) > 1)} {named}{f' and {more} more' if more > 0 else ''}"

@@ -1,4 +1,4 @@
-"""Where the ranks are: node, rack and zone of each, and whether they lie in that order."""
+"""Location of the ranks: host, rack and zone of each, and a check of their order."""
 
 import socket
 from collections.abc import Mapping, Sequence
@@ -11,65 +11,66 @@ _SWITCH = "switch"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where one rank computes; a name is empty where nobody tells it."""
+class Location:
+    """The location of one rank. Unknown parts are empty."""
 
     host: str
-    """The machine: in a pod the Kubernetes node's name, not the pod's."""
+    """Name of the machine. In a pod it is the name of the Kubernetes node, not of the pod."""
     rack: str = ""
-    """What shares the nearest switch."""
+    """Group of machines that share the nearest switch."""
     zone: str = ""
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str]) -> "Place":
-        """Reads what the operator tells a pod, or else what Slurm tells its tasks.
+    def from_environment(cls, environ: Mapping[str, str]) -> "Location":
+        """Return the location that the operator or Slurm has put into the environment.
 
         Args:
-            environ: The process's environment.
+            environ: The process's environment. The operator's variables take precedence.
         """
         host = environ.get(Env.NODE_NAME) or environ.get("SLURMD_NODENAME") or socket.gethostname()
         return cls(host, environ.get(Env.RACK) or _leaf_switch(environ), environ.get(Env.ZONE, ""))
 
 
 def _leaf_switch(environ: Mapping[str, str]) -> str:
-    """The last switch of Slurm's topology address, as `leaf3` of `spine.leaf3.node7`."""
+    """Return the last switch in Slurm's topology address: `leaf3` for `spine.leaf3.node7`."""
     names = environ.get("SLURM_TOPOLOGY_ADDR", "").split(".")
     kinds = environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
     if len(names) != len(kinds):
-        return ""  # a node's name with dots in it
+        return ""  # the node's name contains dots
     switches = [name for name, kind in zip(names, kinds, strict=True) if kind == _SWITCH]
     return switches[-1] if switches else ""
 
 
-def rank_map(places: Sequence[Place]) -> list[dict[str, str]]:
-    """Consecutive ranks in one place, as `{"ranks": "0-7", "host": "gpu-3", "zone": "a"}`.
+def rank_map(locations: Sequence[Location]) -> list[dict[str, str]]:
+    """Group consecutive ranks by location, as `{"ranks": "0-7", "host": "gpu-3", "zone": "a"}`.
 
     Args:
-        places: By rank.
+        locations: Location of each rank, in the order of ranks.
     """
     rows = []
-    for place, group in groupby(range(len(places)), key=places.__getitem__):
+    for location, group in groupby(range(len(locations)), key=locations.__getitem__):
         first, *rest = group
         ranks = f"{first}-{rest[-1]}" if rest else str(first)
-        rows.append({"ranks": ranks} | {k: v for k, v in asdict(place).items() if v})
+        rows.append({"ranks": ranks} | {k: v for k, v in asdict(location).items() if v})
     return rows
 
 
-def disorder(places: Sequence[Place]) -> str | None:
-    """One sentence if the ring of ranks changes between zones or racks more often than it must.
+def ring_warning(locations: Sequence[Location]) -> str | None:
+    """Return a warning if the ring of ranks crosses zones or racks more often than necessary.
 
-    A ring, by which most reductions go, crosses n groups n times at least.
+    Most reductions send data around this ring. A ring over n groups needs n crossings at least.
 
     Args:
-        places: By rank.
+        locations: Location of each rank, in the order of ranks.
     """
     for noun in ("zone", "rack"):
-        groups = [getattr(place, noun) for place in places]
+        groups = [getattr(location, noun) for location in locations]
         fewest = len(set(groups))
         crossings = sum(a != b for a, b in zip(groups, groups[1:] + groups[:1], strict=True))
         if crossings > fewest > 1:
             return (
-                f"the ring of ranks crosses from {noun} to {noun} {crossings} times where {fewest}"
-                f" would do, which is slower: let the nodes lie in one {noun}, or in their order"
+                f"the ring of ranks crosses between {noun}s {crossings} times, but {fewest} times"
+                f" are enough; this slows down reductions: use nodes in one {noun}, or order the"
+                f" nodes by {noun}"
             )
     return None

@@ -1,1 +1,1 @@
-"""A run that is open: its parts, its state, and how it is opened."""
+"""An open run: its parts, its state, and the code that opens it."""

@@ -1,26 +1,26 @@
-"""Python's garbage collection, at the same update on all ranks.
+"""Python's garbage collection at the same update on all ranks.
 
-A rank that collects while the others compute makes all of them wait. Left to itself, each rank
-collects at another update, and so the run waits for each of them in turn.
+A rank that collects garbage makes all other ranks wait. Without coordination each rank collects at
+a different update, so the run waits once for each rank.
 """
 
 import gc
 from types import TracebackType
 from typing import Self
 
-YOUNG = 1
-"""Generations that a collection between updates looks at: it takes less than a millisecond."""
+YOUNG_GENERATIONS = 1
+"""Highest generation collected between updates. This takes less than a millisecond."""
 
 
 class Collector:
-    """Keeps Python from collecting by itself inside, and collects when it is told to."""
+    """Context in which Python collects garbage only at fixed updates."""
 
     def __init__(self, every_steps: int) -> None:
         self._every_steps = every_steps
         self._was_enabled = gc.isenabled()
 
     def __enter__(self) -> Self:
-        """Leaves what is there now out of all collections."""
+        """Exclude all current objects from collection, and disable automatic collection."""
         gc.freeze()
         gc.disable()
         return self
@@ -31,21 +31,21 @@ class Collector:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leaves collection as it was."""
+        """Restore collection as it was before the context."""
         gc.unfreeze()
         if self._was_enabled:
             gc.enable()
 
-    def updated(self, step: int) -> None:
-        """Collects if that is due.
+    def after_update(self, step: int) -> None:
+        """Collect garbage if it is due.
 
         Args:
             step: Updates done, equal on all ranks.
         """
         if step % self._every_steps == 0:
-            gc.collect(YOUNG)
+            gc.collect(YOUNG_GENERATIONS)
 
     @staticmethod
-    def paused() -> None:
-        """Collects everything, in a pause of the training that all ranks make."""
+    def collect_all() -> None:
+        """Collect all generations. Call it when training pauses on all ranks."""
         gc.collect()

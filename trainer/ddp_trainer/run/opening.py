@@ -1,7 +1,7 @@
-"""Opening a run: build the task, join the other ranks, resume."""
+"""Opening of a run: join the other ranks, build the task, resume from a checkpoint."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,33 +9,33 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer.checkpoint.initial import Fit, load_initial
+from ddp_trainer.checkpoint.initial import WeightMatch, load_initial
 from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.checkpoint.snapshot import Snapshot
 from ddp_trainer.config import BatchSplit, RunConfig
-from ddp_trainer.data.budget import Budget, share_out
+from ddp_trainer.data.budget import CpuBudget, divide_cpus
 from ddp_trainer.data.fingerprint import fingerprint
-from ddp_trainer.data.loader import Loading, Sampler, make_sampler
+from ddp_trainer.data.loader import LoaderFactory, Sampler, make_sampler
 from ddp_trainer.data.prefetch import to_device
-from ddp_trainer.data.sampler import Taker
+from ddp_trainer.data.sampler import MicroBatch, RankSlice
 from ddp_trainer.data.stream import StreamSampler
 from ddp_trainer.errors import InputError
 from ddp_trainer.learner import Learner, build_learner, footprint
-from ddp_trainer.numerics.guard import Verdicts
+from ddp_trainer.numerics.guard import NonFiniteTracker
 from ddp_trainer.numerics.precision import set_arithmetic
-from ddp_trainer.observe.beats import BeatWriter
 from ddp_trainer.observe.events import EventLog
-from ddp_trainer.observe.phases import Phases
+from ddp_trainer.observe.heartbeats import HeartbeatWriter
+from ddp_trainer.observe.phases import PhaseTimer
 from ddp_trainer.observe.report import Reporter
-from ddp_trainer.observe.starvation import DataWatch
+from ddp_trainer.observe.starvation import DataWaitMonitor
 from ddp_trainer.observe.trace import Trace
 from ddp_trainer.parallel.memory import advise
 from ddp_trainer.ranks import process_group, timeouts
 from ddp_trainer.ranks.agreement import Agreement
 from ddp_trainer.ranks.collectives import on_first_rank
 from ddp_trainer.ranks.environment import Ranks
-from ddp_trainer.ranks.preflight import Facts, build_alike, facts_of
-from ddp_trainer.ranks.topology import Place, disorder, rank_map
+from ddp_trainer.ranks.preflight import RankInfo, build_and_compare, rank_info
+from ddp_trainer.ranks.topology import Location, rank_map, ring_warning
 from ddp_trainer.run.building import build_task, document_of
 from ddp_trainer.run.run import Position, Run
 from ddp_trainer.run.state import restore
@@ -46,115 +46,207 @@ from ddp_wire.contract import CheckpointInfo, RankPhase
 from ddp_wire.machine import cpu_count
 
 COMMUTATIVE_RANKS = 2
-"""Up to so many numbers have the same sum in any order."""
+"""Above two ranks the order of summation changes the result."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What was asked for."""
+class RunRequest:
+    """A requested run: task, config and attempt."""
 
     task: str
     """Import path `package.module:function`."""
     config: RunConfig
     attempt: int | None = None
-    """Number of this attempt; the next free one when not stated."""
+    """Number of this attempt. None means the next free number."""
     job: str = ""
-    """Whose attempt it is: the job's uid."""
+    """Uid of the job."""
 
 
-def open_run(order: Order, ranks: Ranks, stop: StopFlag, beats: BeatWriter) -> Run:
-    """Opens a run, at the beginning or at its newest whole checkpoint.
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """This rank's device and its process group."""
+
+    device: torch.device
+    split: BatchSplit
+    route: process_group.Route
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """The task, its resolved config, and the result of comparing all ranks."""
+
+    task: Task
+    config: RunConfig
+    document: dict[str, Any]
+    locations: list[Location]
+    warnings: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Resume:
+    """The opened checkpoints, and the snapshot to resume from."""
+
+    checkpoints: CheckpointManager
+    opened: dict[str, Any]
+    """Result of `CheckpointManager.open`."""
+    saved: Snapshot | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Data:
+    """This rank's data from the start position on."""
+
+    sampler: Sampler
+    rank_slice: RankSlice
+    loaders: LoaderFactory
+    position: Position
+    total_steps: int
+
+    def training(self) -> Iterable[MicroBatch]:
+        """Create the loader of the remaining updates."""
+        updates = self.total_steps - self.position.step
+        return self.loaders.training(self.sampler, self.rank_slice, self.position.samples, updates)
+
+    def first(self) -> MicroBatch:
+        """Return the first micro-batch."""
+        return self.loaders.first(self.sampler, self.rank_slice, self.position.samples)
+
+
+def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: HeartbeatWriter) -> Run:
+    """Open a run, at its newest whole checkpoint or at the beginning.
 
     Args:
-        order: What to train.
-        ranks: This process's place.
-        stop: Raised by signals.
-        beats: Where this rank shows that it lives.
+        request: The requested run.
+        ranks: This process's rank.
+        stop: Flag that signal handlers set.
+        heartbeats: Writer of this rank's heartbeats.
 
     Raises:
-        InputError: On every rank, if the run can never succeed as it was asked for.
+        InputError: On every rank, if the run can never succeed with these settings.
     """
-    device = process_group.choose_device(order.config.device, ranks)
-    set_arithmetic(order.config)
-    split = order.config.batch_split(ranks.world_size)
-    timeouts.prepare(order.config, os.environ, nccl=device.type == "cuda")
-    route = process_group.join(ranks, device, order.config.parallel.first_timeout)
-
-    def built() -> tuple[tuple[Task, RunConfig], Facts]:
-        task, config = build_task(order.task, order.config, ranks, device)
-        both = (task.train_data, task.eval_data) if ranks.world_size > 1 else ()
-        data = "; ".join(map(fingerprint, both))
-        place = Place.from_environment(os.environ)
-        return (task, config), facts_of(device, document_of(order.task, config), data, place)
-
-    mixed = order.config.parallel.allow_mixed
-    (task, config), everyone, warnings = build_alike(built, ranks, device, allow_mixed=mixed)
-    document = document_of(order.task, config)
-    beats.phase(RankPhase.TRAINING)
-    checkpoints = CheckpointManager(config.checkpoint)
-    opened = on_first_rank(lambda: checkpoints.open(order.attempt, document, order.job), device)
-    saved = checkpoints.receive(device) if opened["resume"] else None
-    sampler = make_sampler(task, config)
-    position = _position(saved, sampler) if saved else Position()
-    total = _total_steps(sampler, position, config)
-    taker = Taker(ranks.rank, ranks.world_size, split.micro_batch)
-    budget = _budget(config, ranks)
-    loading = Loading(task, config.data, budget, device)
-    begun_with = None
-    if saved is None and config.init_from:
-        strict = config.init_strict
-        begun_with = load_initial(task.model, config.init_from, device, strict=strict)
-    learner = build_learner(task, config, ranks, device)
-    phases = Phases(device, config.log.every_steps, position.step)
-    learner.trace = Trace(_requests(config, ranks), phases)
-    if saved:
-        restore(learner, saved, keep_groups=not isinstance(task, HasOptimizer))
-    if position.step < total and _needs_rehearsal(learner, ranks):
-        rehearse(learner, to_device(loading.first(sampler, taker, position.samples), device))
-    report = _reporter(task, config, ranks, opened["attempt"], beats, total_steps=total)
+    group = _join(request.config, ranks)
+    built = _build(request, ranks, group.device)
+    heartbeats.phase(RankPhase.TRAINING)
+    resume = _open_checkpoints(request, built, group.device)
+    data = _data(built, resume.saved, ranks, group)
+    initial = _load_initial(built, resume.saved, group.device)
+    learner = _learner(built, resume.saved, data, ranks, group.device)
+    report = _reporter(built, ranks, resume.opened["attempt"], heartbeats, data.total_steps)
     run = Run(
-        config=config,
-        task_path=order.task,
+        config=built.config,
+        task_path=request.task,
         ranks=ranks,
-        attempt=opened["attempt"],
-        task=task,
+        attempt=resume.opened["attempt"],
+        task=built.task,
         learner=learner,
-        sampler=sampler,
-        train_loader=loading.training(sampler, taker, position.samples, total - position.step),
-        eval_loader=loading.evaluation(taker),
-        checkpoints=checkpoints,
-        agreement=_agreement(position, config, ranks),
+        sampler=data.sampler,
+        train_loader=data.training(),
+        eval_loader=data.loaders.evaluation(data.rank_slice),
+        checkpoints=resume.checkpoints,
+        agreement=_agreement(data.position, built.config, ranks),
         stop=stop,
         report=report,
-        position=position,
-        total_steps=total,
-        reported_step=position.step,
-        verdicts=Verdicts(
-            config.nonfinite,
+        position=data.position,
+        total_steps=data.total_steps,
+        reported_step=data.position.step,
+        nonfinite=NonFiniteTracker(
+            built.config.nonfinite,
             learner.guard.policy,
-            saved.state if saved else {},
+            resume.saved.state if resume.saved else {},
         ),
-        data_watch=DataWatch(report.data_wait, ranks.rank, ranks.world_size),
+        data_wait_monitor=DataWaitMonitor(report.data_wait, ranks.rank, ranks.world_size),
     )
-    places = [facts.place for facts in everyone]
-    _say_opened(run, opened, split, route, places)
-    for sentence in filter(None, [*warnings, route.warning, disorder(places), budget.warning]):
-        run.report.warned(sentence)
-    _say_advice(run, begun_with)
+    _report_opened(run, resume.opened, group, built.locations)
+    _report_warnings(run, built, group.route, data.loaders.budget)
+    _report_initial(run, initial)
+    _report_memory(run)
     return run
 
 
-def _requests(config: RunConfig, ranks: Ranks) -> Path | None:
-    """Where this rank looks for requests of profiles, if it does."""
+def _join(config: RunConfig, ranks: Ranks) -> _Group:
+    """Set up the device, and join the process group."""
+    device = process_group.choose_device(config.device, ranks)
+    set_arithmetic(config)
+    split = config.batch_split(ranks.world_size)
+    timeouts.configure(config, os.environ, nccl=device.type == "cuda")
+    route = process_group.join(ranks, device, config.parallel.first_timeout)
+    return _Group(device, split, route)
+
+
+def _build(request: RunRequest, ranks: Ranks, device: torch.device) -> _Built:
+    """Build the task on every rank, and check that all ranks are alike."""
+
+    def build() -> tuple[tuple[Task, RunConfig], RankInfo]:
+        task, config = build_task(request.task, request.config, ranks, device)
+        both = (task.train_data, task.eval_data) if ranks.world_size > 1 else ()
+        data = "; ".join(map(fingerprint, both))
+        location = Location.from_environment(os.environ)
+        return (task, config), rank_info(device, document_of(request.task, config), data, location)
+
+    mixed = request.config.parallel.allow_mixed
+    (task, config), infos, warnings = build_and_compare(build, ranks, device, allow_mixed=mixed)
+    locations = [info.location for info in infos]
+    return _Built(task, config, document_of(request.task, config), locations, warnings)
+
+
+def _open_checkpoints(request: RunRequest, built: _Built, device: torch.device) -> _Resume:
+    """Open the checkpoint directory on rank 0, and distribute the newest whole checkpoint."""
+    checkpoints = CheckpointManager(built.config.checkpoint)
+    opened = on_first_rank(
+        lambda: checkpoints.open(request.attempt, built.document, request.job), device
+    )
+    saved = checkpoints.receive(device) if opened["resume"] else None
+    return _Resume(checkpoints, opened, saved)
+
+
+def _data(built: _Built, saved: Snapshot | None, ranks: Ranks, group: _Group) -> _Data:
+    """Prepare this rank's data from the position of the checkpoint on."""
+    config = built.config
+    sampler = make_sampler(built.task, config)
+    position = _position(saved, sampler) if saved else Position()
+    total_steps = _total_steps(sampler, position, config)
+    rank_slice = RankSlice(ranks.rank, ranks.world_size, group.split.micro_batch)
+    budget = _apply_cpu_budget(config, ranks)
+    loaders = LoaderFactory(built.task, config.data, budget, group.device)
+    return _Data(sampler, rank_slice, loaders, position, total_steps)
+
+
+def _load_initial(
+    built: _Built, saved: Snapshot | None, device: torch.device
+) -> WeightMatch | None:
+    """Load the weights of `init_from`, unless the run resumes from a checkpoint."""
+    config = built.config
+    if saved or not config.init_from:
+        return None
+    return load_initial(built.task.model, config.init_from, device, strict=config.init_strict)
+
+
+def _learner(
+    built: _Built, saved: Snapshot | None, data: _Data, ranks: Ranks, device: torch.device
+) -> Learner:
+    """Build the learner, restore it from the checkpoint, and rehearse if necessary."""
+    config, step = built.config, data.position.step
+    learner = build_learner(built.task, config, ranks, device)
+    phases = PhaseTimer(device, config.log.every_steps, step)
+    learner.trace = Trace(_profile_directory(config, ranks), phases)
+    if saved:
+        restore(learner, saved, keep_groups=not isinstance(built.task, HasOptimizer))
+    if step < data.total_steps and _needs_rehearsal(learner, ranks):
+        rehearse(learner, to_device(data.first(), device))
+    return learner
+
+
+def _profile_directory(config: RunConfig, ranks: Ranks) -> Path | None:
+    """Return the directory that rank 0 polls for profile requests; None on other ranks."""
     directory = config.checkpoint.directory
     return Path(directory) if directory and ranks.is_first else None
 
 
 def _needs_rehearsal(learner: Learner, ranks: Ranks) -> bool:
-    """Whether an attempt's first update would differ in its bits, or in its buckets' state.
+    """Return whether an attempt's first update would differ in its bits from later updates.
 
-    A static graph is found in the first pass, which must reduce: torch fails on one that only
-    accumulates.
+    This concerns the order of summation and the state of compressed buckets. A static graph needs a
+    rehearsal too: torch records it in the first pass, and fails if that pass does not reduce.
     """
     if not isinstance(learner.objective, DistributedDataParallel):
         return False
@@ -163,27 +255,27 @@ def _needs_rehearsal(learner: Learner, ranks: Ranks) -> bool:
 
 
 def _position(saved: Snapshot, sampler: Sampler) -> Position:
-    """Where a checkpoint was taken.
+    """Return the position of a checkpoint.
 
     Raises:
-        InputError: If its position has no meaning for this data or this order.
+        InputError: If the position is not valid for this data or this order of samples.
     """
     state = saved.state
     if state["data_size"] != sampler.size:
         raise InputError(
             f"checkpoint: it was written with {state['data_size']} training samples, now there are"
-            f" {sampler.size}: its position in the data has no meaning"
+            f" {sampler.size}; a resumed run needs the same number of samples to keep its position"
         )
     if state["config"]["seed"] != sampler.seed:
         raise InputError(
-            f"config: seed must stay {state['config']['seed']} in a run that is resumed, because"
-            " the order of the samples depends on it"
+            f"config: seed must stay {state['config']['seed']} in a resumed run, because the order"
+            f" of the samples depends on it; it is now {sampler.seed}"
         )
     return Position(state["step"], state["samples"], state["seconds"])
 
 
 def _total_steps(sampler: Sampler, position: Position, config: RunConfig) -> int:
-    """Updates of the whole run, over all attempts."""
+    """Return the updates of the whole run, over all attempts."""
     if config.max_steps is not None and config.epochs is None:
         return config.max_steps
     if isinstance(sampler, StreamSampler):
@@ -194,9 +286,9 @@ def _total_steps(sampler: Sampler, position: Position, config: RunConfig) -> int
     return total if config.max_steps is None else min(total, config.max_steps)
 
 
-def _budget(config: RunConfig, ranks: Ranks) -> Budget:
-    """This rank's threads, which are set here, and its worker processes."""
-    budget = share_out(cpu_count(), ranks.local_world_size, config.data.workers)
+def _apply_cpu_budget(config: RunConfig, ranks: Ranks) -> CpuBudget:
+    """Return this rank's CPU budget, and set torch's number of threads by it."""
+    budget = divide_cpus(cpu_count(), ranks.local_world_size, config.data.workers)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(budget.threads)
     return budget
@@ -212,61 +304,66 @@ def _agreement(position: Position, config: RunConfig, ranks: Ranks) -> Agreement
 
 
 def _reporter(
-    task: Task,
-    config: RunConfig,
-    ranks: Ranks,
-    attempt: int,
-    beats: BeatWriter,
-    *,
-    total_steps: int,
+    built: _Built, ranks: Ranks, attempt: int, heartbeats: HeartbeatWriter, total_steps: int
 ) -> Reporter:
+    config = built.config
     peak = config.log.peak_tflops
     return Reporter(
         events=EventLog(ranks, attempt, all_ranks=config.log.all_ranks),
-        beats=beats,
+        heartbeats=heartbeats,
         is_first=ranks.is_first,
         total_steps=total_steps,
         global_batch=config.global_batch,
-        peak_rate=peak_rate(task, peak * ranks.world_size) if peak else None,
+        peak_rate=peak_rate(built.task, peak * ranks.world_size) if peak else None,
     )
 
 
-def _say_advice(run: Run, begun_with: Fit | None) -> None:
-    """Tells what weights it begins with, and whether the model fits the device."""
-    if begun_with and begun_with.whole:
-        run.report.noted(f"began with {len(begun_with.loaded)} tensors of {begun_with.path}")
-    elif begun_with:
-        run.report.warned(begun_with.sentence())
-    if run.learner.device.type == "cuda":
-        room = torch.cuda.get_device_properties(run.learner.device).total_memory
-        strategy = run.config.parallel.strategy
-        advice = advise(footprint(run.learner), run.ranks.world_size, strategy, room)
-        if advice:
-            run.report.warned(advice)
-
-
-def _say_opened(
-    run: Run,
-    opened: dict[str, Any],
-    split: BatchSplit,
-    route: process_group.Route,
-    places: Sequence[Place],
+def _report_opened(
+    run: Run, opened: dict[str, Any], group: _Group, locations: list[Location]
 ) -> None:
+    """Report the start event."""
     run.report.opened(
         resumed_from=CheckpointInfo(**opened["resume"]) if opened["resume"] else None,
         skipped=opened["skipped"],
         task=run.task_path,
         world_size=run.ranks.world_size,
-        places=rank_map(places),
+        places=rank_map(locations),
         device=str(run.learner.device),
         precision=run.config.precision,
         global_batch=run.config.global_batch,
-        micro_batch=split.micro_batch,
-        accumulation=split.accumulation,
+        micro_batch=group.split.micro_batch,
+        accumulation=group.split.accumulation,
         strategy=run.config.parallel.strategy,
         parameters=sum(param.numel() for param in run.learner.model.parameters()),
         bytes_per_rank=footprint(run.learner).by_strategy(run.ranks.world_size),
         train_samples=run.sampler.size,
-        **route.described(),
+        **group.route.described(),
         checkpoint_dir=run.config.checkpoint.directory,
     )
+
+
+def _report_warnings(
+    run: Run, built: _Built, route: process_group.Route, budget: CpuBudget
+) -> None:
+    """Report differences between ranks, slow routes, and missing CPUs."""
+    ring = ring_warning(built.locations)
+    for sentence in filter(None, [*built.warnings, route.warning, ring, budget.warning]):
+        run.report.warn(sentence)
+
+
+def _report_initial(run: Run, initial: WeightMatch | None) -> None:
+    """Report the initial weights, if any were loaded."""
+    if initial and initial.complete:
+        run.report.note(f"loaded {len(initial.loaded)} initial tensors from {initial.path}")
+    elif initial:
+        run.report.warn(initial.sentence())
+
+
+def _report_memory(run: Run) -> None:
+    """Warn if the strategy leaves too little GPU memory."""
+    if run.learner.device.type == "cuda":
+        device_bytes = torch.cuda.get_device_properties(run.learner.device).total_memory
+        strategy = run.config.parallel.strategy
+        advice = advise(footprint(run.learner), run.ranks.world_size, strategy, device_bytes)
+        if advice:
+            run.report.warn(advice)

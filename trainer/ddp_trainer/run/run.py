@@ -1,4 +1,4 @@
-"""A run that is open: what it holds, and what it does between updates."""
+"""An open run: its parts, and its work between updates."""
 
 import platform
 import time
@@ -12,14 +12,14 @@ from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.config import RunConfig
 from ddp_trainer.data.evaluation import evaluate
 from ddp_trainer.data.loader import Sampler
-from ddp_trainer.data.sampler import Micro
+from ddp_trainer.data.sampler import MicroBatch
 from ddp_trainer.learner import Learner
-from ddp_trainer.numerics.guard import NonFiniteError, Verdicts
-from ddp_trainer.numerics.norm import average_norm_statistics
+from ddp_trainer.numerics.batch_norm import average_norm_statistics
+from ddp_trainer.numerics.guard import NonFiniteError, NonFiniteTracker
 from ddp_trainer.observe.report import Reporter
-from ddp_trainer.observe.starvation import DataWatch
+from ddp_trainer.observe.starvation import DataWaitMonitor
 from ddp_trainer.ranks import process_group
-from ddp_trainer.ranks.agreement import Agreement, Verdict, Wishes
+from ddp_trainer.ranks.agreement import Agreement, Decision, Requests
 from ddp_trainer.ranks.collectives import on_first_rank, sum_over_ranks
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.run.garbage import Collector
@@ -30,19 +30,19 @@ from ddp_trainer.task import HasOptimizer, Task
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a run is, over all attempts."""
+    """Progress of a run, over all attempts."""
 
     step: int = 0
     """Updates done."""
     samples: int = 0
     """Samples consumed, over all ranks."""
     seconds: float = 0.0
-    """Time of training, evaluations and checkpoints on the way included."""
+    """Time of training in seconds, including evaluations and checkpoints."""
 
 
 @dataclass(slots=True)
 class Run:
-    """One attempt at a run."""
+    """One attempt of a run."""
 
     config: RunConfig
     task_path: str
@@ -51,8 +51,8 @@ class Run:
     task: Task
     learner: Learner
     sampler: Sampler
-    train_loader: Iterable[Micro]
-    eval_loader: Iterable[Micro] | None
+    train_loader: Iterable[MicroBatch]
+    eval_loader: Iterable[MicroBatch] | None
     checkpoints: CheckpointManager
     agreement: Agreement
     stop: StopFlag
@@ -60,106 +60,105 @@ class Run:
     position: Position
     total_steps: int
     reported_step: int
-    """Update of the newest report."""
-    verdicts: Verdicts
-    data_watch: DataWatch
+    """Step of the newest progress report."""
+    nonfinite: NonFiniteTracker
+    data_wait_monitor: DataWaitMonitor
     metrics: dict[str, float] = field(default_factory=dict)
-    """Newest evaluation."""
+    """Metrics of the newest evaluation, by name."""
     clock: float | None = field(default_factory=time.monotonic)
-    """Monotonic time at which the position's seconds were right; nothing when no time passes."""
-    beginning: bool = True
+    """Value of `time.monotonic()` for which `position.seconds` is right; None when stopped."""
+    before_first_update: bool = True
     """Whether this attempt has done no update yet."""
     evaluated_step: int = -1
-    settled_step: int = -1
-    """Update after which the ranks were made one model last."""
+    """Step of the newest evaluation."""
+    synchronized_step: int = -1
+    """Step at which all ranks were last given the same model."""
 
     @property
     def epoch(self) -> int | None:
-        """Number of the epoch that the newest update belonged to, from 1; 0 before the first.
-
-        Nothing where the data have no length.
-        """
+        """Epoch of the newest update, from 1; 0 before the first; None for data without length."""
         return self.sampler.epoch_of(self.position.samples)
 
     @property
     def complete(self) -> bool:
-        """Whether there is nothing left to train, by the position."""
-        return self.position.step >= self.total_steps or self._used_up(self.position.seconds)
+        """Whether the position has reached the last update or the time limit."""
+        if self.position.step >= self.total_steps:
+            return True
+        return self._time_limit_reached(self.position.seconds)
 
     def seconds(self) -> float:
-        """Time of training until now, over all attempts."""
+        """Return the time of training until now, in seconds over all attempts."""
         passed = 0.0 if self.clock is None else time.monotonic() - self.clock
         return self.position.seconds + passed
 
     def advance(self, samples: int) -> None:
-        """Notes one update.
+        """Record one update.
 
         Args:
-            samples: What it consumed, over all ranks.
+            samples: Samples that it consumed, over all ranks.
         """
         old = self.position
         self.position = Position(old.step + 1, old.samples + samples, old.seconds)
         self.report.rates.add(samples)
-        self.report.beats.step(self.position.step)
-        if self.beginning:
-            self.beginning = False
+        self.report.heartbeats.step(self.position.step)
+        if self.before_first_update:
+            self.before_first_update = False
             process_group.set_timeout(self.config.parallel.timeout_seconds)
 
-    def settle(self) -> None:
-        """Fixes the time of training in the position, once the last update is done."""
+    def stop_clock(self) -> None:
+        """Stop the time of training, after the last update of this attempt."""
         self.position = Position(self.position.step, self.position.samples, self.seconds())
         self.clock = None
 
-    def meet(self) -> Verdict:
-        """Agrees with the other ranks, and reports if that is due. Every rank must call it."""
-        first = self.ranks.is_first
-        wishes = Wishes(
+    def exchange_requests(self) -> Decision:
+        """Decide together with the other ranks, and report if due. Every rank must call it."""
+        first, step, learner = self.ranks.is_first, self.position.step, self.learner
+        requests = Requests(
             stop=self.stop.requested,
-            finish=first and self._used_up(self.seconds()),
-            save=first and self.checkpoints.time_is_up(),
-            waiting=self.learner.compression.share() if self.learner.compression else 0.0,
-            starving=self.data_watch.mine(),
+            finish=first and self._time_limit_reached(self.seconds()),
+            save=first and self.checkpoints.interval_passed(),
+            communication_wait=learner.compression.share() if learner.compression else 0.0,
+            starvation=self.data_wait_monitor.own_starvation(),
         )
-        step, learner = self.position.step, self.learner
-        verdict = self.agreement.meet(step, learner.tally.read(), wishes)
-        hunger = self.data_watch.judge(verdict.starving, verdict.seconds)
-        if hunger:
-            self.report.warned(hunger)
+        decision = self.agreement.exchange(step, learner.totals.read(), requests)
+        starvation_warning = self.data_wait_monitor.assess(decision.starvation, decision.seconds)
+        if starvation_warning:
+            self.report.warn(starvation_warning)
         due = step % self.config.log.every_steps == 0 or step == self.total_steps
-        # An attempt that has just resumed on such a step has nothing to tell of yet.
-        if due and (verdict.loss_count or verdict.nonfinite):
-            self._react(verdict)
-            learner.tally.clear()
+        # Right after a resume there is no training loss to report yet.
+        if due and (decision.loss_count or decision.nonfinite):
+            self._handle_decision(decision)
+            learner.totals.clear()
             self.report.trained(
                 step=step,
                 epoch=self.epoch,
-                loss=verdict.loss,
+                loss=decision.loss,
                 lr=learner.optimizer.param_groups[0]["lr"],
                 grad_norm=None if learner.grad_norm is None else learner.grad_norm.item(),
                 seconds_left=self._seconds_left(self.seconds()),
                 phase_seconds=learner.trace.seconds(),
             )
-        learner.trace.look(self.report.warned)
-        return verdict
+        learner.trace.poll_request(self.report.warn)
+        return decision
 
     def save(self, *, required: bool = False) -> None:
-        """Saves a checkpoint of this step, if it is not saved yet. Every rank must call it.
+        """Save a checkpoint of this step, unless it is saved already. Every rank must call it.
 
         Args:
-            required: Whether the run fails when the volume refuses. A checkpoint on the way only
-                warns: training goes on, and the next one is due in its time.
+            required: Whether a failure ends the run. Otherwise it only causes a warning: training
+                continues until the next checkpoint is due.
 
         Raises:
-            OSError: On rank 0, if it is required and the volume refuses.
-            NonFiniteError: If it is required and there is nothing left that is worth saving.
+            OSError: On rank 0, if the checkpoint is required and the volume fails.
+            NonFiniteError: If the checkpoint is required and the weights are not finite.
         """
         if not self.checkpoints.enabled:
             return
-        if self._weights_lost(required=required):
+        if self._weights_broken(required=required):
             return
-        self._settle_ranks()
+        self._synchronize_ranks()
         with self.report.rates.pause(), self.learner.trace.range("checkpoint"):
-            begun = time.monotonic()
+            start = time.monotonic()
             taken = gather(self.learner)
             if taken is None:
                 return
@@ -169,18 +168,21 @@ class Run:
             except OSError as error:
                 if required:
                     raise
-                self.report.warned(f"checkpoint not saved: {error}")
+                self.report.warn(
+                    f"checkpoint of step {self.position.step} was not saved to"
+                    f" {self.config.checkpoint.directory}: {error}; training continues"
+                )
                 return
             if saved:
-                self.report.saved(saved, time.monotonic() - begun)
+                self.report.saved(saved, time.monotonic() - start)
 
     def evaluate(self) -> None:
-        """Evaluates this step, if it is not evaluated yet. Every rank must call it."""
+        """Evaluate this step, unless it is evaluated already. Every rank must call it."""
         step = self.position.step
         if self.eval_loader is None or self.evaluated_step == step:
             return
-        self._settle_ranks()
-        begun = time.monotonic()
+        self._synchronize_ranks()
+        start = time.monotonic()
         averaged = self.learner.evaluated(averaged=self.config.ema.evaluate)
         with self.report.rates.pause(), averaged, self.learner.trace.range("evaluation"):
             self.metrics = evaluate(
@@ -189,15 +191,15 @@ class Run:
                 self.eval_loader,
                 device=self.learner.device,
                 autocast=self.learner.autocast,
-                alive=self.report.beats.alive,
+                refresh_heartbeat=self.report.heartbeats.refresh,
             )
         self.evaluated_step = step
         self.report.evaluated(
-            step=step, epoch=self.epoch, metrics=self.metrics, seconds=time.monotonic() - begun
+            step=step, epoch=self.epoch, metrics=self.metrics, seconds=time.monotonic() - start
         )
 
     def totals(self) -> dict[str, Any]:
-        """How far the run is, as fields of its last event."""
+        """Return the progress of the run as fields of its last event."""
         newest = self.checkpoints.newest if self.ranks.is_first else None
         step, samples, seconds = self.position.step, self.position.samples, self.position.seconds
         return {
@@ -214,57 +216,66 @@ class Run:
         limit = self.config.max_seconds
         return None if limit is None else limit - seconds
 
-    def _used_up(self, seconds: float) -> bool:
+    def _time_limit_reached(self, seconds: float) -> bool:
         left = self._seconds_left(seconds)
         return left is not None and left <= 0.0
 
-    def _settle_ranks(self) -> None:
-        """Makes all ranks hold one model, where they differ between updates."""
-        if self.settled_step == self.position.step:
+    def _synchronize_ranks(self) -> None:
+        """Give all ranks the same model, if their models differ between updates."""
+        if self.synchronized_step == self.position.step:
             return
         average_norm_statistics(self.learner.model, self.ranks.world_size)
         if self.learner.local_sgd:
             self.learner.local_sgd.average()
-        self.settled_step = self.position.step
-        Collector.paused()
+        self.synchronized_step = self.position.step
+        Collector.collect_all()
 
-    def _react(self, verdict: Verdict) -> None:
-        """Answers what a report shows. The same on all ranks."""
+    def _handle_decision(self, decision: Decision) -> None:
+        """React to the decision of a report, equally on all ranks."""
         step = self.position.step
-        warning = self.verdicts.judge(step, verdict.nonfinite, step - self.reported_step)
+        warning = self.nonfinite.assess(step, decision.nonfinite, step - self.reported_step)
         self.reported_step = step
         if warning:
-            self.report.warned(warning)
+            self.report.warn(warning)
             if self.learner.guard.policy == "rollback":
                 self._roll_back()
         if self.learner.compression:
-            switched_on = self.learner.compression.consider(step, verdict.waiting)
+            switched_on = self.learner.compression.consider(step, decision.communication_wait)
             if switched_on:
-                self.report.noted(switched_on)
+                self.report.note(switched_on)
 
     def _roll_back(self) -> None:
-        """Takes weights and optimizer back to the newest checkpoint; data and schedule go on.
+        """Restore weights and optimizer from the newest checkpoint; data and schedule continue.
 
-        The data since then are passed over with those that did the harm, as in Chowdhery et al.
-        2022 (arXiv:2204.02311), section 5.1.
+        So the run skips the data since that checkpoint, including the data that caused the
+        failure, as in Chowdhery et al. 2022 (arXiv:2204.02311), section 5.1.
         """
         found = on_first_rank(lambda: self.checkpoints.newest is not None, self.learner.device)
         if not found:
-            raise NonFiniteError("training: there is no checkpoint yet to roll back to")
+            raise NonFiniteError(
+                "training: gradients were not finite, and there is no checkpoint yet to roll back"
+                " to"
+            )
         saved = self.checkpoints.receive(self.learner.device)
         restore(self.learner, saved, keep_groups=not isinstance(self.task, HasOptimizer))
 
-    def _weights_lost(self, *, required: bool) -> bool:
-        """Whether an update went through that was not finite: then nothing may be saved."""
+    def _weights_broken(self, *, required: bool) -> bool:
+        """Check whether an update was made with non-finite gradients, and report it.
+
+        Then the weights are not finite, and must not be saved.
+        """
         if self.learner.guard.protects:
             return False
-        # With local SGD it may be another rank's.
-        if not sum_over_ranks(self.learner.tally.read()[2].clone()).item():
+        # With local SGD the update may be another rank's.
+        if not sum_over_ranks(self.learner.totals.read()[2].clone()).item():
             return False
-        sentence = f"gradients were not finite before step {self.position.step}: nothing is saved"
+        sentence = (
+            f"checkpoint of step {self.position.step} was not saved, because an earlier update had"
+            " gradients that were not finite"
+        )
         if required:
             raise NonFiniteError(f"training: {sentence}")
-        self.report.warned(sentence)
+        self.report.warn(sentence)
         return True
 
     def _state(self) -> dict[str, Any]:
@@ -278,7 +289,7 @@ class Run:
             "world_size": self.ranks.world_size,
             "attempt": self.attempt,
             **learner_state(self.learner),
-            "nonfinite": self.verdicts.state(),
+            "nonfinite": self.nonfinite.state(),
             "task": self.task_path,
             "config": self.config.model_dump(mode="json"),
             "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},

@@ -1,4 +1,4 @@
-"""What is saved of a learner, gathered from all ranks; and back, at any strategy or world size."""
+"""Saving and restoring of a learner's state, with any strategy and world size."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,43 +20,44 @@ from ddp_trainer.ranks.collectives import broadcast_json, is_joined
 
 
 def gather(learner: Learner) -> Snapshot | None:
-    """The learner's whole state in host memory of rank 0, and nothing elsewhere.
+    """Gather the learner's whole state in host memory of rank 0. Every rank must call it.
 
-    Every rank must call it.
+    Returns:
+        The snapshot on rank 0, None on the other ranks.
 
     Raises:
-        InputError: If the task keeps state that is neither tensors nor JSON values.
+        InputError: If the task holds state that is neither tensors nor JSON values.
     """
     own = take(learner.model, learner.optimizer)
     own.average = learner.ema.state() if learner.ema else {}
     own.compression = learner.compression.state(learner.rank) if learner.compression else {}
-    found = replace(
+    gathered = replace(
         own,
         model=_gathered(own.model, learner),
-        optimizer=_gathered(own.optimizer, learner, united=learner.strategy.splits_optimizer),
+        optimizer=_gathered(own.optimizer, learner, union=learner.strategy.splits_optimizer),
         average=_gathered(own.average, learner),
-        compression=_gathered(own.compression, learner, united=bool(own.compression)),
+        compression=_gathered(own.compression, learner, union=bool(own.compression)),
     )
     if learner.strategy.splits_optimizer:
         for rank in range(1, dist.get_world_size()):
             plain = broadcast_json(own.optimizer_rest["state"], learner.device, rank)
-            found.optimizer_rest["state"] |= plain
-    return found if learner.rank == 0 else None
+            gathered.optimizer_rest["state"] |= plain
+    return gathered if learner.rank == 0 else None
 
 
 def learner_state(learner: Learner) -> dict[str, Any]:
-    """The learner's JSON part."""
+    """Return the part of the learner's state that is stored as JSON."""
     switched_on = learner.compression is None or learner.compression.switched_on
     return {"scaler": learner.scaler.state_dict(), "compression_on": switched_on}
 
 
 def restore(learner: Learner, saved: Snapshot, *, keep_groups: bool) -> None:
-    """Puts saved state back, in place. Every rank must call it, with the same snapshot.
+    """Restore saved state, in place. Every rank must call it with the same snapshot.
 
     Args:
-        learner: Built by the same task.
-        saved: Whole.
-        keep_groups: Whether the optimizer's hyperparameters are the configuration's.
+        learner: A learner built by the same task.
+        saved: Whole snapshot.
+        keep_groups: Whether the optimizer keeps the hyperparameters of the config.
 
     Raises:
         InputError: If names or shapes differ.
@@ -81,34 +82,34 @@ def restore(learner: Learner, saved: Snapshot, *, keep_groups: bool) -> None:
             learner.compression.switched_on = True
 
 
-def _gathered(tensors: Tensors, learner: Learner, *, united: bool = False) -> Tensors:
-    """Whole tensors in host memory of rank 0.
+def _gathered(tensors: Tensors, learner: Learner, *, union: bool = False) -> Tensors:
+    """Gather whole tensors in host memory of rank 0. Other ranks get an empty dictionary.
 
     Args:
-        tensors: This rank's, maybe in parts.
-        learner: Whose.
-        united: Whether other ranks have names that this one lacks.
+        tensors: This rank's tensors, which may be shards.
+        learner: The learner that they belong to.
+        union: Whether other ranks hold tensors under names that rank 0 lacks.
     """
     first = learner.rank == 0
-    found: Tensors = {}
+    gathered: Tensors = {}
     for name, tensor in tensors.items():
         full = whole(tensor.detach())
         if first:
-            found[name] = _host_copy(full)
-    if united:
+            gathered[name] = _host_copy(full)
+    if union:
         for rank in range(1, dist.get_world_size()):
-            _receive_missing(found, tensors, rank, learner.device)
-    return found
+            _receive_missing(gathered, tensors, rank, learner.device)
+    return gathered
 
 
-def _receive_missing(found: Tensors, own: Tensors, src: int, device: torch.device) -> None:
-    """Sends the tensors of rank `src` that rank 0 lacks to rank 0."""
+def _receive_missing(gathered: Tensors, own: Tensors, src: int, device: torch.device) -> None:
+    """Send to rank 0 the tensors of rank `src` that rank 0 lacks."""
     described: Any = [
         [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
         for name, tensor in own.items()
     ]
     described = broadcast_json(described, device, src)
-    wanted = broadcast_json([name for name, _, _ in described if name not in found], device)
+    wanted = broadcast_json([name for name, _, _ in described if name not in gathered], device)
     rank = dist.get_rank()
     for name, shape, dtype in described:
         if name not in wanted:
@@ -118,7 +119,7 @@ def _receive_missing(found: Tensors, own: Tensors, src: int, device: torch.devic
         elif rank == 0:
             buffer = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
             dist.recv(buffer, src=src)
-            found[name] = _host_copy(buffer)
+            gathered[name] = _host_copy(buffer)
 
 
 def _host_copy(tensor: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""The bundled tasks; they use nothing that a user's own could not."""
+"""Bundled tasks. They use only what is available to a user's own task."""

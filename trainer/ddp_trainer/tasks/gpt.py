@@ -1,4 +1,4 @@
-"""A small GPT over characters, on the text of Python's own language reference topics."""
+"""A small character-level GPT, trained on the topics of Python's language reference."""
 
 import math
 from pydoc_data.topics import topics
@@ -12,37 +12,37 @@ from torch.nn import functional
 from ddp_trainer.errors import InputError
 from ddp_trainer.task import RunEnv, Weighted
 
-EVAL_PART = 10
-"""One in so many characters, at the end of the text, is for validation."""
+EVAL_DIVISOR = 10
+"""The last 1/EVAL_DIVISOR of the text is the validation data."""
 
 
 class GptConfig(BaseModel):
-    """Settings of the task."""
+    """Settings of the GPT task."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     context: int = Field(default=64, ge=8)
-    """Characters that the model sees."""
+    """Context length, in characters."""
     layers: int = Field(default=2, ge=1)
     """Transformer blocks."""
     heads: int = Field(default=4, ge=1)
-    """Attention heads per block; divides width."""
+    """Attention heads per block. Must divide `width`."""
     width: int = Field(default=64, ge=8)
-    """Size of a character's vector."""
+    """Size of the embedding of a character."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Part of activations that training leaves out."""
+    """Fraction of activations that are dropped in training."""
     max_chars: int | None = Field(default=None, ge=1000)
-    """Uses so many characters of the text only; all when not stated."""
+    """Number of characters of the text to use. Default: all."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "GptConfig":
         if self.width % self.heads:
-            raise ValueError(f"heads {self.heads} must divide width {self.width}")
+            raise ValueError(f"width {self.width} must be a multiple of heads {self.heads}")
         return self
 
 
 class Windows(torch.utils.data.Dataset[Tensor]):
-    """Windows of context + 1 characters that follow one another: each is predicted once."""
+    """Data set of windows of context + 1 characters that predict each character once."""
 
     def __init__(self, codes: Tensor, context: int) -> None:
         self.codes = codes
@@ -57,7 +57,7 @@ class Windows(torch.utils.data.Dataset[Tensor]):
 
 
 class Block(nn.Module):
-    """Causal self-attention, then a feed-forward part, normalised first as in GPT-2."""
+    """Causal self-attention and a feed-forward network, each normalised first as in GPT-2."""
 
     def __init__(self, cfg: GptConfig) -> None:
         super().__init__()
@@ -72,21 +72,21 @@ class Block(nn.Module):
         self.drop = nn.Dropout(cfg.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps (n, t, width) to the same shape."""
+        """Map a tensor of shape (n, t, width) to one of the same shape."""
         n, t, width = x.shape
         parts = self.qkv(self.norm1(x)).view(n, t, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
-        dropped = self.dropout if self.training else 0.0
-        seen = functional.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropped, is_causal=True
+        dropout = self.dropout if self.training else 0.0
+        attended = functional.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=True
         )
-        x = x + self.drop(self.project(seen.transpose(1, 2).reshape(n, t, width)))
+        x = x + self.drop(self.project(attended.transpose(1, 2).reshape(n, t, width)))
         y = self.drop(self.shrink(functional.gelu(self.expand(self.norm2(x)))))
         return x + cast("Tensor", y)
 
 
 class Gpt(nn.Module):
-    """Embeddings, blocks, and scores by the embedding itself (tied weights)."""
+    """GPT model whose output layer shares its weights with the embedding."""
 
     def __init__(self, cfg: GptConfig, symbols: int) -> None:
         super().__init__()
@@ -99,12 +99,12 @@ class Gpt(nn.Module):
         self.apply(_initialise)
         for name, param in self.named_parameters():
             if name.endswith(("project.weight", "shrink.weight")):
-                # What enters the residual stream grows with depth; so this starts smaller.
+                # Residual contributions add up over the layers, so these weights start smaller.
                 nn.init.normal_(param, std=0.02 / math.sqrt(2 * cfg.layers))
         self.head.weight = self.symbol.weight
 
     def forward(self, codes: Tensor) -> Tensor:
-        """Maps codes (n, t) to scores (n, t, symbols) of the next character."""
+        """Map codes (n, t) to scores (n, t, symbols) of the next character."""
         places = torch.arange(codes.shape[1], device=codes.device)
         x = self.blocks(self.drop(self.symbol(codes) + self.place(places)))
         scores: Tensor = self.head(self.norm(x))
@@ -112,18 +112,18 @@ class Gpt(nn.Module):
 
 
 class GptTask:
-    """Next-character prediction; loss and metric are nats per character."""
+    """Next-character prediction. Loss and metric are in nats per character."""
 
     def __init__(self, cfg: GptConfig) -> None:
         text = _text()[: cfg.max_chars]
         symbols = sorted(set(text))
         number = {symbol: code for code, symbol in enumerate(symbols)}
         codes = torch.tensor([number[symbol] for symbol in text])
-        border = len(codes) - len(codes) // EVAL_PART
-        if len(codes) // EVAL_PART <= cfg.context:
+        border = len(codes) - len(codes) // EVAL_DIVISOR
+        if len(codes) // EVAL_DIVISOR <= cfg.context:
             raise InputError(
-                f"config: task.context {cfg.context} must be shorter than the"
-                f" {len(codes) // EVAL_PART} characters for validation"
+                f"config: task.context {cfg.context} must be less than the"
+                f" {len(codes) // EVAL_DIVISOR} characters of validation data"
             )
         self.train_data = Windows(codes[:border], cfg.context)
         self.eval_data = Windows(codes[border:], cfg.context)
@@ -131,27 +131,27 @@ class GptTask:
         self.flops_per_sample = _flops(self.model, cfg)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Weighted:
-        """Cross-entropy summed over characters; the batch has shape (n, context + 1)."""
+        """Return the cross-entropy summed over characters. The batch has shape (n, context + 1)."""
         codes, following = batch[:, :-1], batch[:, 1:]
         scores = model(codes).flatten(0, 1)
         total = functional.cross_entropy(scores, following.flatten(), reduction="sum")
         return Weighted(total, following.numel())
 
 
-def build(cfg: GptConfig, env: RunEnv) -> GptTask:  # noqa: ARG001 - the door's signature
-    """Makes the task."""
+def build(cfg: GptConfig, env: RunEnv) -> GptTask:  # noqa: ARG001 - part of the task interface
+    """Build the task."""
     return GptTask(cfg)
 
 
 def _flops(model: nn.Module, cfg: GptConfig) -> float:
-    """Of one window, forward and backward, as in Chowdhery et al. (2022), appendix B."""
+    """Return the FLOPs of one window, forward and backward (Chowdhery et al. 2022, appendix B)."""
     weights = sum(param.numel() for param in model.parameters()) - cfg.context * cfg.width
     attention = 12 * cfg.layers * cfg.width * cfg.context
     return float(cfg.context * (6 * weights + attention))
 
 
 def _text() -> str:
-    """The topics, each paragraph once: they repeat one another, and validation must be new text."""
+    """Return the topics without repeated paragraphs, because validation data must be new text."""
     paragraphs: dict[str, str] = {}
     for name in sorted(topics):
         for paragraph in topics[name].split("\n\n"):

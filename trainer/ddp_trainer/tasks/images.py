@@ -1,4 +1,4 @@
-"""Images in ten classes: handwritten digits, CIFAR-10 from a directory, or made ones."""
+"""Image data sets with ten classes: handwritten digits, CIFAR-10 or synthetic images."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -13,20 +13,20 @@ from ddp_trainer.errors import InputError
 
 CLASSES = 10
 TEST_EVERY = 5
-"""Every fifth sample is for the test, where the data do not say which: whatever the seed."""
+"""Every fifth sample is test data if the data set has no split. The seed does not change it."""
 
 _DIGIT_MAX = 16.0
 _CIFAR_SHAPE = (3, 32, 32)
 _CIFAR_RECORD = 1 + 3 * 32 * 32
-"""Bytes of an image: its class, then red, green and blue, row by row."""
+"""Bytes per image: its class, then the red, green and blue channels, row by row."""
 _CIFAR_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 _CIFAR_TEST = ("test_batch.bin",)
 _SYNTHETIC_NOISE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
-    """Images (n, channels, size, size), floats or bytes, and their classes (n,)."""
+class LabelledImages:
+    """Images (n, channels, size, size) as floats or bytes, and their classes (n,)."""
 
     images: Tensor
     classes: Tensor
@@ -34,19 +34,20 @@ class Labelled:
 
 @dataclass(frozen=True, slots=True)
 class ImageSet:
-    """Two parts, with what their pixels are like."""
+    """Training and test images with the statistics for normalisation."""
 
-    train: Labelled
-    test: Labelled
+    train: LabelledImages
+    test: LabelledImages
     mean: float
-    """Of all numbers of the training images, as they are stored."""
+    """Mean of all stored values of the training images."""
     std: float
+    """Standard deviation of the same values."""
 
 
 class Images(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-    """Images and their classes, moved by a few pixels at random."""
+    """Data set of images and classes. Each image is shifted by a few pixels at random."""
 
-    def __init__(self, part: Labelled, shift: int) -> None:
+    def __init__(self, part: LabelledImages, shift: int) -> None:
         self.images = part.images
         self.classes = part.classes
         self.shift = shift
@@ -59,66 +60,69 @@ class Images(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         return images[0], classes[0]
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """A whole batch at once: images (n, channels, size, size) and classes (n,)."""
+        """Return a whole batch: images (n, channels, size, size) and classes (n,)."""
         images, classes = self.images[indices], self.classes[indices]
-        return (_moved(images, self.shift) if self.shift else images), classes
+        return (_shifted(images, self.shift) if self.shift else images), classes
 
 
 def digits() -> ImageSet:
-    """1797 handwritten digits of 8 x 8 pixels from 0 to 1, which scikit-learn carries.
+    """Return scikit-learn's 1797 handwritten digits, 8 x 8 pixels with values from 0 to 1.
 
-    Found without importing scikit-learn, which takes longer than the training needs for an epoch.
+    Read the file without importing scikit-learn, because the import takes longer than an epoch.
 
     Raises:
-        InputError: scikit-learn is not installed.
+        InputError: If scikit-learn is not installed.
     """
     package = find_spec("sklearn")
     if package is None or package.origin is None:
-        raise InputError("task miniresnet: needs scikit-learn, which carries its data")
+        raise InputError(
+            "task miniresnet: scikit-learn must be installed, because it contains the digits"
+        )
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     table = torch.from_numpy(np.loadtxt(file, delimiter=","))
     images = table[:, :-1].float().view(-1, 1, 8, 8) / _DIGIT_MAX
-    return _divided(images, table[:, -1].long(), mean=0.31, std=0.38)
+    return _split(images, table[:, -1].long(), mean=0.31, std=0.38)
 
 
 def cifar10(directory: str) -> ImageSet:
-    """CIFAR-10's binary version: 60,000 colour images of 32 x 32 bytes.
+    """Return CIFAR-10 from its binary version: 60,000 colour images of 32 x 32 pixels.
 
     Args:
-        directory: Where `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin` lie.
+        directory: Directory with `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`.
 
     Raises:
-        InputError: A file is missing, or is not of that format.
+        InputError: If a file is missing or has another format.
     """
     train, test = (_cifar_part(Path(directory), names) for names in (_CIFAR_TRAIN, _CIFAR_TEST))
     return ImageSet(train, test, mean=120.7, std=64.15)
 
 
 def synthetic(count: int) -> ImageSet:
-    """Noise over one fixed pattern per class: as large as CIFAR-10's images, with no file to read.
+    """Return synthetic images of CIFAR-10's shape: one fixed pattern per class plus noise.
 
     Args:
-        count: Images, test images included.
+        count: Number of images, including the test images.
     """
     generator = torch.Generator().manual_seed(0)
     patterns = torch.randn(CLASSES, *_CIFAR_SHAPE, generator=generator)
     classes = torch.randint(CLASSES, (count,), generator=generator)
     noise = torch.randn(count, *_CIFAR_SHAPE, generator=generator)
     images = patterns[classes] + _SYNTHETIC_NOISE * noise
-    return _divided(images, classes, mean=0.0, std=(1 + _SYNTHETIC_NOISE**2) ** 0.5)
+    return _split(images, classes, mean=0.0, std=(1 + _SYNTHETIC_NOISE**2) ** 0.5)
 
 
-def _divided(images: Tensor, classes: Tensor, mean: float, std: float) -> ImageSet:
+def _split(images: Tensor, classes: Tensor, mean: float, std: float) -> ImageSet:
+    """Split images into training and test images."""
     test = torch.arange(len(images)) % TEST_EVERY == 0
-    train_part = Labelled(images[~test], classes[~test])
-    return ImageSet(train_part, Labelled(images[test], classes[test]), mean, std)
+    train_part = LabelledImages(images[~test], classes[~test])
+    return ImageSet(train_part, LabelledImages(images[test], classes[test]), mean, std)
 
 
-def _cifar_part(directory: Path, names: tuple[str, ...]) -> Labelled:
+def _cifar_part(directory: Path, names: tuple[str, ...]) -> LabelledImages:
     records = np.concatenate([_cifar_records(directory / name) for name in names])
     classes = torch.from_numpy(records[:, 0].astype(np.int64))
     images = torch.from_numpy(records[:, 1:].copy()).view(-1, *_CIFAR_SHAPE)
-    return Labelled(images, classes)
+    return LabelledImages(images, classes)
 
 
 def _cifar_records(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
@@ -130,14 +134,14 @@ def _cifar_records(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]
         ) from error
     if not data.size or data.size % _CIFAR_RECORD:
         raise InputError(
-            f"task miniresnet: {path} must be records of {_CIFAR_RECORD} bytes, as in CIFAR-10's"
-            f" binary version, not {data.size} bytes"
+            f"task miniresnet: {path} must consist of records of {_CIFAR_RECORD} bytes, as in"
+            f" CIFAR-10's binary version, but has {data.size} bytes"
         )
     return data.reshape(-1, _CIFAR_RECORD)
 
 
-def _moved(images: Tensor, shift: int) -> Tensor:
-    """Each image moved by up to `shift` pixels each way, the border filled with zeros."""
+def _shifted(images: Tensor, shift: int) -> Tensor:
+    """Return each image shifted at random by up to `shift` pixels, with zeros at the border."""
     count, channels, height, width = images.shape
     padded = functional.pad(images, (shift, shift, shift, shift))
     down, right = torch.randint(0, 2 * shift + 1, (2, count, 1, 1, 1))

@@ -1,4 +1,4 @@
-"""A small residual network on images in ten classes: handwritten digits when nothing is stated."""
+"""A small residual network for images in ten classes, by default handwritten digits."""
 
 from typing import Literal, Self, cast
 
@@ -9,28 +9,29 @@ from torch.nn import functional
 from ddp_trainer.task import RunEnv, Weighted
 from ddp_trainer.tasks.images import CLASSES, Images, ImageSet, cifar10, digits, synthetic
 
-LAST_SIZE = 4
-"""Pixels on a side that are left for the classifier."""
+FINAL_SIZE = 4
+"""Width and height in pixels of the classifier's input."""
 SYNTHETIC_COUNT = 10_000
 
 
 class MiniResNetConfig(BaseModel):
-    """Settings of the task."""
+    """Settings of the MiniResNet task."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     data: Literal["digits", "cifar10", "synthetic"] = "digits"
-    """8 x 8 digits that scikit-learn carries; CIFAR-10, which you bring; or made images like it."""
+    """Data set: scikit-learn's 8 x 8 digits, CIFAR-10 from `directory`, or synthetic images of its
+    shape."""
     directory: str | None = None
-    """Where CIFAR-10's binary version lies."""
+    """Directory with CIFAR-10's binary version."""
     count: int | None = Field(default=None, ge=10)
-    """Images that are made, one in five of them for the test; 10,000 when not stated."""
+    """Number of synthetic images, of which one in five is a test image. Default: 10,000."""
     width: int = Field(default=16, ge=8, multiple_of=8)
-    """Channels of the first stage; each further one has twice as many."""
+    """Channels of the first stage. Each further stage doubles them."""
     blocks: int = Field(default=1, ge=1)
     """Residual blocks per stage."""
     shift: int = Field(default=0, ge=0, le=4)
-    """Pixels by which training images are moved at most, each way; pays in runs of 50 epochs on."""
+    """Maximum random shift of training images, in pixels. Useful from about 50 epochs on."""
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -44,11 +45,11 @@ class MiniResNetConfig(BaseModel):
 
 
 class Block(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut, normalised first (arXiv:1603.05027).
+    """Residual block of two 3 x 3 convolutions with pre-activation (arXiv:1603.05027).
 
-    GroupNorm instead of BatchNorm: it has no statistics, so results depend neither on the number of
-    ranks nor on the batch. SiLU instead of ReLU: it has no kink, at which a last bit that another
-    order of summing changes would grow to a difference that can be seen.
+    It uses GroupNorm instead of BatchNorm, because GroupNorm has no running statistics: results
+    depend neither on the number of ranks nor on the batch. It uses SiLU instead of ReLU, because a
+    ReLU's kink can turn a rounding difference between two summation orders into a visible one.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -61,7 +62,7 @@ class Block(nn.Module):
         self.shortcut = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps (n, inputs, h, w) to (n, outputs, h / stride, w / stride)."""
+        """Map (n, inputs, h, w) to (n, outputs, h / stride, w / stride)."""
         y = functional.silu(self.norm1(x))
         z = self.conv1(y)
         z = self.conv2(functional.silu(self.norm2(z)))
@@ -69,9 +70,9 @@ class Block(nn.Module):
 
 
 class MiniResNet(nn.Module):
-    """A stem, stages of residual blocks, and a linear classifier over what is left.
+    """Residual network: a stem, stages of residual blocks and a linear classifier.
 
-    Each stage but the first halves the image and doubles the channels, until it is 4 x 4.
+    Each stage after the first halves the image size and doubles the channels, down to 4 x 4 pixels.
     """
 
     def __init__(self, data: ImageSet, width: int, blocks: int) -> None:
@@ -80,7 +81,7 @@ class MiniResNet(nn.Module):
         self.mean, self.std = data.mean, data.std
         self.stem = nn.Conv2d(channels, width, 3, padding=1, bias=False)
         stages = [Block(width, width, 1) for _ in range(blocks)]
-        while size > LAST_SIZE:
+        while size > FINAL_SIZE:
             rest = [Block(2 * width, 2 * width, 1) for _ in range(blocks - 1)]
             stages += [Block(width, 2 * width, 2), *rest]
             size, width = size // 2, 2 * width
@@ -89,14 +90,14 @@ class MiniResNet(nn.Module):
         self.head = nn.Linear(width * size * size, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Maps images (n, channels, size, size) as they are stored to class scores (n, 10)."""
+        """Map stored images (n, channels, size, size) to class scores (n, 10)."""
         x = self.stages(self.stem((images - self.mean) / self.std))
         scores: Tensor = self.head(functional.silu(self.norm(x)).flatten(1))
         return scores
 
 
 class MiniResNetTask:
-    """Classification with cross-entropy; reports loss and accuracy on the test split."""
+    """Classification with cross-entropy. Reports loss and accuracy on the test images."""
 
     def __init__(self, cfg: MiniResNetConfig) -> None:
         data = _images(cfg)
@@ -105,17 +106,17 @@ class MiniResNetTask:
         self.model: nn.Module = MiniResNet(data, cfg.width, cfg.blocks)
 
     def collate(self, samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """The data gives whole batches already."""
+        """Return the samples unchanged, because the data set returns whole batches."""
         return samples
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Weighted:
-        """Cross-entropy summed over images."""
+        """Return the cross-entropy summed over images."""
         images, classes = batch
         total = functional.cross_entropy(model(images), classes, reduction="sum")
         return Weighted(total, len(classes))
 
     def metrics(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Weighted]:
-        """Cross-entropy and the number of images that are recognised."""
+        """Return the cross-entropy and the number of correctly classified images."""
         images, classes = batch
         scores = model(images)
         count = len(classes)
@@ -125,8 +126,8 @@ class MiniResNetTask:
         }
 
 
-def build(cfg: MiniResNetConfig, env: RunEnv) -> MiniResNetTask:  # noqa: ARG001 - the door's signature
-    """Makes the task."""
+def build(cfg: MiniResNetConfig, env: RunEnv) -> MiniResNetTask:  # noqa: ARG001 - part of the task interface
+    """Build the task."""
     return MiniResNetTask(cfg)
 
 

@@ -1,1 +1,1 @@
-"""The bodies of the commands other than `train`."""
+"""Implementations of the commands other than `train`."""

@@ -1,4 +1,4 @@
-"""One task trained on the same samples at several world sizes and batches: does it learn alike?"""
+"""Train a task on the same samples at several world sizes and batches, and compare the losses."""
 
 import contextlib
 import io
@@ -14,22 +14,22 @@ from ddp_trainer.config import RunConfig
 from ddp_trainer.config.settings import Document, merge, resolve
 from ddp_trainer.data.sampler import GlobalSampler
 from ddp_trainer.numerics.guard import NonFiniteError
-from ddp_trainer.observe.beats import BeatWriter
+from ddp_trainer.observe.heartbeats import HeartbeatWriter
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.run.building import build_task
-from ddp_trainer.run.opening import Order, open_run
+from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import is_indexed
 from ddp_trainer.train import loop
 
 QUARTERS = 4
 _NEVER = 10**9
-_LINES = 4 * QUARTERS
+_MIN_PROGRESS_LINES = 4 * QUARTERS
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way to train."""
+class Combination:
+    """A world size and a global batch at which the task is trained."""
 
     ranks: int
     batch: int
@@ -38,37 +38,38 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of it."""
+    """Result of the training at one combination."""
 
     updates: int
     samples: int
     lr: float
     """Peak learning rate."""
     losses: list[float | None]
-    """Mean training loss in each quarter of the updates; nothing where no line fell into it."""
+    """Mean training loss in each quarter of the updates. None if the quarter has no progress
+    line."""
     metrics: dict[str, float]
-    """Evaluation at the end."""
+    """Metrics of the evaluation at the end."""
     seconds: float
     failure: str = ""
-    """Why it ended early."""
+    """Reason for an early end. Empty if the training completed."""
 
     @property
     def loss(self) -> float:
-        """What ways are judged by: the evaluation's loss, or else that of the last quarter told.
+        """Return the loss that is compared: that of the evaluation, or of the last quarter.
 
-        Infinite where the training failed.
+        Return infinity if the training failed.
         """
-        told = [loss for loss in self.losses if loss is not None]
-        found = self.metrics.get("loss", told[-1] if told else None)
+        reported = [loss for loss in self.losses if loss is not None]
+        found = self.metrics.get("loss", reported[-1] if reported else None)
         ended = not self.failure and found is not None and math.isfinite(found)
         return found if ended and found is not None else math.inf
 
 
 def data_size(ranks: Ranks, task: str, document: Document) -> int | None:
-    """Training samples of a task, which is built for it; nothing where they have no number.
+    """Build a task and return its number of training samples. None if the data have no length.
 
     Args:
-        ranks: This process's place: alone.
+        ranks: The rank of this process, which must be the only rank.
         task: Import path `package.module:function`.
         document: Settings.
 
@@ -79,50 +80,54 @@ def data_size(ranks: Ranks, task: str, document: Document) -> int | None:
     return len(built.train_data) if is_indexed(built.train_data) else None
 
 
-def settings_of(config: RunConfig, way: Way, base_batch: int, size: int | None) -> Document:
-    """The user's settings for one way: the same samples, and the learning rate that goes with it.
+def settings_for(
+    config: RunConfig, combination: Combination, base_batch: int, size: int | None
+) -> Document:
+    """Return the user's settings for one combination.
 
-    Warm-up and decay, where they are stated in updates, keep their length in samples.
+    The number of samples stays the same, and so do warm-up and decay if they are stated in updates.
+    The learning rate is scaled to the batch.
 
     Args:
-        config: What the user asked for, meant for `base_batch`.
-        way: World size and batch.
-        base_batch: The batch that learning rate and numbers of updates are meant for.
-        size: Training samples, if they have a number.
+        config: The user's settings, which are meant for `base_batch`.
+        combination: World size and global batch.
+        base_batch: Global batch for which learning rate and numbers of updates are meant.
+        size: Number of training samples, if it is known.
 
     Raises:
-        InputError: If the samples cannot be shared out.
+        InputError: If the batch cannot be divided among the ranks.
     """
     document = config.model_dump(mode="json", exclude_unset=True)
-    updates = _updates(config, way.batch, base_batch, size)
+    updates = _updates(config, combination.batch, base_batch, size)
     if config.max_steps is not None:
         document["max_steps"] = updates
     schedule: Document = {}
     for key in ("warmup_steps", "decay_steps"):
         stated = getattr(config.schedule, key)
         if stated:
-            schedule[key] = max(1, round(stated * base_batch / way.batch))
+            schedule[key] = max(1, round(stated * base_batch / combination.batch))
     if config.schedule.base_batch is None:
         rule = "linear" if config.optimizer.name == "sgd" else "sqrt"
         schedule |= {"base_batch": base_batch, "scaling": rule}
+    # Each quarter needs some progress lines.
+    every_steps = max(1, min(config.log.every_steps, updates // _MIN_PROGRESS_LINES))
     over = {
-        "global_batch": way.batch,
+        "global_batch": combination.batch,
         "max_seconds": None,
-        "eval_every_steps": _NEVER,  # at the end alone
+        "eval_every_steps": _NEVER,  # the run still evaluates at its end
         "schedule": schedule,
-        # So that lines fall into each quarter.
-        "log": {"every_steps": max(1, min(config.log.every_steps, updates // _LINES))},
+        "log": {"every_steps": every_steps},
         "checkpoint": {"directory": None},
     }
-    found = merge(document, over)
-    resolve(found).batch_split(way.ranks)
-    return found
+    merged = merge(document, over)
+    resolve(merged).batch_split(combination.ranks)
+    return merged
 
 
 def _updates(config: RunConfig, batch: int, base_batch: int, size: int | None) -> int:
-    """Updates of one batch that take the samples that the base batch takes, or a few more.
+    """Return the number of updates that use as many samples as the base batch, or slightly more.
 
-    Batches at the end of an epoch are smaller, so it takes the size of the data to know.
+    The number of samples matters because the last batch of an epoch is smaller.
     """
     if size is None:
         return -(-(config.max_steps or 1) * base_batch // batch)
@@ -134,126 +139,129 @@ def _updates(config: RunConfig, batch: int, base_batch: int, size: int | None) -
 
 
 def train_once(ranks: Ranks, task: str, document: Document) -> Outcome:
-    """Trains one way. Every rank calls it.
+    """Train one combination. Every rank must call this function.
 
     Args:
-        ranks: This process's place.
+        ranks: The rank of this process.
         task: Import path `package.module:function`.
         document: Settings.
 
     Returns:
-        The outcome, whole on rank 0 alone.
+        The outcome. It is complete on rank 0 only.
 
     Raises:
-        Refusal: If it can never be trained as it was asked for.
+        ReportedError: If the run can never succeed with these settings.
     """
-    said = io.StringIO()
+    output = io.StringIO()
     failure = ""
-    with contextlib.redirect_stdout(said):
+    with contextlib.redirect_stdout(output):
         run = open_run(
-            Order(task, resolve(document)), ranks, StopFlag(), BeatWriter(None, ranks, 0)
+            RunRequest(task, resolve(document)), ranks, StopFlag(), HeartbeatWriter(None, ranks, 0)
         )
         try:
             loop(run)
             run.evaluate()
         except NonFiniteError as error:
             failure = str(error)
-    events = [json.loads(line) for line in said.getvalue().splitlines() if line.startswith("{")]
-    lines = [event for event in events if event.get("event") == "progress"]
+    events = [json.loads(line) for line in output.getvalue().splitlines() if line.startswith("{")]
+    progress = [event for event in events if event.get("event") == "progress"]
     return Outcome(
         updates=run.position.step,
         samples=run.position.samples,
         lr=max(run.learner.peak_lrs),
-        losses=by_quarter(lines, run.total_steps),
+        losses=losses_by_quarter(progress, run.total_steps),
         metrics=run.metrics,
         seconds=run.seconds(),
         failure=failure,
     )
 
 
-def by_quarter(lines: Sequence[dict[str, Any]], total_steps: int) -> list[float | None]:
-    """Mean training loss in each quarter of the updates, of progress lines.
+def losses_by_quarter(progress: Sequence[dict[str, Any]], total_steps: int) -> list[float | None]:
+    """Return the mean training loss in each quarter of the updates.
 
     Args:
-        lines: Events with `step`, the last update that each tells of, and `loss`.
+        progress: Progress events with `loss` and `step`, the last update that the loss covers.
         total_steps: Updates of the whole run.
     """
-    found: list[list[float]] = [[] for _ in range(QUARTERS)]
-    for line in lines:
-        quarter = (line["step"] - 1) * QUARTERS // max(1, total_steps)
-        loss = math.nan if line["loss"] is None else line["loss"]
-        found[min(max(quarter, 0), QUARTERS - 1)].append(loss)
-    return [sum(losses) / len(losses) if losses else None for losses in found]
+    quarters: list[list[float]] = [[] for _ in range(QUARTERS)]
+    for event in progress:
+        quarter = (event["step"] - 1) * QUARTERS // max(1, total_steps)
+        loss = math.nan if event["loss"] is None else event["loss"]
+        quarters[min(max(quarter, 0), QUARTERS - 1)].append(loss)
+    return [sum(losses) / len(losses) if losses else None for losses in quarters]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is allowed."""
+    """Largest permitted differences between losses, as fractions."""
 
     within: float
-    """How far the loss may be from that of fewer ranks with the same batch, as a part of it."""
+    """Distance of a loss from that of the fewest ranks with the same batch."""
     worse: float | None
-    """How far it may be above that of the first batch; not judged when not stated."""
+    """Excess of a loss over that of the first batch. None if it is not limited."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One way beside the ones that it is judged by."""
+class Comparison:
+    """Outcome of one combination, compared with those of fewer ranks and of the first batch."""
 
-    way: Way
+    combination: Combination
     outcome: Outcome
-    beside_ranks: float | None
-    """Loss over that of the fewest ranks with the same batch, less one."""
-    beside_batch: float | None
-    """Loss over that of the first batch on the fewest ranks, less one."""
-    fault: str
-    """Why it is not as it should be; empty otherwise."""
+    rank_difference: float | None
+    """Difference from the loss of the fewest ranks with the same batch, as a fraction."""
+    batch_difference: float | None
+    """Difference from the loss of the first batch on the fewest ranks, as a fraction."""
+    problem: str
+    """Reason why the outcome is not acceptable. Empty if it is."""
 
 
-def judge(outcomes: dict[Way, Outcome], limits: Limits) -> list[Row]:
-    """Each way beside the fewest ranks with its batch, and those beside the first batch.
+def compare(outcomes: dict[Combination, Outcome], limits: Limits) -> list[Comparison]:
+    """Compare each combination with the fewest ranks, and each batch with the first one.
 
     Args:
-        outcomes: By way, the first batch first, fewer ranks before more.
-        limits: What is allowed.
+        outcomes: Outcomes by combination: the first batch first, fewer ranks before more.
+        limits: Largest permitted differences.
     """
-    rows = []
+    comparisons = []
     first = next(iter(outcomes))
-    for way, outcome in outcomes.items():
-        alone = next(other for other in outcomes if other.batch == way.batch)
-        by_ranks = None if way == alone else _beside(outcome, outcomes[alone])
-        by_batch = _beside(outcome, outcomes[first]) if way == alone != first else None
-        fault = ""
+    for combination, outcome in outcomes.items():
+        fewest = next(other for other in outcomes if other.batch == combination.batch)
+        is_fewest = combination == fewest
+        by_ranks = None if is_fewest else _relative_difference(outcome, outcomes[fewest])
+        by_batch = None
+        if is_fewest and fewest != first:
+            by_batch = _relative_difference(outcome, outcomes[first])
+        problem = ""
         if math.isinf(outcome.loss):
-            fault = outcome.failure or "the loss is not finite"
+            problem = outcome.failure or "the loss is not finite"
         elif by_ranks is not None and not abs(by_ranks) <= limits.within:
-            fault = f"more than {limits.within:.1%} from {alone.ranks} rank(s)"
+            problem = f"more than {limits.within:.1%} from {fewest.ranks} rank(s)"
         elif by_batch is not None and limits.worse is not None and not by_batch <= limits.worse:
-            fault = f"more than {limits.worse:.1%} above batch {first.batch}"
-        rows.append(Row(way, outcome, by_ranks, by_batch, fault))
-    return rows
+            problem = f"more than {limits.worse:.1%} above batch {first.batch}"
+        comparisons.append(Comparison(combination, outcome, by_ranks, by_batch, problem))
+    return comparisons
 
 
-def _beside(one: Outcome, other: Outcome) -> float:
+def _relative_difference(one: Outcome, other: Outcome) -> float:
     if not other.loss or math.isinf(other.loss):
         return 0.0 if one.loss == other.loss else math.inf
     return one.loss / other.loss - 1.0
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Rows as Markdown."""
-    names = sorted({name for row in rows for name in row.outcome.metrics})
+def table(comparisons: Sequence[Comparison]) -> str:
+    """Return the comparisons as a Markdown table."""
+    names = sorted({name for row in comparisons for name in row.outcome.metrics})
     head = ["ranks", "batch", "samples", "updates", "peak lr", "loss by quarter", *names]
-    head += ["to fewest ranks", "to first batch", "seconds", ""]
+    head += ["vs fewest ranks", "vs first batch", "seconds", "result"]
     lines = [head, ["---"] * len(head)]
-    for row in rows:
-        way, outcome = row.way, row.outcome
+    for row in comparisons:
+        combination, outcome = row.combination, row.outcome
         quarters = " ".join("-" if loss is None else f"{loss:.4g}" for loss in outcome.losses)
         metrics = [f"{outcome.metrics.get(name, math.nan):.4g}" for name in names]
-        beside = ["-" if x is None else f"{x:+.1%}" for x in (row.beside_ranks, row.beside_batch)]
-        counts = map(str, (way.ranks, way.batch, outcome.samples, outcome.updates))
-        seconds = f"{outcome.seconds:.0f}"
-        lines.append(
-            [*counts, f"{outcome.lr:.3g}", quarters, *metrics, *beside, seconds, row.fault or "ok"]
-        )
+        differences = (row.rank_difference, row.batch_difference)
+        percents = ["-" if x is None else f"{x:+.1%}" for x in differences]
+        numbers = (combination.ranks, combination.batch, outcome.samples, outcome.updates)
+        counts, lr = map(str, numbers), f"{outcome.lr:.3g}"
+        seconds, result = f"{outcome.seconds:.0f}", row.problem or "ok"
+        lines.append([*counts, lr, quarters, *metrics, *percents, seconds, result])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,4 +1,4 @@
-"""From a checkpoint to files that other programs load, each compared with the model itself."""
+"""Export a checkpoint to files for other programs, and compare each file with the model."""
 
 import json
 import platform
@@ -31,37 +31,37 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.task import Task, is_indexed
 
 RELATIVE, ABSOLUTE = 1e-3, 1e-4
-"""Largest difference of an output: compilers order sums in other ways."""
+"""Permitted difference of an output, because compilers change the order of sums."""
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 EXAMPLES = 4
-"""Samples that are traced; the batch stays free."""
+"""Number of samples with which the model is traced. The batch dimension stays dynamic."""
 
 
 @dataclass(slots=True)
-class Exported:
-    """What was written, and how it compares."""
+class ExportResult:
+    """Exported files and their differences from the model."""
 
     differences: dict[str, float] = field(default_factory=dict)
-    """By file: the largest difference of an output from the model's own."""
+    """Largest difference of an output from that of the model, by file name."""
     failed: list[str] = field(default_factory=list)
-    """Files whose outputs differ by more than they may."""
+    """Names of the files whose outputs differ by more than is permitted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
-    """A model with what it is called with."""
+class TracedModel:
+    """A model and the positional arguments with which the loss calls it."""
 
     model: nn.Module
     inputs: tuple[Any, ...]
-    others: tuple[Any, ...]
-    """Inputs of another batch size, for the comparison."""
+    other_inputs: tuple[Any, ...]
+    """Inputs with another batch size, for the comparison."""
 
 
 def find_checkpoint(path: Path) -> Path:
-    """A checkpoint, or the newest whole one of a run's directory; nothing is changed there.
+    """Return a checkpoint, or the newest complete checkpoint of a run's directory, without changes.
 
     Raises:
-        InputError: If there is none.
+        InputError: If there is no complete checkpoint.
     """
     names = [path / str(name) for name in reversed(names_in(path)) if not name.suffix]
     reasons = []
@@ -72,52 +72,55 @@ def find_checkpoint(path: Path) -> Path:
             reasons.append(f"{candidate.name}: {error}")
         else:
             return candidate
-    raise InputError(f"export: {path} holds no whole checkpoint ({'; '.join(reasons)})")
+    raise InputError(f"export: {path} holds no complete checkpoint ({'; '.join(reasons)})")
 
 
 def load_weights(model: nn.Module, checkpoint: Path, *, averaged: bool) -> bool:
-    """Loads a checkpoint's weights into a model that was just built.
+    """Load a checkpoint's weights into a newly built model.
 
     Args:
-        model: Changed in place.
-        checkpoint: Whole.
-        averaged: Whether to take the moving average where there is one.
+        model: The model, which is changed in place.
+        checkpoint: A complete checkpoint.
+        averaged: Whether to prefer the moving average of the weights if there is one.
 
     Returns:
-        Whether it was taken.
+        Whether the moving average was loaded.
     """
     tensors = load_file(checkpoint / MODEL)
     average = checkpoint / AVERAGE
-    taken = averaged and average.is_file()
-    if taken:
+    use_average = averaged and average.is_file()
+    if use_average:
         tensors |= load_file(average)
     put_model(model, tensors)
-    return taken
+    return use_average
 
 
-def trace(task: Task) -> Traced:
-    """Finds what the model is called with, by computing the loss of a few samples.
+def trace(task: Task) -> TracedModel:
+    """Compute the loss of a few samples to find the arguments with which it calls the model.
 
     Raises:
-        InputError: If the loss does not call the model, or with more than positional arguments.
+        InputError: If the loss does not call the model, or calls it with keyword arguments.
     """
     model = task.model.eval()
-    inputs, others = (_arguments(task, model, _samples(task, count)) for count in (EXAMPLES, 1))
-    return Traced(model, inputs, others)
+    inputs, other_inputs = (
+        _arguments(task, model, _samples(task, count)) for count in (EXAMPLES, 1)
+    )
+    return TracedModel(model, inputs, other_inputs)
 
 
 def export(
-    traced: Traced, formats: Iterable[str], folder: Path, metadata: dict[str, Any]
-) -> Exported:
-    """Writes a model in each format, with `metadata.json`, and compares each to the model.
+    traced: TracedModel, formats: Iterable[str], folder: Path, metadata: dict[str, Any]
+) -> ExportResult:
+    """Write a model in each format together with `metadata.json`, and compare each file.
 
-    The folder appears as a whole, even when a comparison failed, so that it can be looked at.
+    The folder is created atomically. It is created even if a comparison fails, so that the user can
+    inspect the files.
 
     Args:
         traced: The model.
-        formats: Of `WRITERS`.
-        folder: Must not exist.
-        metadata: JSON to begin with.
+        formats: Keys of `WRITERS`.
+        folder: Output folder, which must not exist.
+        metadata: First fields of `metadata.json`.
 
     Raises:
         InputError: If the folder exists, or the packages for a format are missing.
@@ -128,44 +131,44 @@ def export(
             f"export: onnx needs {', '.join(missing)}: pip install 'ddp-trainer[onnx]'"
         )
     if folder.exists():
-        raise InputError(f"export: {folder} exists already")
+        raise InputError(f"export: {folder} already exists")
     pending = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(pending, ignore_errors=True)
     pending.mkdir(parents=True)
-    found = Exported()
+    result = ExportResult()
     for name in formats:
         file, compute = WRITERS[name](traced, pending)
-        for arguments in (traced.inputs, traced.others):
-            worst, alike = _compare(traced.model(*arguments), compute(*arguments))
-            found.differences[file] = max(worst, found.differences.get(file, 0.0))
-            if not alike and file not in found.failed:
-                found.failed.append(file)
-    described = {
+        for arguments in (traced.inputs, traced.other_inputs):
+            largest, close = _compare(traced.model(*arguments), compute(*arguments))
+            result.differences[file] = max(largest, result.differences.get(file, 0.0))
+            if not close and file not in result.failed:
+                result.failed.append(file)
+    contents = {
         **metadata,
-        "inputs": [_described(value) for value in traced.inputs],
-        "largest_difference": found.differences,
+        "inputs": [_describe(value) for value in traced.inputs],
+        "largest_difference": result.differences,
         "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
     }
-    write_json(pending / "metadata.json", described)
+    write_json(pending / "metadata.json", contents)
     pending.rename(folder)
-    return found
+    return result
 
 
-def origin(checkpoint: Path) -> dict[str, Any]:
-    """Where weights come from, as metadata."""
+def checkpoint_metadata(checkpoint: Path) -> dict[str, Any]:
+    """Return the checkpoint's path, task, settings and position as metadata."""
     state = read_json(checkpoint / STATE)
     kept = {key: state[key] for key in ("task", "config", "step", "epoch", "samples")}
     return {"checkpoint": str(checkpoint), **kept}
 
 
-Writer = Callable[[Traced, Path], tuple[str, Callable[..., Any]]]
-"""Writes a file, and gives its name and a way to compute with what stands in it."""
+Writer = Callable[[TracedModel, Path], tuple[str, Callable[..., Any]]]
+"""Function that writes a file and returns its name and a function that computes with the file."""
 
 
-def _safetensors(traced: Traced, folder: Path) -> tuple[str, Callable[..., Any]]:
+def _safetensors(traced: TracedModel, folder: Path) -> tuple[str, Callable[..., Any]]:
     tensors = {n: t.detach().contiguous().clone() for n, t in own_tensors(traced.model).items()}
     save_file(tensors, folder / MODEL, metadata={"format": "pt"})
-    # Copied, since kernels add in another order where memory is aligned as it happens in a file.
+    # Clone, because kernels can change the order of a sum with the memory alignment of a file.
     read = {name: tensor.clone() for name, tensor in load_file(folder / MODEL).items()}
 
     def compute(*arguments: Any) -> Any:
@@ -176,19 +179,19 @@ def _safetensors(traced: Traced, folder: Path) -> tuple[str, Callable[..., Any]]
     return MODEL, compute
 
 
-def _torch(traced: Traced, folder: Path) -> tuple[str, Callable[..., Any]]:
+def _torch(traced: TracedModel, folder: Path) -> tuple[str, Callable[..., Any]]:
     file = "model.pt2"
     torch.export.save(_program(traced), folder / file)
     return file, torch.export.load(folder / file).module()
 
 
-def _onnx(traced: Traced, folder: Path) -> tuple[str, Callable[..., Any]]:
-    import onnxruntime  # noqa: PLC0415 (an extra)
+def _onnx(traced: TracedModel, folder: Path) -> tuple[str, Callable[..., Any]]:
+    import onnxruntime  # noqa: PLC0415 - an optional dependency
 
     file = "model.onnx"
     program = torch.onnx.export(_program(traced), dynamo=True, verbose=False)
     if program is None:
-        raise RuntimeError("torch.onnx.export gave no program")
+        raise RuntimeError("torch.onnx.export returned no program")
     program.save(str(folder / file))
     session = onnxruntime.InferenceSession(folder / file, providers=["CPUExecutionProvider"])
     names = [entry.name for entry in session.get_inputs()]
@@ -204,24 +207,24 @@ def _onnx(traced: Traced, folder: Path) -> tuple[str, Callable[..., Any]]:
 WRITERS: dict[str, Writer] = {"safetensors": _safetensors, "torch": _torch, "onnx": _onnx}
 
 
-def _program(traced: Traced) -> torch.export.ExportedProgram:
-    """The traced graph, with the first dimension free wherever the model leaves it free."""
-    shapes = _free_batch(traced.inputs)
+def _program(traced: TracedModel) -> torch.export.ExportedProgram:
+    """Return the exported graph, with a dynamic first dimension wherever the model permits it."""
+    shapes = _dynamic_batch(traced.inputs)
     return torch.export.export(traced.model, traced.inputs, dynamic_shapes=shapes)
 
 
-def _free_batch(value: Any) -> Any:
+def _dynamic_batch(value: Any) -> Any:
     if isinstance(value, Tensor):
         return {0: torch.export.Dim.DYNAMIC} if value.dim() else None
     if isinstance(value, Mapping):
-        return {key: _free_batch(item) for key, item in value.items()}
+        return {key: _dynamic_batch(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_free_batch(item) for item in value)
+        return type(value)(_dynamic_batch(item) for item in value)
     return None
 
 
 def _samples(task: Task, count: int) -> Any:
-    """So many, or fewer if there are no more, as the task's `collate` takes them."""
+    """Return up to `count` samples in the form that the task's `collate` takes."""
     data = task.train_data if task.eval_data is None else task.eval_data
     if is_indexed(data):
         return fetch(data, range(min(count, len(data))))
@@ -229,34 +232,36 @@ def _samples(task: Task, count: int) -> Any:
 
 
 def _arguments(task: Task, model: nn.Module, samples: Any) -> tuple[Any, ...]:
-    """What the loss calls the model with."""
-    seen: list[tuple[Any, ...]] = []
+    """Return the positional arguments with which the loss calls the model."""
+    calls: list[tuple[Any, ...]] = []
 
-    def note(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def record(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if named:
-            raise InputError(f'export: the model is called with "{min(named)}=", not by position')
-        seen.append(arguments)
+            raise InputError(f'export: the loss must pass "{min(named)}" to the model by position')
+        calls.append(arguments)
 
-    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    handle = model.register_forward_pre_hook(record, with_kwargs=True)
     try:
         with torch.no_grad():
             task.loss(model, collate_of(task)(samples))
     finally:
         handle.remove()
-    if not seen:
-        raise InputError("export: the loss does not call the model itself, so its input is unknown")
-    return seen[0]
+    if not calls:
+        raise InputError(
+            "export: the loss must call the model itself, because its input is unknown otherwise"
+        )
+    return calls[0]
 
 
 def _compare(expected: Any, got: Any) -> tuple[float, bool]:
-    """Largest difference, and whether all outputs are near enough."""
+    """Return the largest difference, and whether all outputs are close enough."""
     pairs = list(zip(tensors_in(expected), tensors_in(got), strict=True))
-    worst = max((float((a - b).detach().abs().max()) for a, b in pairs), default=0.0)
-    alike = all(torch.allclose(a, b, rtol=RELATIVE, atol=ABSOLUTE) for a, b in pairs)
-    return worst, alike and bool(pairs)
+    largest = max((float((a - b).detach().abs().max()) for a, b in pairs), default=0.0)
+    close = all(torch.allclose(a, b, rtol=RELATIVE, atol=ABSOLUTE) for a, b in pairs)
+    return largest, close and bool(pairs)
 
 
-def _described(value: Any) -> Any:
+def _describe(value: Any) -> Any:
     if isinstance(value, Tensor):
         shape = ["batch", *value.shape[1:]] if value.dim() else []
         return {"dtype": str(value.dtype).removeprefix("torch."), "shape": shape}

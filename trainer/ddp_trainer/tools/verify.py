@@ -1,4 +1,4 @@
-"""The same updates by one process and by several ranks, compared weight by weight."""
+"""Make the same updates in one process and on several ranks, and compare the weights."""
 
 import contextlib
 import io
@@ -14,18 +14,20 @@ from safetensors.torch import load_file, save_file
 from ddp_trainer.config import Precision, RunConfig, StrategyName
 from ddp_trainer.config.settings import Document, merge, resolve
 from ddp_trainer.errors import InputError
-from ddp_trainer.observe.beats import BeatWriter
+from ddp_trainer.observe.heartbeats import HeartbeatWriter
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.ranks.local_gang import run_ranks
 from ddp_trainer.run.building import build_task
-from ddp_trainer.run.opening import Order, open_run
+from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.run.state import gather
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import HasOptimizer
 from ddp_trainer.train import loop
 
 ACCUMULATION = 4
-WORLDS = (2, 4)
+"""Micro-batches per rank and update in the cases with accumulation."""
+WORLD_SIZES = (2, 4)
+"""World sizes that are compared with one process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +35,14 @@ class Case:
     """One way to compute the same updates."""
 
     ranks: int
-    """1 is a process without a group."""
+    """Number of ranks. 1 is a single process without a process group."""
     strategy: StrategyName = "ddp"
     accumulation: int = 1
+    """Micro-batches per rank and update."""
 
     @property
     def file(self) -> str:
-        """Where its weights are left."""
+        """Return the name of the file for the trained weights."""
         return f"{self.ranks}-{self.strategy}-{self.accumulation}.safetensors"
 
 
@@ -49,22 +52,23 @@ STRATEGIES: tuple[tuple[StrategyName, int], ...] = (
     ("zero1", 1),
     ("fsdp2", 1),
 )
+"""Strategy and accumulation of the cases at each world size."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
-    """Where cases are computed."""
+class CaseRunner:
+    """Task, settings and folder with which the cases are trained."""
 
     task: str
     document: Document
     folder: Path
 
     def differences(self, cases: Sequence[Case], precision: Precision) -> dict[Case, float]:
-        """The largest difference of each case from one process.
+        """Train the cases and return how far the weights of each are from those of one process.
 
         Args:
-            cases: What to compare.
-            precision: Arithmetic of all of them.
+            cases: The cases to compare.
+            precision: The precision of all cases and of the one process.
         """
         reference = Case(1)
         document = self.document | {"precision": precision}
@@ -80,70 +84,76 @@ class Bench:
 
 
 def verify(
-    task: str, config: RunConfig, steps: int, tolerance: float, *, rule_stated: bool
+    task: str, config: RunConfig, steps: int, tolerance: float, *, optimizer_stated: bool
 ) -> bool:
-    """Trains in every way, and prints a table of the largest differences.
+    """Train all cases and print a table of the largest differences.
 
-    In fp32 a last bit can decide on which side of a kink (of a ReLU, a maximum) a sample falls, and
-    from then on two right computations differ by much. So what differs by too much in fp32 is
-    computed again in fp64, where that is a billion times less likely; a real fault is still there.
+    A case whose difference in fp32 is too large is repeated in fp64. In fp32 the last bit can
+    decide on which side of a kink (of a ReLU or a maximum) a sample falls. After that, two correct
+    computations diverge. In fp64 this is a billion times less likely, but a real fault
+    remains.
 
     Args:
         task: Import path `package.module:function`.
-        config: What the user asked for; what would make the ways differ is taken out.
-        steps: Updates.
-        tolerance: Largest difference of a weight from that of one process.
-        rule_stated: Whether the user asked for an update rule.
+        config: The user's settings. Settings that make the cases differ are removed.
+        steps: Number of updates.
+        tolerance: Largest permitted difference between a weight and that of one process.
+        optimizer_stated: Whether the user set the optimizer.
 
     Returns:
-        Whether all differences are within the tolerance, in fp32 or else in fp64.
+        Whether every difference is within the tolerance, in fp32 or else in fp64.
 
     Raises:
-        InputError: If the samples cannot be shared out.
-        Refusal: What a rank refused.
+        InputError: If the global batch cannot be divided among the ranks.
+        ReportedError: If a rank reports an error.
     """
-    most = max(WORLDS) * ACCUMULATION
-    if config.global_batch % most:
-        raise InputError(f"verify: global_batch {config.global_batch} must be a multiple of {most}")
+    divisor = max(WORLD_SIZES) * ACCUMULATION
+    if config.global_batch % divisor:
+        raise InputError(
+            f"verify: global_batch {config.global_batch} must be a multiple of {divisor}"
+        )
     cases = [Case(1, accumulation=ACCUMULATION)]
-    cases += [Case(world, name, count) for world in WORLDS for name, count in STRATEGIES]
+    cases += [Case(world, name, count) for world in WORLD_SIZES for name, count in STRATEGIES]
     with tempfile.TemporaryDirectory(prefix="verify-") as folder:
-        document = _comparable(config, steps)
-        if not rule_stated:
-            document = _without_rule_if_own(task, document)
-        bench = Bench(task, document, Path(folder))
-        single = bench.differences(cases, "fp32")
-        doubtful = [case for case in cases if single[case] > tolerance]
-        double = bench.differences(doubtful, "fp64") if doubtful else {}
+        document = _comparable_settings(config, steps)
+        if not optimizer_stated:
+            document = _without_unused_optimizer(task, document)
+        runner = CaseRunner(task, document, Path(folder))
+        in_fp32 = runner.differences(cases, "fp32")
+        repeated = [case for case in cases if in_fp32[case] > tolerance]
+        in_fp64 = runner.differences(repeated, "fp64") if repeated else {}
     print(f"{steps} updates of {config.global_batch} samples, tolerance {tolerance:g}")
     print("ranks  strategy  accumulation  largest difference")
     for case in cases:
-        print(_row(case, single[case], double.get(case), tolerance))
-    return all(apart <= tolerance for apart in double.values())
+        print(_row(case, in_fp32[case], in_fp64.get(case), tolerance))
+    return all(difference <= tolerance for difference in in_fp64.values())
 
 
-def _row(case: Case, single: float, double: float | None, tolerance: float) -> str:
+def _row(case: Case, in_fp32: float, in_fp64: float | None, tolerance: float) -> str:
     strategy = case.strategy if case.ranks > 1 else "-"
-    row = f"{case.ranks:5}  {strategy:8}  {case.accumulation:12}  {single:18.1e}"
-    if double is None:
+    row = f"{case.ranks:5}  {strategy:8}  {case.accumulation:12}  {in_fp32:18.1e}"
+    if in_fp64 is None:
         return f"{row}  ok"
-    return f"{row}  {'ok' if double <= tolerance else 'TOO LARGE'}, {double:.1e} in fp64"
+    return f"{row}  {'ok' if in_fp64 <= tolerance else 'TOO LARGE'}, {in_fp64:.1e} in fp64"
 
 
 def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """Of any two numbers in the same place; infinite where one is not a number, or is missing."""
+    """Return the largest difference between two numbers at the same place.
+
+    Return infinity if the names differ or a difference is not finite.
+    """
     if one.keys() != other.keys():
         return math.inf
     largest = 0.0
     for name, tensor in one.items():
         if tensor.numel():
-            apart = float((tensor.double() - other[name].double()).abs().max())
-            largest = max(largest, apart if math.isfinite(apart) else math.inf)
+            difference = float((tensor.double() - other[name].double()).abs().max())
+            largest = max(largest, difference if math.isfinite(difference) else math.inf)
     return largest
 
 
-def _comparable(config: RunConfig, steps: int) -> Document:
-    """The user's settings without those that make ranks differ, and with nothing kept."""
+def _comparable_settings(config: RunConfig, steps: int) -> Document:
+    """Return the user's settings without those that make ranks differ or save anything."""
     over: Document = {
         "global_batch": config.global_batch,
         "epochs": None,
@@ -160,13 +170,13 @@ def _comparable(config: RunConfig, steps: int) -> Document:
     return merge(document, over)
 
 
-def _without_rule_if_own(task: str, document: Document) -> Document:
-    """The settings without an update rule, if the task brings its own: it would be refused."""
+def _without_unused_optimizer(task: str, document: Document) -> Document:
+    """Return the settings without `optimizer` if the task has its own, which forbids it."""
     plain = {key: value for key, value in document.items() if key != "optimizer"}
-    return plain if run_ranks(1, _brings_optimizer, task, plain) else document
+    return plain if run_ranks(1, _has_optimizer, task, plain) else document
 
 
-def _brings_optimizer(ranks: Ranks, task: str, document: Document) -> bool:
+def _has_optimizer(ranks: Ranks, task: str, document: Document) -> bool:
     built, _ = build_task(task, resolve(document), ranks, torch.device("cpu"))
     return isinstance(built, HasOptimizer)
 
@@ -174,20 +184,20 @@ def _brings_optimizer(ranks: Ranks, task: str, document: Document) -> bool:
 def _train_all(
     ranks: Ranks, cases: Sequence[Case], task: str, document: Document, folder: str
 ) -> None:
-    """One rank's part of cases, one after another."""
+    """Train this rank's part of the cases, one after another."""
     for case in cases:
         _train(case, ranks, task, document, Path(folder))
 
 
 def _train(case: Case, ranks: Ranks, task: str, document: Document, folder: Path) -> None:
-    micro = document["global_batch"] // case.ranks // case.accumulation
-    over = {"micro_batch": micro, "parallel": {"strategy": case.strategy}}
-    order = Order(task, resolve(merge(document, over)))
+    micro_batch = document["global_batch"] // case.ranks // case.accumulation
+    over = {"micro_batch": micro_batch, "parallel": {"strategy": case.strategy}}
+    request = RunRequest(task, resolve(merge(document, over)))
     with contextlib.redirect_stdout(io.StringIO()):
-        run = open_run(order, ranks, StopFlag(), BeatWriter(None, ranks, 0))
-        # Dropout and BatchNorm depend on which rank has which sample; gradients flow all the same.
+        run = open_run(request, ranks, StopFlag(), HeartbeatWriter(None, ranks, 0))
+        # Dropout and BatchNorm depend on which rank has which sample: eval() turns both off.
         run.learner.model.eval()
         loop(run)
-        taken = gather(run.learner)
-    if taken:
-        save_file(taken.model, folder / case.file)
+        snapshot = gather(run.learner)
+    if snapshot:
+        save_file(snapshot.model, folder / case.file)

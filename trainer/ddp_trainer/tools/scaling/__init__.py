@@ -1,1 +1,1 @@
-"""How fast the loop is at different numbers of ranks, and what it costs beside a minimal one."""
+"""Measurements of the loop at several world sizes and against a minimal loop."""

@@ -1,7 +1,7 @@
-"""The loop that one writes by hand: DDP with its defaults, and nothing that is not needed.
+"""A minimal training loop with DDP's defaults, as a user would write it by hand.
 
-It is the measure of what the product's own loop costs: no schedule, no clipping, no checkpoints, no
-evaluation, no agreement on stopping, no report but a reading of the loss.
+`bench` compares the trainer's own loop with it. It has no schedule, clipping, checkpoints,
+evaluation or agreement on stopping, and reports only the training loss.
 """
 
 import copy
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.data.prefetch import on_device
-from ddp_trainer.data.sampler import Micro
+from ddp_trainer.data.sampler import MicroBatch
 from ddp_trainer.numerics.optimizer import build_optimizer
 from ddp_trainer.numerics.precision import grad_scaler
 from ddp_trainer.ranks.collectives import is_joined
@@ -22,7 +22,7 @@ from ddp_trainer.task import HasOptimizer, Weighted
 
 
 class _MeanLoss(nn.Module):
-    """A task's loss as a wrapped forward pass."""
+    """Module that computes the mean loss of a task, so that DDP can wrap it."""
 
     def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Any], Weighted]) -> None:
         super().__init__()
@@ -30,18 +30,18 @@ class _MeanLoss(nn.Module):
         self._loss = loss
 
     def forward(self, batch: Any) -> Tensor:
-        """The mean loss of a batch."""
+        """Return the mean loss of a batch."""
         weighted = self._loss(self.model, batch)
         mean: Tensor = weighted.sum / weighted.count
         return mean
 
 
-def minimal_loop(run: Run, micros: Iterable[Micro]) -> None:
-    """Trains a copy of a run's model on `micros`, with the run's arithmetic and update rule.
+def minimal_loop(run: Run, micro_batches: Iterable[MicroBatch]) -> None:
+    """Train a copy of a run's model with the run's precision and optimizer.
 
     Args:
-        run: Open, and left as it is.
-        micros: In host memory, as the run's own loader gives them.
+        run: An opened run, which stays unchanged.
+        micro_batches: Micro-batches in host memory, as the run's data loader returns them.
     """
     task, config, device = run.task, run.config, run.learner.device
     model = copy.deepcopy(run.learner.model)
@@ -59,12 +59,12 @@ def minimal_loop(run: Run, micros: Iterable[Micro]) -> None:
         devices = [device] if device.type == "cuda" else None
         objective = ddp = DistributedDataParallel(objective, device_ids=devices)
         without_reduction = ddp.no_sync
-    for step, micro in enumerate(on_device(micros, device)):
-        with nullcontext() if micro.last else without_reduction():
+    for step, micro_batch in enumerate(on_device(micro_batches, device)):
+        with nullcontext() if micro_batch.last else without_reduction():
             with run.learner.autocast():
-                loss = objective(micro.batch)
+                loss = objective(micro_batch.batch)
             scaler.scale(loss).backward()
-        if micro.last:
+        if micro_batch.last:
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()

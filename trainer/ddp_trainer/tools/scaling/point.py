@@ -1,4 +1,4 @@
-"""What is measured at one world size, and what several of them say together. No torch, no clock."""
+"""Measurements per world size, and the efficiencies and tables that are computed from them."""
 
 from collections.abc import Sequence
 
@@ -6,67 +6,67 @@ from pydantic import BaseModel
 
 
 class Communication(BaseModel):
-    """Parts of an average update in milliseconds, as DDP notes them on rank 0."""
+    """Parts of an average update in milliseconds, as DDP measures them on rank 0."""
 
     forward: float
     backward: float
     reduction: float
     overlap: float
-    """Part of the reduction during which the backward pass still computed."""
+    """Part of the reduction that overlaps with the backward pass."""
 
     @property
     def exposed(self) -> float:
-        """Part of the reduction that nothing hid."""
+        """Return the part of the reduction that does not overlap with computation."""
         return max(0.0, self.reduction - self.overlap)
 
 
 class Point(BaseModel):
-    """One world size at one batch; times of rank 0."""
+    """Measurement at one world size and one global batch, on rank 0."""
 
     world_size: int
     global_batch: int
     step_ms: float
-    """Milliseconds per update, the wait for data included."""
+    """Milliseconds per update, including the wait for data."""
     wait_fraction: float
-    """Part of it in which the rank waited for data."""
+    """Fraction of that time in which the rank waited for data."""
     minimal_ms: float | None = None
-    """The same of the minimal loop; nothing if the strategy is not DDP."""
+    """Milliseconds per update of the minimal loop. None if the strategy is not DDP."""
     communication: Communication | None = None
-    """Nothing without DDP."""
+    """DDP's own measurements. None without DDP."""
 
     @property
     def rate(self) -> float:
-        """Samples per second, over all ranks."""
+        """Return samples per second, over all ranks."""
         return 1000 * self.global_batch / self.step_ms
 
 
-def weak_efficiency(point: Point, alone: Point) -> float:
-    """rate_N / (N rate_1) at the same batch per rank.
+def weak_efficiency(point: Point, single: Point) -> float:
+    """Return rate_N / (N rate_1) at the same batch per rank.
 
     Args:
-        point: At world size N.
-        alone: At world size 1.
+        point: Measurement at world size N.
+        single: Measurement at world size 1.
     """
-    return point.rate / (point.world_size * alone.rate)
+    return point.rate / (point.world_size * single.rate)
 
 
-def strong_efficiency(point: Point, alone: Point) -> float:
-    """T_1 / (N T_N) at the same global batch.
+def strong_efficiency(point: Point, single: Point) -> float:
+    """Return T_1 / (N T_N) at the same global batch.
 
     Args:
-        point: At world size N.
-        alone: At world size 1.
+        point: Measurement at world size N.
+        single: Measurement at world size 1.
     """
-    return alone.step_ms / (point.world_size * point.step_ms)
+    return single.step_ms / (point.world_size * point.step_ms)
 
 
 def table(title: str, points: Sequence[Point], efficiencies: Sequence[float]) -> str:
-    """Points in rows, as Markdown.
+    """Return measurements as the rows of a Markdown table.
 
     Args:
-        title: Of the first column's meaning.
-        points: By world size.
-        efficiencies: One per point, 1 at best.
+        title: Header of the first column.
+        points: Measurements by world size.
+        efficiencies: One efficiency per measurement. 1 is ideal.
     """
     head = [title, "batch per rank", "samples/s", "ms/update", "efficiency", "data wait"]
     head += ["vs minimal", "backward ms", "reduction ms", "exposed ms", "exposed"]
@@ -74,9 +74,9 @@ def table(title: str, points: Sequence[Point], efficiencies: Sequence[float]) ->
     for point, efficiency in zip(points, efficiencies, strict=True):
         ratio = f"{point.step_ms / point.minimal_ms:.3f}" if point.minimal_ms else "-"
         parts = ["-"] * 4
-        if (noted := point.communication) is not None:
-            times = (noted.backward, noted.reduction, noted.exposed)
-            parts = [*(f"{t:.2f}" for t in times), f"{noted.exposed / point.step_ms:.1%}"]
+        if (measured := point.communication) is not None:
+            times = (measured.backward, measured.reduction, measured.exposed)
+            parts = [*(f"{t:.2f}" for t in times), f"{measured.exposed / point.step_ms:.1%}"]
         batch = point.global_batch // point.world_size
         numbers = (f"{point.rate:.0f}", f"{point.step_ms:.2f}", f"{efficiency:.1%}")
         wait = f"{point.wait_fraction:.1%}"

@@ -1,4 +1,4 @@
-"""The time of steps, taken where a loop asks for its next batch."""
+"""A data loader wrapper that measures the time of the updates after a warm-up."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -10,47 +10,49 @@ Item = TypeVar("Item")
 
 
 class Stopwatch(Generic[Item]):
-    """Passes batches on, and times the steps after a warm-up.
+    """Iterable over batches that times the loop which consumes them.
 
-    The device is waited for where the timing begins and ends, and nowhere between.
+    It synchronizes with the device only where the timing starts and ends.
     """
 
     def __init__(self, batches: Iterable[Item], device: torch.device, warmup: int) -> None:
-        """Starts with the first batch after the warm-up.
+        """Create a stopwatch that starts with the first batch after the warm-up.
 
         Args:
-            batches: What the loop goes through.
-            device: Where it computes.
-            warmup: Batches that are not timed.
+            batches: The batches to pass on to the loop.
+            device: The device on which the loop computes.
+            warmup: Number of batches that are not timed.
         """
         self._batches = batches
         self._device = device
         self._warmup = warmup
         self.seconds = 0.0
-        """From the first timed batch to the end of the last one's work."""
+        """Seconds from the first timed batch to the end of the work on the last one."""
         self.waited = 0.0
-        """Of these, how long the loop waited for batches."""
+        """Part of these seconds in which the loop waited for batches."""
 
     def __iter__(self) -> Iterator[Item]:
-        """Every batch, each once."""
+        """Yield every batch once."""
         stream = iter(self._batches)
         for index in range(self._warmup):
             try:
                 yield next(stream)
             except StopIteration:
-                raise ValueError(f"only {index} batches for a warm-up of {self._warmup}") from None
-        self._wait_for_device()
-        begun = time.perf_counter()
+                raise ValueError(
+                    f"a warm-up of {self._warmup} batches needs more than the {index} available"
+                ) from None
+        self._synchronize()
+        start = time.perf_counter()
         while True:
-            asked = time.perf_counter()
+            requested = time.perf_counter()
             batch = next(stream, None)
-            self.waited += time.perf_counter() - asked
+            self.waited += time.perf_counter() - requested
             if batch is None:
                 break
             yield batch
-        self._wait_for_device()
-        self.seconds = time.perf_counter() - begun
+        self._synchronize()
+        self.seconds = time.perf_counter() - start
 
-    def _wait_for_device(self) -> None:
+    def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

@@ -1,0 +1,94 @@
+"""Escalate from a restart in place to new pods while attempts end without progress."""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import Cause, DDPJobStatus, StrikeStatus
+from ddp_operator.builders import names
+from ddp_operator.reconcile.attempts import Loss
+
+STALLED_LIMIT = 3
+"""Number of stalled attempts in a row that fails the job, because no stronger remedy is left."""
+
+_STRIKES = 32
+"""Maximum number of Kubernetes nodes with strikes in the status."""
+
+
+def reset_stalled_attempts(status: DDPJobStatus) -> DDPJobStatus:
+    """Return the status with the count of stalled attempts at 0 once this attempt saved a step."""
+    if not status.stalled_attempts or not _has_saved(status):
+        return status
+    return status.model_copy(update={"stalled_attempts": 0})
+
+
+def count_stalled_attempt(
+    job: DDPJob, status: DDPJobStatus, loss: Loss, losses: Iterable[Loss], now: datetime
+) -> DDPJobStatus:
+    """Return the status with the current attempt counted as stalled if it saved no new step.
+
+    Args:
+        job: The job.
+        status: Its status, with the newest checkpoint.
+        loss: The root cause of the attempt's end.
+        losses: All losses of the attempt. Their Kubernetes nodes get strikes.
+        now: The current time.
+    """
+    status = reset_stalled_attempts(status)
+    if loss.free or _has_saved(status) or not _reports_checkpoints(job, status):
+        return status
+    status = status.model_copy(update={"stalled_attempts": status.stalled_attempts + 1})
+    blamed = [one for one in losses if not one.secondary and not one.free]
+    nodes = {one.failure.node for one in blamed if one.failure.node is not None}
+    return _with_strikes(status, nodes, now)
+
+
+def pods_to_replace(job: DDPJob, status: DDPJobStatus) -> frozenset[str]:
+    """Return the names of the pods to recreate for the current attempt, not to restart in place.
+
+    The result depends on the status alone, so a restarted operator continues the same escalation.
+    The caller skips pods that already carry the number of the current attempt.
+    """
+    failure = status.last_failure
+    if failure is None or failure.attempt != status.attempt - 1 or failure.cause is Cause.FREE:
+        return frozenset()
+    if status.stalled_attempts == 0:
+        return frozenset()
+    if status.stalled_attempts == 1:
+        return frozenset({failure.pod} if failure.pod else ())
+    return frozenset(names.pod_name(job, index) for index in range(job.spec.nodes))
+
+
+def newest_step(status: DDPJobStatus) -> int | None:
+    """Return the step of the newest known checkpoint, or None without one."""
+    return status.last_checkpoint.step if status.last_checkpoint else None
+
+
+def _has_saved(status: DDPJobStatus) -> bool:
+    """Return whether the current attempt has committed a checkpoint.
+
+    A smaller step counts too, because the run may have resumed from an older checkpoint when the
+    newest one was incomplete.
+    """
+    newest = newest_step(status)
+    return newest is not None and newest != status.attempt_start_step
+
+
+def _reports_checkpoints(job: DDPJob, status: DDPJobStatus) -> bool:
+    """Return whether a missing checkpoint report means that there is no checkpoint.
+
+    A `command` may save without reporting. It counts only after it has reported a checkpoint.
+    """
+    reports = job.spec.task is not None or status.last_checkpoint is not None
+    return job.spec.checkpoint is not None and reports
+
+
+def _with_strikes(status: DDPJobStatus, nodes: set[str], now: datetime) -> DDPJobStatus:
+    counts = {strike.node: strike.count for strike in status.strikes}
+    others = [strike for strike in status.strikes if strike.node not in nodes]
+    time = now.replace(microsecond=0)
+    new = [
+        StrikeStatus(node=node, count=counts.get(node, 0) + 1, last_time=time)
+        for node in sorted(nodes)
+    ]
+    return status.model_copy(update={"strikes": [*others, *new][-_STRIKES:]})

@@ -1,0 +1,120 @@
+"""Apply the policies of a job's life cycle: suspension, deadlines, completion and clean-up."""
+
+from datetime import datetime, timedelta
+
+from ddp_operator.api.spec import CleanPodPolicy
+from ddp_operator.api.status import Cause, ConditionStatus, ConditionType, DDPJobStatus
+from ddp_operator.reconcile import history
+from ddp_operator.reconcile.children import delete_pods, stop_pods
+from ddp_operator.reconcile.conditions import ConditionWriter
+from ddp_operator.reconcile.plan import Action, DeleteJob, Event, EventType, Plan
+from ddp_operator.reconcile.world import World
+
+
+def is_finished(status: DDPJobStatus) -> bool:
+    """Return whether the job has completed or has failed for good."""
+    summary = status.condition(ConditionType.SUCCEEDED)
+    return summary is not None and summary.status is not ConditionStatus.UNKNOWN
+
+
+def finish(
+    world: World, status: DDPJobStatus, *, succeeded: bool, reason: str, message: str
+) -> Plan:
+    """Return the plan that completes or fails a job."""
+    out = ConditionWriter(world, status)
+    wanted = world.job.spec.nodes
+    out.set(ConditionType.PODS_READY, False, reason, message)
+    out.set(ConditionType.SUCCEEDED, succeeded, reason, message)
+    ended = out.status.model_copy(
+        update={"completion_time": world.now.replace(microsecond=0), "ready": f"0/{wanted}"}
+    )
+    kind = EventType.NORMAL if succeeded else EventType.WARNING
+    # The next reconcile finds a finished job and cleans up its pods.
+    return Plan(ended, events=(Event(kind, reason, message),), requeue_seconds=0)
+
+
+def after_finish(world: World) -> Plan:
+    """Return the plan of a finished job: stop or delete its pods, then delete it after its TTL."""
+    status, spec = world.job.status, world.job.spec
+    actions: list[Action] = []
+    if spec.clean_pod_policy is CleanPodPolicy.ALL:
+        actions = delete_pods(world)
+    elif not status.is_true(ConditionType.SUCCEEDED):
+        actions = stop_pods(world)
+    status = status.model_copy(update={"replicas": len(world.pods)})
+    ttl = spec.ttl_seconds_after_finished
+    if ttl is None or status.completion_time is None:
+        return Plan(status, tuple(actions))
+    left = _seconds_left(status.completion_time, ttl, world.now)
+    if left > 0:
+        return Plan(status, tuple(actions), requeue_seconds=left)
+    return Plan(status, (DeleteJob(world.job.metadata.uid),))
+
+
+def suspend(world: World) -> Plan:
+    """Return the plan that stops the pods. The attempt ends without a charge to any budget."""
+    status = world.job.status
+    if status.attempt_spec_hash is not None:
+        # The first reconcile ends the attempt. Later ones only wait for its pods.
+        status = history.with_ended_attempt(
+            status, world.now, cause=Cause.FREE, reason="Suspended", message="spec.suspend was set"
+        )
+    out = ConditionWriter(world, status)
+    gone = not world.pods
+    progress = "all pods have ended" if gone else "the pods are saving and stopping"
+    message = f"spec.suspend is true and {progress}"
+    out.set(ConditionType.SUCCEEDED, None, "Suspended", message)
+    out.set(ConditionType.SUSPENDED, gone, "SuspendRequested", message)
+    out.set(ConditionType.PODS_READY, False, "Suspended", message)
+    out.set(ConditionType.RENDEZVOUSED, False, "Suspended", message)
+    status = out.status.model_copy(
+        update={
+            "ready": f"0/{world.job.spec.nodes}",
+            "replicas": len(world.pods),
+            # Resumption restarts the clock of activeDeadlineSeconds, as for a batch Job.
+            "start_time": None,
+            "attempt_spec_hash": None,
+        }
+    )
+    return Plan(status, tuple(delete_pods(world)))
+
+
+def exceeded_deadline(world: World) -> tuple[str, str] | None:
+    """Return reason and message of a deadline that has passed, or None."""
+    status, spec = world.job.status, world.job.spec
+    active = spec.active_deadline_seconds
+    if active is not None and _has_passed(status.start_time, active, world.now):
+        message = f"the job was active for longer than activeDeadlineSeconds ({active})"
+        return "DeadlineExceeded", message
+    startup = spec.startup_deadline_seconds
+    if startup is None or status.is_true(ConditionType.RENDEZVOUSED):
+        return None
+    if _has_passed(status.attempt_start_time, startup, world.now):
+        summary = status.condition(ConditionType.SUCCEEDED)
+        seen = f": {summary.message}" if summary is not None and summary.message else ""
+        limit = f"startupDeadlineSeconds ({startup})"
+        message = f"attempt {status.attempt} did not start training within {limit}"
+        return "StartupDeadlineExceeded", message + seen
+    return None
+
+
+def seconds_to_deadline(world: World, status: DDPJobStatus) -> float | None:
+    """Return the seconds until the next deadline of an active job, or None without one."""
+    spec = world.job.spec
+    startup = spec.startup_deadline_seconds
+    if status.is_true(ConditionType.RENDEZVOUSED):
+        startup = None
+    pairs = (
+        (status.start_time, spec.active_deadline_seconds),
+        (status.attempt_start_time, startup),
+    )
+    left = [_seconds_left(t, s, world.now) for t, s in pairs if t is not None and s is not None]
+    return max(0.1, min(left)) if left else None
+
+
+def _has_passed(since: datetime | None, seconds: int, now: datetime) -> bool:
+    return since is not None and _seconds_left(since, seconds, now) <= 0
+
+
+def _seconds_left(since: datetime, seconds: int, now: datetime) -> float:
+    return (since + timedelta(seconds=seconds) - now).total_seconds()

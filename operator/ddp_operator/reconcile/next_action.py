@@ -1,0 +1,84 @@
+"""Describe in one sentence what the operator does next, or waits for.
+
+The sentence changes only when the rest of the status does, so it never causes a status write of
+its own.
+"""
+
+from collections.abc import Iterable
+
+from ddp_operator.api.spec import CleanPodPolicy
+from ddp_operator.api.status import ConditionType, DDPJobStatus
+from ddp_operator.builders import names
+from ddp_operator.reconcile.lifecycle import is_finished
+from ddp_operator.reconcile.plan import CreatePod, DeletePod, Plan, SetAttempt
+from ddp_operator.reconcile.world import World
+
+_NAMED = 3
+"""Maximum number of pods that a sentence names."""
+
+
+def next_action(world: World, plan: Plan) -> str:
+    """Return the sentence about a plan and about what follows it."""
+    if is_finished(plan.status):
+        return _after_finish(world, plan.status)
+    if world.job.spec.suspend:
+        remaining = [pod.name for pod in world.pods]
+        if remaining:
+            return f"the operator waits for {_listed(remaining)} to end"
+        return "none: the operator waits until spec.suspend is false"
+    if world.blocked is not None:
+        return "the operator retries the request that the API server refused"
+    status = plan.status
+    if status.is_true(ConditionType.RENDEZVOUSED):
+        return _while_training(world, status)
+    recreated = _recreated(world, plan)
+    if recreated and status.attempt == 1:
+        return f"the operator creates {_listed(recreated)}"
+    if recreated:
+        return f"the operator recreates {_listed(recreated)}"
+    if any(isinstance(action, SetAttempt) for action in plan.actions):
+        return f"the operator restarts the ranks in place for attempt {status.attempt}"
+    return f"the operator waits until all ranks of attempt {status.attempt} are training"
+
+
+def _after_finish(world: World, status: DDPJobStatus) -> str:
+    spec = world.job.spec
+    succeeded = status.is_true(ConditionType.SUCCEEDED)
+    living = [pod.name for pod in world.pods if not pod.terminal]
+    if spec.clean_pod_policy is CleanPodPolicy.ALL and world.pods:
+        return f"the operator deletes {_listed(pod.name for pod in world.pods)}"
+    if living and not succeeded:
+        return f"the operator waits for {_listed(living)} to end"
+    if spec.ttl_seconds_after_finished is not None:
+        seconds = spec.ttl_seconds_after_finished
+        return f"the operator deletes the job {seconds} s after its completion time"
+    return "none: the job is finished"
+
+
+def _while_training(world: World, status: DDPJobStatus) -> str:
+    living = [pod for pod in world.pods if not pod.terminal]
+    if 0 < len(living) < len(world.pods):
+        return f"the operator waits for {_listed(pod.name for pod in living)} to end"
+    unready = [pod.name for pod in living if not pod.ready]
+    if unready and not status.is_true(ConditionType.PODS_READY):
+        return f"the operator waits for {_listed(unready)} to become ready"
+    return "none: all ranks are training"
+
+
+def _recreated(world: World, plan: Plan) -> list[str]:
+    """Return the names of the pods that are being deleted or created."""
+    wanted = {names.pod_name(world.job, index) for index in range(world.job.spec.nodes)}
+    found = {pod.name for pod in world.pods if pod.deleting and not pod.terminal}
+    for action in plan.actions:
+        if isinstance(action, DeletePod):
+            found.add(action.name)
+        elif isinstance(action, CreatePod):
+            found.add(action.manifest["metadata"]["name"])
+    return sorted(found & wanted)
+
+
+def _listed(pods: Iterable[str]) -> str:
+    named = sorted(pods)
+    rest = len(named) - _NAMED
+    more = f" and {rest} more" if rest > 0 else ""
+    return ", ".join(named[:_NAMED]) + more

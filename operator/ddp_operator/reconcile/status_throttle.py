@@ -1,0 +1,62 @@
+"""Delay status writes while an attempt starts and only its pod counts change."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from ddp_operator.api.status import Condition, ConditionType, DDPJobStatus
+from ddp_operator.reconcile.conditions import is_stuck
+from ddp_operator.reconcile.lifecycle import is_finished
+from ddp_operator.reconcile.plan import Plan
+from ddp_operator.reconcile.world import World
+
+SHORTEST_INTERVAL = timedelta(seconds=10)
+LONGEST_INTERVAL = timedelta(minutes=5)
+
+_COUNT_FIELDS = {"ready", "replicas", "next_action"}
+_COUNT_CONDITIONS = {ConditionType.PODS_READY, ConditionType.SUCCEEDED}
+"""Conditions whose message counts or names the pods that are not ready yet."""
+
+
+def seconds_until_write(world: World, plan: Plan, written: datetime | None) -> float:
+    """Return how many seconds the plan's status may stay unwritten; 0 means write it now.
+
+    While an attempt starts, updates that change only pod counts are written after 10, 20, 40 … s.
+    The number of writes thus does not grow with the number of pods. The shown counts are never
+    older than half the age of the attempt, nor than 5 min.
+
+    Args:
+        world: The observed state that led to the plan.
+        plan: The plan.
+        written: Time of this process' last status write, or None for the start of the attempt.
+    """
+    status = world.job.status
+    started = status.attempt_start_time
+    if started is None or not _only_counts_change(world, plan):
+        return 0.0
+    written = written or started
+    interval = min(LONGEST_INTERVAL, max(SHORTEST_INTERVAL, written - started))
+    # abs() limits the delay to one interval after the clock was set back.
+    return max(0.0, (interval - abs(world.now - written)).total_seconds())
+
+
+def _only_counts_change(world: World, plan: Plan) -> bool:
+    """Return whether the plan changes nothing but the counts of existing and training pods."""
+    if plan.status == world.job.status or is_finished(plan.status) or world.job.spec.suspend:
+        return False
+    if plan.actions or plan.events or world.blocked is not None:
+        return False
+    if any(is_stuck(pod) for pod in world.pods):
+        return False
+    if plan.status.is_true(ConditionType.RENDEZVOUSED):
+        return False
+    return _without_counts(world.job.status) == _without_counts(plan.status)
+
+
+def _without_counts(status: DDPJobStatus) -> dict[str, Any]:
+    conditions = [_without_count_message(c) for c in status.conditions]
+    return {**status.model_dump(exclude=_COUNT_FIELDS | {"conditions"}), "conditions": conditions}
+
+
+def _without_count_message(condition: Condition) -> dict[str, Any]:
+    counts = condition.type in _COUNT_CONDITIONS
+    return condition.model_dump(exclude={"message"} if counts else None)

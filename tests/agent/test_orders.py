@@ -1,0 +1,84 @@
+"""Attempt orders from the annotation file and from direct requests."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddp_agent.orders import STOP, AttemptOrders
+from ddp_wire.contract import ATTEMPT_FILE, ATTEMPT_STOP, AttemptOrder
+
+
+def orders_of(home: Path) -> AttemptOrders:
+    return AttemptOrders("uid-1", home)
+
+
+def request(attempt: int) -> AttemptOrder:
+    return AttemptOrder(job_uid="uid-1", attempt=attempt)
+
+
+def newest_after(home: Path, *contents: bytes) -> list[object]:
+    """Return the newest order after each content of the file."""
+    orders = orders_of(home)
+    found: list[object] = []
+    for content in contents:
+        (home / ATTEMPT_FILE).write_bytes(content)
+        found.append(orders.newest())
+    return found
+
+
+def test_there_is_no_order_before_the_kubelet_writes_one(tmp_path: Path) -> None:
+    assert orders_of(tmp_path).newest() is None
+    assert orders_of(tmp_path / "missing").newest() is None
+
+
+def test_newest_order_follows_the_file(tmp_path: Path) -> None:
+    assert newest_after(tmp_path, b"1", b"2\n", b" 10 ") == [1, 2, 10]
+
+
+def test_older_orders_are_ignored(tmp_path: Path) -> None:
+    assert newest_after(tmp_path, b"2", b"1", b"3", b"2") == [2, 2, 3, 3]
+
+
+def test_stop_order_is_final(tmp_path: Path) -> None:
+    stop = ATTEMPT_STOP.encode()
+    assert newest_after(tmp_path, stop, b"7", b"") == [STOP, STOP, STOP]
+
+
+@pytest.mark.parametrize("noise", [b"", b"\n", b"-4", b"four", b"4.5", b"\xff\xfe", b"sto", b"4 5"])
+def test_unreadable_content_changes_nothing(tmp_path: Path, noise: bytes) -> None:
+    assert newest_after(tmp_path, noise) == [None]
+    assert newest_after(tmp_path, b"3", noise) == [3, 3]
+
+
+def test_direct_requests_count_like_the_file(tmp_path: Path) -> None:
+    orders = orders_of(tmp_path)
+    assert orders.accept(request(2))
+    assert orders.newest() == 2
+    (tmp_path / ATTEMPT_FILE).write_text("1")
+    assert orders.newest() == 2
+    (tmp_path / ATTEMPT_FILE).write_text("3")
+    assert orders.accept(request(2))
+    assert orders.newest() == 3
+    (tmp_path / ATTEMPT_FILE).write_text(ATTEMPT_STOP)
+    assert orders.accept(request(9))
+    assert orders.newest() is STOP
+
+
+def test_deleted_file_changes_nothing(tmp_path: Path) -> None:
+    orders = orders_of(tmp_path)
+    (tmp_path / ATTEMPT_FILE).write_text("3")
+    assert orders.newest() == 3
+    (tmp_path / ATTEMPT_FILE).unlink()
+    assert orders.newest() == 3
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, 20), max_size=10))
+def test_newest_order_is_the_highest_number_so_far(
+    tmp_path_factory: pytest.TempPathFactory, numbers: list[int]
+) -> None:
+    home = tmp_path_factory.mktemp("info")
+    found = newest_after(home, *(str(number).encode() for number in numbers))
+    assert found == [max(numbers[: i + 1]) for i in range(len(numbers))]

@@ -1,0 +1,69 @@
+"""A control plane with the product's CRD and a user with exactly the operator's permissions."""
+
+import json
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.harness import processes
+from tests.harness.cluster import Cluster
+from tests.tools.install import RELEASE, ROOT, SYSTEM_NAMESPACE, eventually
+
+OPERATOR = "ddp-operator"
+"""The operator's user name in the audit log."""
+_GRANTS = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+_CONTROLLER_MANAGER = "kube-controller-manager"
+_CONTROLLERS = "--controllers=-endpointslice-controller,-endpoints-controller"
+"""Disabled controllers: fake pods have loopback addresses, which EndpointSlices reject."""
+
+
+@dataclass(frozen=True)
+class ControlPlane:
+    """A control plane with the CRD. Its user `ddp-operator` has the chart's permissions."""
+
+    cluster: Cluster
+    operator_kubeconfig: Path
+    """Kubeconfig of that user."""
+
+    @classmethod
+    def up(cls) -> "ControlPlane":
+        """Start the control plane. Stop it with `cluster.down()`."""
+        cluster = Cluster.up(0, extra_args={_CONTROLLER_MANAGER: [_CONTROLLERS]})
+        try:
+            _install(cluster)
+        except BaseException:
+            cluster.down()
+            raise
+        return cls(cluster, cluster.kubeconfig_for(OPERATOR))
+
+    def audit(self, namespace: str | None = None, user: str = OPERATOR) -> list[dict[str, Any]]:
+        """Return the requests of a user in one namespace or in all, in their order."""
+        with self.cluster.audit_log.open(encoding="utf-8") as lines:
+            # Parsing is slow, and most lines are about other users.
+            found = [json.loads(line) for line in lines if f'"{user}"' in line]
+        mine = [entry for entry in found if entry["user"]["username"] == user]
+        if namespace is None:
+            return mine
+        return [e for e in mine if e.get("objectRef", {}).get("namespace") == namespace]
+
+
+def _install(cluster: Cluster) -> None:
+    """Install the CRD as a user does, and bind the chart's roles to the test's operator user."""
+    cluster.kubectl("apply", "-f", str(ROOT / "manifests" / "crd" / "ddpjobs.yaml"))
+    cluster.kubectl("wait", "--for=condition=Established", "crd/ddpjobs.ddp-trainer.dev")
+    # The API server serves a new kind only some time after the CRD is Established.
+    eventually(lambda: cluster.kubectl("get", "ddpjobs", check=False).returncode == 0, "DDPJobs")
+    # The garbage collector discovers new kinds every 30 s and when it starts.
+    processes.stop(_CONTROLLER_MANAGER, signal.SIGTERM)
+    processes.recorded(_CONTROLLER_MANAGER).start()
+    cluster.kubectl("create", "namespace", SYSTEM_NAMESPACE)
+    chart = cluster.helm("template", RELEASE, str(ROOT / "charts"), "-n", SYSTEM_NAMESPACE).stdout
+    grants = [d for d in yaml.safe_load_all(chart) if d and d["kind"] in _GRANTS]
+    for grant in grants:
+        if "subjects" in grant:
+            group = "rbac.authorization.k8s.io"
+            grant["subjects"] = [{"apiGroup": group, "kind": "User", "name": OPERATOR}]
+    cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(grants))

@@ -1,0 +1,156 @@
+"""Agent watcher: a new status wakes its job and no other job."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+
+import pytest
+
+from ddp_operator.cluster.base import Key
+from ddp_operator.reconcile.world import PodView
+from ddp_operator.runtime import agent_watcher
+from ddp_operator.runtime.agent_watcher import AgentWatcher
+from ddp_wire.contract import AgentStatus
+from tests.operator.fake_cluster import FakeCluster
+from tests.operator.support import active_job, agent_status, pod
+
+KEY: Key = ("team-a", "digits")
+JOB = active_job()
+
+
+class WatchableCluster(FakeCluster):
+    """Cluster whose agents answer a watch when their status changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changed = asyncio.Condition()
+        self.open: set[str] = set()
+        """Uids of the pods with an open watch."""
+        self.silent: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        """Set once a watch of the pod's agent got no answer, by pod uid."""
+
+    async def set_status(self, uid: str, status: AgentStatus | None) -> None:
+        async with self.changed:
+            if status is None:
+                self.agents.pop(uid, None)
+            else:
+                self.agents[uid] = status
+            self.changed.notify_all()
+
+    async def watch_agent_status(self, pod: PodView, revision: int) -> AgentStatus | None:
+        self.open.add(pod.uid)
+        try:
+            async with self.changed:
+                await self.changed.wait_for(
+                    lambda: pod.uid not in self.agents or self.agents[pod.uid].revision != revision
+                )
+                if pod.uid not in self.agents:
+                    self.silent[pod.uid].set()
+                return self.agents.get(pod.uid)
+        finally:
+            self.open.discard(pod.uid)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.cluster = WatchableCluster()
+        self.wakeups: asyncio.Queue[Key] = asyncio.Queue()
+        self.watcher = AgentWatcher(self.cluster, self.wakeups.put_nowait)
+
+    async def next_wakeup(self) -> Key:
+        return await asyncio.wait_for(self.wakeups.get(), 5)
+
+
+@pytest.fixture
+async def bench(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+    monkeypatch.setattr(agent_watcher, "_FIRST_RETRY_SECONDS", 0.01)
+    bench = Bench()
+    yield bench
+    await bench.watcher.close()
+    assert not bench.cluster.open
+
+
+async def test_new_status_wakes_the_job_and_is_kept(bench: Bench) -> None:
+    pods = [pod(JOB, 0), pod(JOB, 1)]
+    await bench.cluster.set_status("uid-digits-1", agent_status(1, phase="Training", revision=3))
+    bench.watcher.follow(KEY, pods)
+    assert await bench.next_wakeup() == KEY
+    await bench.cluster.set_status("uid-digits-1", agent_status(1, phase="Failed", revision=4))
+    assert await bench.next_wakeup() == KEY
+    assert {u: w.revision for u, w in bench.watcher.statuses(pods).items()} == {"uid-digits-1": 4}
+    assert bench.wakeups.empty()
+
+
+async def test_silent_agent_is_polled_again(bench: Bench) -> None:
+    bench.watcher.follow(KEY, [pod(JOB, 0)])
+    await asyncio.sleep(0)
+    await bench.cluster.set_status("uid-digits-0", agent_status(0, revision=0))
+    assert await bench.next_wakeup() == KEY
+
+
+@pytest.mark.parametrize(("phase", "kept"), [("Training", False), ("Failed", True)])
+async def test_only_a_final_status_of_a_silent_agent_is_kept(
+    bench: Bench, phase: str, *, kept: bool
+) -> None:
+    both = [pod(JOB, 0), pod(JOB, 1)]
+    await bench.cluster.set_status("uid-digits-1", agent_status(1, phase=phase, revision=1))
+    bench.watcher.follow(KEY, both)
+    await bench.next_wakeup()
+    await bench.cluster.set_status("uid-digits-1", None)
+    await asyncio.wait_for(bench.cluster.silent["uid-digits-1"].wait(), 5)
+    assert ("uid-digits-1" in bench.watcher.statuses(both)) is kept
+    await bench.cluster.set_status("uid-digits-1", agent_status(1, phase="Training", revision=1))
+    if not kept:
+        await bench.next_wakeup()
+        assert "uid-digits-1" in bench.watcher.statuses(both)
+
+
+async def test_status_of_an_unfollowed_pod_is_dropped(bench: Bench) -> None:
+    both = [pod(JOB, 0), pod(JOB, 1)]
+    for index in (0, 1):
+        await bench.cluster.set_status(f"uid-digits-{index}", agent_status(index, revision=1))
+    bench.watcher.follow(KEY, both)
+    await bench.next_wakeup()
+    await bench.next_wakeup()
+    bench.watcher.follow(KEY, [both[0], pod(JOB, 1, deleting=True)])
+    assert bench.watcher.statuses(both).keys() == {"uid-digits-0"}
+    bench.watcher.follow(KEY, [])
+    assert bench.watcher.statuses(both) == {}
+
+
+async def test_pod_is_watched_once(bench: Bench) -> None:
+    await bench.cluster.set_status("uid-digits-0", agent_status(0, revision=1))
+    for _ in range(3):
+        bench.watcher.follow(KEY, [pod(JOB, 0)])
+    await bench.next_wakeup()
+    await bench.cluster.set_status("uid-digits-0", agent_status(0, revision=2))
+    await bench.next_wakeup()
+    assert bench.wakeups.empty()
+
+
+async def test_pods_without_an_address_and_ended_pods_are_not_watched(bench: Bench) -> None:
+    bench.watcher.follow(KEY, [pod(JOB, 0, ip=None), pod(JOB, 1, phase="Failed")])
+    await asyncio.sleep(0)
+    assert bench.cluster.open == set()
+
+
+class NonWaitingCluster(FakeCluster):
+    """Agents of a version without revisions, which answer a watch at once."""
+
+    requests = 0
+
+    async def watch_agent_status(self, pod: PodView, revision: int) -> AgentStatus | None:
+        del pod, revision
+        self.requests += 1
+        await asyncio.sleep(0)
+        return agent_status(0)
+
+
+async def test_agent_that_does_not_wait_is_not_polled_in_a_busy_loop() -> None:
+    cluster, wakeups = NonWaitingCluster(), asyncio.Queue[Key]()
+    watcher = AgentWatcher(cluster, wakeups.put_nowait)
+    watcher.follow(KEY, [pod(JOB, 0)])
+    assert await asyncio.wait_for(wakeups.get(), 5) == KEY
+    await asyncio.sleep(0.1)
+    await watcher.close()
+    assert cluster.requests <= 3

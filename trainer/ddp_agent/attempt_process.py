@@ -1,0 +1,136 @@
+"""Starts the processes of attempts, warm or cold, and stops them."""
+
+import logging
+import os
+import signal
+
+from ddp_agent.clock import TICK_SECONDS, Ticker
+from ddp_agent.config import AgentConfig
+from ddp_agent.failures import read_failure
+from ddp_agent.launcher import Launch, can_be_forked
+from ddp_agent.log_mirror import LogMirror
+from ddp_agent.orders import Interruption
+from ddp_agent.supervise import ColdTree, ProcessTree, WarmTree
+from ddp_agent.warm import READY_SECONDS, Standby, StandbyLostError, standby_environment
+from ddp_wire.contract import Failure
+from ddp_wire.machine import out_of_memory_kills
+
+_log = logging.getLogger("ddp_agent")
+
+RESTART_GRACE_SECONDS = 1.0
+"""Seconds between SIGTERM and SIGKILL before a new attempt, which resumes from a checkpoint."""
+STOP_GRACE_SECONDS = 45.0
+"""The same when the run stops: time to save, less than the pod's termination grace period."""
+REMINDER_SECONDS = 5.0
+"""Seconds after SIGTERM to torchrun at which the agent signals remaining ranks directly, once."""
+
+
+class AttemptProcess:
+    """The running processes of one attempt."""
+
+    def __init__(self, tree: ProcessTree, launch: Launch, memory_kills: int) -> None:
+        """Supervise a tree. `memory_kills` is the container's count before the tree started."""
+        self._tree, self._launch, self._memory_kills = tree, launch, memory_kills
+
+    def poll(self) -> int | None:
+        """Return torchrun's exit code, negative for a signal, or None while it runs."""
+        return self._tree.poll()
+
+    def interrupt(self, interruption: Interruption, ticker: Ticker) -> None:
+        """Send SIGTERM and wait for the end, at most for the grace period."""
+        stop = interruption is Interruption.STOP
+        grace = STOP_GRACE_SECONDS if stop else RESTART_GRACE_SECONDS
+        self._tree.signal(signal.SIGTERM)
+        now = ticker.clock.monotonic
+        began, reminded = now(), False
+        while self._tree.poll() is None and now() < began + grace:
+            if not reminded and now() > began + REMINDER_SECONDS:
+                # torchrun loses a signal that arrives while it starts its ranks (seen with 2.13).
+                self._tree.terminate_ranks()
+                reminded = True
+            ticker.tick()
+
+    def kill(self) -> None:
+        """Kill all remaining processes: they would use the next attempt's files and ports."""
+        if not self._tree.kill():
+            _log.error("some ranks of attempt %d do not end after SIGKILL", self._launch.attempt)
+
+    def failure(self, now: float) -> Failure | None:
+        """Return why the attempt failed, or None if it succeeded. Call it after the end."""
+        if self._tree.returncode == 0:
+            return None
+        launch = self._launch
+        failure = read_failure(launch.failure_file, launch.attempt, self._tree.returncode, now)
+        if failure.signal == "SIGKILL" and out_of_memory_kills() > self._memory_kills:
+            return failure.model_copy(update={"out_of_memory": True})
+        return failure
+
+
+class AttemptStarter:
+    """Starts attempts as forks of the standby, which it owns, or else as new processes."""
+
+    def __init__(self, config: AgentConfig, ticker: Ticker, standby: Standby | None = None) -> None:
+        """Take over a standby that has been started early, to use it or to close it."""
+        self._config, self._ticker, self._standby = config, ticker, standby
+        self._mirror: LogMirror | None = None
+
+    def ensure_standby(self) -> None:
+        """Start a standby if attempts can be forked and none runs. Do not wait for its imports.
+
+        A standby that has ended, for example for lack of memory, is replaced.
+        """
+        wanted = self._config.standby and can_be_forked(self._config)
+        if self._standby is not None and not (wanted and self._standby.is_alive()):
+            self._close_standby()
+        if wanted and self._standby is None:
+            self._standby = Standby(standby_environment(os.environ))
+
+    def start(self, launch: Launch) -> AttemptProcess:
+        """Start the processes of an attempt, and the copying of its logs."""
+        memory_kills = out_of_memory_kills()
+        tree = self._start_warm(launch) or ColdTree(launch.command, launch.environment)
+        if launch.log_copy_dir is not None:
+            self._mirror = LogMirror(launch.log_dir, launch.log_copy_dir)
+        return AttemptProcess(tree, launch, memory_kills)
+
+    def finish_logs(self) -> None:
+        """Let the copying of the attempt's logs come to its end, without waiting for it."""
+        if self._mirror is not None:
+            self._mirror.end()
+
+    def close(self) -> None:
+        """Kill the standby and wait for the last logs."""
+        self._close_standby()
+        if self._mirror is not None:
+            self._mirror.wait()
+
+    def _start_warm(self, launch: Launch) -> WarmTree | None:
+        """Fork the attempt from the standby, or from its replacement. Return None if both fail."""
+        for _ in range(2):
+            self.ensure_standby()
+            if self._standby is None:
+                return None
+            try:
+                if not self._wait_ready(self._standby):
+                    break
+                return WarmTree(self._standby, launch.arguments, launch.environment)
+            except StandbyLostError as error:
+                _log.warning("%s", error)
+        _log.warning("the standby is not usable, so attempt %d starts cold", launch.attempt)
+        self._close_standby()
+        return None
+
+    def _wait_ready(self, standby: Standby) -> bool:
+        """Wait until the standby is ready. Return False if that takes too long."""
+        clock = self._ticker.clock
+        deadline = clock.monotonic() + READY_SECONDS
+        while not standby.wait_ready(TICK_SECONDS):
+            self._ticker.record()
+            if clock.monotonic() > deadline:
+                return False
+        return True
+
+    def _close_standby(self) -> None:
+        if self._standby is not None:
+            self._standby.close()
+            self._standby = None

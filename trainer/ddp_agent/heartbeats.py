@@ -1,0 +1,52 @@
+"""Reads the heartbeats of this node's ranks, and derives the attempt's milestones from them."""
+
+import logging
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ddp_wire.contract import Heartbeat, RankPhase, Timeline
+
+_log = logging.getLogger(__name__)
+
+
+def read_heartbeats(directory: Path, attempt: int) -> list[Heartbeat]:
+    """Return the newest heartbeat of each local rank in this attempt, sorted by local rank."""
+    found = []
+    for path in sorted(directory.glob("*.json")):
+        try:
+            heartbeat = Heartbeat.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            _log.debug("ignoring the unreadable heartbeat %s: %s", path, error)
+            continue
+        if heartbeat.attempt == attempt:
+            found.append(heartbeat)
+    return sorted(found, key=lambda heartbeat: heartbeat.local_rank)
+
+
+def all_joined(heartbeats: list[Heartbeat], ranks: int) -> bool:
+    """Return whether every local rank has joined the process group."""
+    joined = {RankPhase.TRAINING, RankPhase.DONE}
+    return len(heartbeats) == ranks and all(one.phase in joined for one in heartbeats)
+
+
+def all_spawned(log_dir: Path, ranks: int) -> bool:
+    """Return whether torchrun has started every local rank, which it does after the rendezvous.
+
+    For a command that writes no heartbeats, this is the only sign of training.
+    """
+    return len(list(log_dir.glob("*/attempt_0/*/stderr.log"))) >= ranks
+
+
+def extend_timeline(known: Timeline, heartbeats: list[Heartbeat], ranks: int) -> Timeline:
+    """Return the timeline with the milestones that all local ranks have reached.
+
+    The time of a milestone is the time of the last rank.
+    """
+    joined = [one.joined_at for one in heartbeats if one.joined_at is not None]
+    stepped = [one.first_step_at for one in heartbeats if one.first_step_at is not None]
+    update = {
+        "joined": max(joined) if len(joined) == ranks else known.joined,
+        "stepped": max(stepped) if len(stepped) == ranks else known.stepped,
+    }
+    return known.model_copy(update=update)

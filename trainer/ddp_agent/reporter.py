@@ -1,0 +1,93 @@
+"""Maintains the agent status of the current attempt: phase, heartbeats and timeline."""
+
+from ddp_agent.clock import Clock
+from ddp_agent.config import AgentConfig
+from ddp_agent.heartbeats import all_joined, all_spawned, extend_timeline, read_heartbeats
+from ddp_agent.launcher import Launch
+from ddp_agent.orders import Interruption
+from ddp_agent.status_cell import AgentStatusCell
+from ddp_wire.contract import AgentPhase, AgentStatus, Failure, Heartbeat, Timeline
+
+
+class AttemptReporter:
+    """Writer of the agent status. Only the agent's loop calls it."""
+
+    def __init__(self, config: AgentConfig, clock: Clock) -> None:
+        self._config, self._clock = config, clock
+        self._noticed_at: float | None = None
+        self._ordered_at: float | None = None
+        self._cleared_at: float | None = None
+        self.cell = AgentStatusCell(
+            AgentStatus(
+                job_uid=config.job_uid,
+                node_index=config.node_index,
+                attempt=0,
+                phase=AgentPhase.WAITING,
+                since=clock.wall(),
+            )
+        )
+
+    @property
+    def status(self) -> AgentStatus:
+        """Current agent status."""
+        return self.cell.current()
+
+    def start_attempt(self, attempt: int, command: list[str]) -> None:
+        """Report a new attempt, which waits for node 0's store."""
+        now = self._clock.wall()
+        timeline = Timeline(
+            noticed=self._noticed_at, ordered=self._ordered_at or now, cleared=self._cleared_at
+        )
+        self.cell.start_attempt(attempt, now, command, timeline)
+        self._ordered_at = None
+
+    def launched(self) -> None:
+        """Report that torchrun starts now."""
+        if self.status.timeline is not None:
+            update = {"launched": self._clock.wall()}
+            self.cell.set_timeline(self.status.timeline.model_copy(update=update))
+        self.enter(AgentPhase.STARTING)
+
+    def interrupted(self, interruption: Interruption) -> None:
+        """Record when the agent received the order for the next attempt."""
+        if interruption is Interruption.NEXT_ATTEMPT:
+            self._ordered_at = self._ordered_at or self._clock.wall()
+
+    def ended(self, interruption: Interruption | None) -> None:
+        """Record, for the next timeline, whether the attempt's process ended by itself."""
+        self._noticed_at = self._clock.wall() if interruption is None else None
+
+    def cleared(self) -> None:
+        """Record, for the next timeline, that no process of the attempt is left."""
+        self._cleared_at = self._clock.wall()
+
+    def update_from_ranks(self, launch: Launch) -> None:
+        """Report the newest heartbeats, and whether all local ranks train."""
+        heartbeats = read_heartbeats(launch.heartbeats_dir, launch.attempt)
+        ranks = self._config.procs_per_node
+        spawned = self._update_timeline(launch, heartbeats)
+        # A task always writes heartbeats. A command may write none.
+        expected = self._config.task is not None or bool(heartbeats)
+        training = all_joined(heartbeats, ranks) if expected else spawned
+        if training and self.status.phase is AgentPhase.STARTING:
+            self.enter(AgentPhase.TRAINING)
+        first: Heartbeat | None = next((one for one in heartbeats if one.rank == 0), None)
+        self.cell.update(
+            ranks=heartbeats,
+            progress=first.progress if first else self.status.progress,
+            checkpoint=first.checkpoint if first else self.status.checkpoint,
+        )
+
+    def enter(self, phase: AgentPhase, failure: Failure | None = None) -> None:
+        """Report a phase of the attempt."""
+        self.cell.enter(phase, self._clock.wall(), failure)
+
+    def _update_timeline(self, launch: Launch, heartbeats: list[Heartbeat]) -> bool:
+        """Update the timeline. Return whether torchrun has started all local ranks."""
+        known, ranks = self.status.timeline, self._config.procs_per_node
+        if known is None:
+            return False
+        if known.spawned is None and all_spawned(launch.log_dir, ranks):
+            known = known.model_copy(update={"spawned": self._clock.wall()})
+        self.cell.set_timeline(extend_timeline(known, heartbeats, ranks))
+        return known.spawned is not None

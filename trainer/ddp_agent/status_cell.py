@@ -1,0 +1,65 @@
+"""Holds the agent status, which the loop writes and the server's threads read and wait for."""
+
+import threading
+from typing import Any
+
+from ddp_wire.contract import AgentPhase, AgentStatus, Failure, Timeline
+
+
+class AgentStatusCell:
+    """Current agent status. One thread writes it, and any thread may read it or wait for it."""
+
+    def __init__(self, first: AgentStatus) -> None:
+        self._status = first
+        self._changed = threading.Condition()
+
+    def current(self) -> AgentStatus:
+        """Return the current status."""
+        return self._status
+
+    def wait_for_change(self, revision: int, seconds: float) -> AgentStatus:
+        """Return the status once its revision differs, or after this many seconds in any case."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._status.revision != revision, seconds)
+            return self._status
+
+    def update(self, **fields: Any) -> None:
+        """Change fields, given by their Python names, without waking those who wait."""
+        self._status = self._status.model_copy(update=fields)
+
+    def start_attempt(
+        self, attempt: int, now: float, command: list[str], timeline: Timeline
+    ) -> None:
+        """Publish the status of a new attempt, without anything of the previous one."""
+        self._publish(
+            AgentStatus(
+                job_uid=self._status.job_uid,
+                node_index=self._status.node_index,
+                attempt=attempt,
+                phase=AgentPhase.WAITING,
+                since=now,
+                command=command,
+                timeline=timeline,
+            )
+        )
+
+    def enter(self, phase: AgentPhase, now: float, failure: Failure | None = None) -> None:
+        """Publish a new phase of the attempt. Do nothing if it is the current one."""
+        if phase is not self._status.phase:
+            update = {"phase": phase, "since": now, "failure": failure}
+            self._publish(self._status.model_copy(update=update))
+
+    def set_timeline(self, timeline: Timeline) -> None:
+        """Store the timeline. Publish it only when the local ranks complete their first update."""
+        known = self._status.timeline
+        changed = self._status.model_copy(update={"timeline": timeline})
+        if timeline.stepped is not None and (known is None or known.stepped is None):
+            self._publish(changed)
+        else:
+            self._status = changed
+
+    def _publish(self, status: AgentStatus) -> None:
+        with self._changed:
+            revision = self._status.revision + 1
+            self._status = status.model_copy(update={"revision": revision})
+            self._changed.notify_all()

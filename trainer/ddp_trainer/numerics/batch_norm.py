@@ -1,0 +1,35 @@
+"""BatchNorm under data parallelism: each rank normalises by its own batch.
+
+Only evaluation uses running statistics. One reduction before each evaluation and checkpoint makes
+them equal on all ranks. DDP would broadcast each buffer at each update instead.
+"""
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ddp_trainer.ranks.collectives import is_joined, sum_over_ranks
+
+
+def average_norm_statistics(model: nn.Module, world_size: int) -> None:
+    """Replace running means and variances by their averages over ranks, in place.
+
+    Every rank must call it.
+
+    Args:
+        model: The bare model.
+        world_size: Number of ranks.
+    """
+    statistics = [
+        buffer
+        for module in model.modules()
+        if isinstance(module, _BatchNorm)
+        for buffer in (module.running_mean, module.running_var)
+        if buffer is not None
+    ]
+    if not statistics or not is_joined():
+        return
+    flat = sum_over_ranks(torch.cat([buffer.flatten() for buffer in statistics])) / world_size
+    parts = flat.split([buffer.numel() for buffer in statistics])
+    for buffer, part in zip(statistics, parts, strict=True):
+        buffer.copy_(part.view_as(buffer))

@@ -1,0 +1,101 @@
+"""Heartbeats: one small file per local rank, for the agent on the same node."""
+
+import os
+import time
+from pathlib import Path
+
+from ddp_trainer.ranks.environment import Ranks
+from ddp_wire.contract import CheckpointInfo, Heartbeat, Progress, RankPhase
+
+MIN_SECONDS = 0.5
+"""Shortest time between two heartbeats of the same phase, in seconds."""
+
+
+class HeartbeatWriter:
+    """Writer of this rank's newest heartbeat: at each phase change, else about twice a second.
+
+    Only the training thread writes heartbeats, so the heartbeats of a stuck rank stop.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        ranks: Ranks,
+        attempt: int,
+        *,
+        min_seconds: float = MIN_SECONDS,
+    ) -> None:
+        """Prepare the first heartbeat, without writing it.
+
+        Args:
+            directory: Directory on the node, created if missing. None disables heartbeats.
+            ranks: This process's rank.
+            attempt: Number of the attempt.
+            min_seconds: Shortest time between two heartbeats of the same phase.
+        """
+        self._directory = directory
+        self._min_seconds = min_seconds
+        self._written = 0.0
+        self._step = 0
+        self._heartbeat = Heartbeat(
+            attempt=attempt,
+            rank=ranks.rank,
+            local_rank=ranks.local_rank,
+            phase=RankPhase.STARTING,
+            at=0.0,
+            pid=os.getpid(),
+        )
+
+    def phase(self, phase: RankPhase) -> None:
+        """Set the phase, and write the heartbeat at once."""
+        self._heartbeat.phase = phase
+        if phase is RankPhase.TRAINING and self._heartbeat.joined_at is None:
+            self._heartbeat.joined_at = time.time()
+        self._write()
+
+    def resumed(self, step: int) -> None:
+        """Set the step that this attempt resumed from."""
+        self._heartbeat.resumed_from = self._step = step
+
+    def step(self, step: int) -> None:
+        """Set the number of updates done.
+
+        The first update of the attempt is written at once, because it ends a recovery.
+        """
+        self._step = step
+        if self._heartbeat.first_step_at is None:
+            self._heartbeat.first_step_at = time.time()
+            self._write()
+        else:
+            self.refresh()
+
+    def progress(self, progress: Progress) -> None:
+        """Set the run's progress. Global rank 0 only."""
+        self._heartbeat.progress = progress
+        self.refresh()
+
+    def checkpoint(self, checkpoint: CheckpointInfo) -> None:
+        """Set the newest committed checkpoint. Global rank 0 only."""
+        self._heartbeat.checkpoint = checkpoint
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Write the heartbeat, unless the last one is too recent."""
+        if time.monotonic() - self._written >= self._min_seconds:
+            self._write()
+
+    def _write(self) -> None:
+        if self._directory is None:
+            return
+        self._written = time.monotonic()
+        self._heartbeat.at = time.time()
+        self._heartbeat.step = self._step
+        name = f"{self._heartbeat.local_rank}.json"
+        pending = self._directory / f".{name}.tmp"
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            pending.write_text(self._heartbeat.to_json(), encoding="utf-8")
+            pending.replace(self._directory / name)
+        except OSError:
+            # A full disk must not end a healthy run. The next heartbeat tries again.
+            return
