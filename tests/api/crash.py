@@ -50,7 +50,7 @@ class FlowRun:
     async def outcome(self) -> Outcome:
         """Play the flow to its end, then check the history of the namespace."""
         await self._environment.api.create_namespace(self._namespace)
-        await asyncio.gather(*(self._create_foreign_pod(*who) for who in _FOREIGN_PODS.items()))
+        await asyncio.gather(*(self._create_foreign_pod(*pod) for pod in _FOREIGN_PODS.items()))
         job = await self._simulated.apply(self._flow.job())
         problems: list[str] = []
         try:
@@ -81,7 +81,7 @@ class FlowRun:
 
     async def _run_to_end(self) -> None:
         for second in range(MAX_SECONDS):
-            await self._settle()
+            await self._reconcile()
             # The last reconcile wrote nothing, so its snapshot is current.
             job, seen = self._operator.last_snapshot()
             pods = self._simulated.own_pods(seen)
@@ -96,7 +96,7 @@ class FlowRun:
             f"the run is not over after {MAX_SECONDS} s: {await self._simulated.summary()}"
         )
 
-    async def _settle(self) -> None:
+    async def _reconcile(self) -> None:
         while True:
             try:
                 await self._operator.reconcile_until_idle()

@@ -42,7 +42,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "unknown-field": ({**TASK, "replicas": 2}, "spec.replicas"),
     "unknown-policy": ({**TASK, "cleanPodPolicy": "Some"}, "spec.cleanPodPolicy"),
     "negative-deadline": ({**TASK, "activeDeadlineSeconds": -1}, "spec.activeDeadlineSeconds"),
-    "task-and-command": ({**TASK, "command": ["a"]}, "spec: task and command exclude"),
+    "task-and-command": ({**TASK, "command": ["a"]}, "spec: task and command must not both be set"),
     "neither-task-nor-command": ({}, "spec: one of task and command must be set"),
 }
 

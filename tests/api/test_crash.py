@@ -59,24 +59,26 @@ async def enumerate_kills(
     """
     start, prefix = time.monotonic(), "every-kill" if sample is None else "some-kills"
     async with OperatorEnvironment.of(control_plane, api, agents) as environment:
-        whole = dict(
+        undisturbed = dict(
             zip(
                 FLOWS,
                 await run_cases(environment, prefix, [(flow, None) for flow in FLOWS]),
                 strict=True,
             )
         )
-        problems = [f"{flow}: {p}" for flow, run in whole.items() for p in run.problems]
+        problems = [f"{flow}: {p}" for flow, run in undisturbed.items() for p in run.problems]
         cases = [
-            case for flow, run in whole.items() for case in single_kills(flow, run.sent_writes)
+            case
+            for flow, run in undisturbed.items()
+            for case in single_kills(flow, run.sent_writes)
         ]
         if sample is not None:
             cases = random.Random(os.environ.get("DDP_SEED", "0")).sample(cases, sample)  # noqa: S311
         for (flow, kill), run in zip(
             cases, await run_cases(environment, prefix, cases), strict=True
         ):
-            problems += [f"{flow}, {kill}: {p}" for p in differences(whole[flow], run)]
-    writes = sum(run.sent_writes for run in whole.values())
+            problems += [f"{flow}, {kill}: {p}" for p in differences(undisturbed[flow], run)]
+    writes = sum(run.sent_writes for run in undisturbed.values())
     figures = (
         f"crash enumeration: {len(FLOWS)} flows, {writes} writes, {len(FLOWS) + len(cases)} runs,"
         f" {len(problems)} violations, {time.monotonic() - start:.0f} s"
@@ -84,15 +86,15 @@ async def enumerate_kills(
     return figures, problems
 
 
-def differences(whole: Outcome, run: Outcome) -> list[str]:
+def differences(undisturbed: Outcome, run: Outcome) -> list[str]:
     """Return what differs between a run with one kill and the undisturbed run."""
     problems = list(run.problems)
     if run.kills != 1:
         problems.append(f"the operator was killed {run.kills} times, expected once")
-    if run.final_state != whole.final_state:
-        problems.append(f"final state {run.final_state}, undisturbed {whole.final_state}")
-    if run.writes > whole.writes + MORE_WRITES:
-        problems.append(f"{run.writes} writes, undisturbed {whole.writes}")
+    if run.final_state != undisturbed.final_state:
+        problems.append(f"final state {run.final_state}, undisturbed {undisturbed.final_state}")
+    if run.writes > undisturbed.writes + MORE_WRITES:
+        problems.append(f"{run.writes} writes, undisturbed {undisturbed.writes}")
     return problems
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_trainer.checkpoint.format import PENDING, check_whole
+from ddp_trainer.checkpoint.format import PENDING, verify
 from tests.cluster.support import Job, long_job
 from tests.fault_player import run_checks
 from tests.fault_player.faults import rank_process
@@ -62,12 +62,12 @@ def test_case_35_full_volume_loses_checkpoints_but_not_the_run(
     job.wait_for_checkpoint()
     filler = fill_volume(small_volume)
     eventually(lambda: has_save_warning(job), "a warning", 60)
-    check_whole(newest_checkpoint(job))
+    verify(newest_checkpoint(job))
     filler.unlink()
     job.wait_for_checkpoint()
     status = job.status
     assert status["attempt"] == 1
-    check_whole(newest_checkpoint(job))
+    verify(newest_checkpoint(job))
 
 
 @pytest.mark.sweep
@@ -80,7 +80,7 @@ def test_case_35_read_only_volume_fails_the_job_with_its_reason(
     status = job.wait_for("Failed", 180)
     assert "Read-only file system" in job.row("-o", "wide")["MESSAGE"]
     assert status["lastFailure"]["cause"] == "Application"
-    check_whole(newest_checkpoint(job))
+    verify(newest_checkpoint(job))
 
 
 @pytest.mark.sweep
@@ -109,4 +109,4 @@ def test_case_36_run_resumes_from_a_whole_checkpoint_after_kills_during_the_writ
     attempts = read_attempts(job.run_directory)
     assert not run_checks.lost_steps(attempts)
     assert job.status["restarts"] == 8
-    check_whole(newest_checkpoint(job))
+    verify(newest_checkpoint(job))

@@ -88,7 +88,7 @@ def test_damaged_checkpoint_is_renamed_and_skipped(
     step, skipped = chosen(tmp_path)
     assert step == 10
     assert len(skipped) == 1
-    assert skipped[0].startswith(f"checkpoint {path.parent} is not whole: {reason}")
+    assert skipped[0].startswith(f"checkpoint {path.parent} is damaged: {reason}")
     assert skipped[0].endswith(
         "; it was renamed to step-00000020.attempt-1.broken; trying the next older checkpoint"
     )

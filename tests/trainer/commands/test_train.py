@@ -164,7 +164,7 @@ def test_resumed_attempt_reports_its_step_and_the_broken_checkpoint(
     gang = launcher.train(*arguments, "--epochs=4", world=2, DDP_ATTEMPT="2", **environ)
     assert gang.wait() == [0, 0]
     (warning,) = gang.events("warning")
-    assert warning["message"].startswith(f"checkpoint {broken} is not whole: model.safetensors")
+    assert warning["message"].startswith(f"checkpoint {broken} is damaged: model.safetensors")
     (resume,) = gang.events("resume")
     assert resume["message"] == "resumed at step 4 of 8"
     heartbeat = Heartbeat.model_validate_json((tmp_path / "beats" / "1.json").read_text())

@@ -6,7 +6,7 @@ right before it renames a checkpoint into place, and before it deletes one.
 
 A newer attempt may still open the directory between this check and the rename, because no shared
 volume offers both in one atomic step. This race is harmless:
-- The late checkpoint is whole and is a state of the same run.
+- The late checkpoint is complete and is a state of the same run.
 - Its name contains its own attempt, so it replaces nothing.
 - The newer attempt deletes only checkpoints that it found at its start or wrote itself.
 A later attempt may resume from the late checkpoint, as from any other.

@@ -42,7 +42,7 @@ _CHUNK = 1 << 22
 
 
 class BrokenCheckpointError(Exception):
-    """An error for a checkpoint that is not whole; its text is the reason."""
+    """An error for a checkpoint that is damaged; its text is the reason."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -90,7 +90,7 @@ def write_manifest(directory: Path, name: CheckpointName) -> None:
     write_json(directory / MANIFEST, document)
 
 
-def check_whole(directory: Path) -> None:
+def verify(directory: Path) -> None:
     """Read a checkpoint once and compare it with its manifest.
 
     Raises:

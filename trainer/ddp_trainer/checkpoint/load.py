@@ -1,4 +1,4 @@
-"""Selection of the newest whole checkpoint, and its distribution to every rank."""
+"""Selection of the newest complete checkpoint, and its distribution to every rank."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,9 @@ from ddp_trainer.checkpoint.format import (
     STATE,
     BrokenCheckpointError,
     CheckpointName,
-    check_whole,
     names_in,
     read_json,
+    verify,
 )
 from ddp_trainer.checkpoint.snapshot import Snapshot, Tensors
 from ddp_trainer.ranks.collectives import broadcast, broadcast_json, is_joined
@@ -31,13 +31,13 @@ class Choice:
     """The checkpoint that a start resumes from."""
 
     name: CheckpointName | None
-    """The newest whole checkpoint; None if there is none."""
+    """The newest complete checkpoint; None if there is none."""
     skipped: list[str]
-    """One sentence per newer checkpoint that is not whole."""
+    """One sentence per newer checkpoint that is damaged."""
 
 
 def choose(run_directory: Path) -> Choice:
-    """Choose the newest whole checkpoint, and rename newer ones that are not whole.
+    """Choose the newest complete checkpoint, and rename newer ones that are damaged.
 
     A broken checkpoint is renamed, not deleted, so that it can be inspected. Its name becomes free.
     """
@@ -46,7 +46,7 @@ def choose(run_directory: Path) -> Choice:
     for older, name in reversed(list(enumerate(names))):
         path = run_directory / str(name)
         try:
-            check_whole(path)
+            verify(path)
         except (BrokenCheckpointError, OSError) as error:
             kept = _rename_broken(path)
             then = (
@@ -54,7 +54,7 @@ def choose(run_directory: Path) -> Choice:
                 if older
                 else "no older checkpoint is left, so training starts from the beginning"
             )
-            skipped.append(f"checkpoint {path} is not whole: {error}; {kept}; {then}")
+            skipped.append(f"checkpoint {path} is damaged: {error}; {kept}; {then}")
         else:
             return Choice(name, skipped)
     return Choice(None, skipped)

@@ -37,7 +37,7 @@ class CheckpointManager:
 
     @property
     def newest(self) -> CheckpointInfo | None:
-        """The newest whole checkpoint that this process found or saved."""
+        """The newest complete checkpoint that this process found or saved."""
         if self._directory is None or not self._known:
             return None
         path = self._directory / str(self._known[-1])
@@ -54,7 +54,7 @@ class CheckpointManager:
         Returns:
             JSON: `attempt`, the number of this attempt. `resume`, the fields of the
             `CheckpointInfo` to resume from, or null. `skipped`, one sentence per newer checkpoint
-            that is not whole.
+            that is damaged.
 
         Raises:
             InputError: If the directory cannot be used.
@@ -76,7 +76,7 @@ class CheckpointManager:
         choice = load.choose(self._directory)
         found = [name for name in names_in(self._directory) if not name.suffix]
         # Exclude a broken checkpoint that could not be renamed. It is newer than the choice, so
-        # retention would keep it in place of a whole one.
+        # retention would keep it in place of a complete one.
         self._known = [name for name in found if choice.name and name <= choice.name]
         resume = self.newest.model_dump() if self.newest else None
         return {"attempt": attempt, "resume": resume, "skipped": choice.skipped}

@@ -12,7 +12,7 @@ def keep_newest(
 ) -> list[CheckpointName]:
     """Delete all but the newest known checkpoints, and broken ones that are older than those.
 
-    Callers call this right after a commit, so the newest checkpoint is known to be whole. It never
+    Call this right after a commit, so that the newest checkpoint is known to be complete. It never
     deletes checkpoints that another attempt has committed since this attempt started.
 
     Args:

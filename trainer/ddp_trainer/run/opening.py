@@ -113,7 +113,7 @@ class _Data:
 
 
 def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: HeartbeatWriter) -> Run:
-    """Open a run, at its newest whole checkpoint or at the beginning.
+    """Open a run, at its newest complete checkpoint or at the beginning.
 
     Args:
         request: The requested run.
@@ -190,7 +190,7 @@ def _build(request: RunRequest, ranks: Ranks, device: torch.device) -> _Built:
 
 
 def _open_checkpoints(request: RunRequest, built: _Built, device: torch.device) -> _Resume:
-    """Open the checkpoint directory on rank 0, and distribute the newest whole checkpoint."""
+    """Open the checkpoint directory on rank 0, and distribute the newest complete checkpoint."""
     checkpoints = CheckpointManager(built.config.checkpoint)
     opened = on_first_rank(
         lambda: checkpoints.open(request.attempt, built.document, request.job), device

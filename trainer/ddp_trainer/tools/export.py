@@ -19,9 +19,9 @@ from ddp_trainer.checkpoint.format import (
     MODEL,
     STATE,
     BrokenCheckpointError,
-    check_whole,
     names_in,
     read_json,
+    verify,
     write_json,
 )
 from ddp_trainer.checkpoint.snapshot import own_tensors, put_model
@@ -67,7 +67,7 @@ def find_checkpoint(path: Path) -> Path:
     reasons = []
     for candidate in names or [path]:
         try:
-            check_whole(candidate)
+            verify(candidate)
         except (BrokenCheckpointError, OSError) as error:
             reasons.append(f"{candidate.name}: {error}")
         else:
