@@ -39,8 +39,13 @@ class Candidate:
             self.led_at = now()
             holding = asyncio.ensure_future(self.elector.hold())
             stopped = asyncio.ensure_future(self.stop.wait())
-            await asyncio.wait([holding, stopped], return_when=asyncio.FIRST_COMPLETED)
-            stopped.cancel()
+            try:
+                await asyncio.wait([holding, stopped], return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                holding.cancel()  # A killed process renews nothing.
+                raise
+            finally:
+                stopped.cancel()
             if holding.done():
                 self.lost = str(holding.exception())
                 assert isinstance(holding.exception(), NotLeadingError)
