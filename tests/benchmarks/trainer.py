@@ -163,10 +163,10 @@ are geometric means over rounds, with their {CONFIDENCE:.0%} intervals.
 
 Goals: ours at most {MAX_RATIO} of minimal and not slower than any of the frameworks, by p10 and by
 median; weights differ by at most {MAX_WEIGHT_DIFFERENCE:g} from the minimal loop's; no more
-collectives, host syncs or aten ops per steady step than the minimal loop. A goal for times is missed if its
-whole interval is above the limit. It is met if the interval is below the limit, or contains it and
-is at most {MAX_WIDTH:g} wide. The interval of the two minimal loops must contain 1. Rounds are
-added until then. A goal that is still open when the time is up has no verdict."""
+collectives, host syncs or aten ops per steady step than the minimal loop. A goal for times is
+missed if its whole interval is above the limit. It is met if the interval is below the limit, or
+contains it and is at most {MAX_WIDTH:g} wide. The interval of the two minimal loops must contain 1.
+Rounds are added until then. A goal that is still open when the time is up has no verdict."""
 
 
 def table(found: Findings) -> str:
