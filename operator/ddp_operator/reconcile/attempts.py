@@ -55,13 +55,23 @@ class Loss:
 
 def find_losses(world: World) -> list[Loss]:
     """Return all losses of the current attempt. The list is empty while the attempt can go on."""
-    joined = world.job.status.is_true(ConditionType.RENDEZVOUSED)
+    joined = _has_formed(world)
     found = []
     for index in range(world.job.spec.nodes):
         loss = _pod_loss(world, index, joined=joined)
         if loss is not None:
             found.append(loss)
     return found
+
+
+def _has_formed(world: World) -> bool:
+    """Return whether all ranks of the attempt have joined, even if some pods were lost since.
+
+    Joining is collective: one node whose ranks have joined proves it for all nodes. The condition
+    Rendezvoused comes later, because it also waits for the readiness of every pod.
+    """
+    formed = world.job.status.is_true(ConditionType.RENDEZVOUSED)
+    return formed or any(_takes_part(pod, world) for pod in world.pods)
 
 
 def root_cause(losses: list[Loss], world: World) -> Loss | None:
@@ -101,9 +111,7 @@ def _stop_origin(stop: Loss, world: World) -> Loss | None:
         return stop
     for index in range(world.job.spec.nodes):
         pod = world.pod(index)
-        if pod is None or (pod.deleting and not pod.terminal):
-            return _lost_pod(world, index, pod)
-        if pod.terminal or _takes_part(pod, world):
+        if pod is None or pod.terminal or _takes_part(pod, world):
             continue
         if _is_recent(to_datetime(stop_report.since, world.now), world):
             return None

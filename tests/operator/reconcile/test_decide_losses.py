@@ -8,7 +8,7 @@ from ddp_operator.api.status import Cause, ConditionType
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, Plan, SetAttempt
 from ddp_operator.reconcile.world import PodView
 from ddp_wire import contract
-from ddp_wire.contract import ExitCode
+from ddp_wire.contract import ExitCode, Timeline
 from tests.operator.support import (
     active_job,
     after,
@@ -120,6 +120,18 @@ def test_pod_lost_after_all_ranks_joined_ends_the_attempt() -> None:
     assert failure(plan).message == "digits-1 was deleted"
     assert restarted_in_place(plan) == {"digits-0": "2"}
     assert recreated(plan) == ["digits-1"]
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_pod_lost_before_the_operator_saw_every_pod_ready_ends_the_attempt(gone: bool) -> None:
+    """The ranks of a peer have joined, so those of the lost pod had joined too."""
+    job = active_job(formed=False)
+    lost = [] if gone else [pod(job, 1, deleting=True)]
+    joined = Timeline(ordered=after(-9).timestamp(), joined=after(-5).timestamp())
+    statuses = {0: agent_status(0, phase="Training", timeline=joined)}
+    plan = plan_for(job, [pod(job, 0), *lost], statuses=statuses)
+    assert plan.status.attempt == 2
+    assert (failure(plan).reason, failure(plan).pod) == ("PodLost", "digits-1")
 
 
 def test_pod_being_deleted_after_all_ranks_joined_ends_the_attempt() -> None:
