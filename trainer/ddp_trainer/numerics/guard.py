@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ddp_trainer.config import NonFiniteConfig
 from ddp_trainer.errors import ReportedError
-from ddp_trainer.parallel.dtensor import local
 from ddp_trainer.parallel.strategy import Strategy
 
 Policy = Literal["skip", "stop", "rollback"]
@@ -61,8 +60,8 @@ class Guard:
             count: Scalar, on the device; with a count of zero all gradients are zero.
         """
         inverse = count.clamp_min(_TINY).reciprocal_()
-        self.nonfinite = torch.zeros((), device=self._strategy.device)
-        parts = [local(gradient) for gradient in gradients]
+        self.nonfinite.zero_()
+        parts = self._strategy.local_parts(gradients)
         for dtype in {part.dtype for part in parts}:
             alike = [part for part in parts if part.dtype == dtype]
             torch._amp_foreach_non_finite_check_and_unscale_(alike, self.nonfinite, inverse)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from ddp_trainer.parallel.dtensor import is_split
+from ddp_trainer.parallel.dtensor import is_split, local
 from ddp_trainer.parallel.objective import Objective
 from ddp_trainer.parallel.strategy import Strategy
 
@@ -56,6 +56,10 @@ class FullySharded(Strategy):
         """Return the average over ranks."""
         dist.all_reduce(value)
         return value / dist.get_world_size()
+
+    def local_parts(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Return this rank's parts of the gradients, without a copy."""
+        return [local(gradient) for gradient in gradients]
 
     def any(self, flag: Tensor) -> None:
         """Reduce the flag, because each rank sees only its part of the gradients."""

@@ -36,8 +36,7 @@ class Objective(nn.Module):
             scale: Applied to the differentiated sum but not to the count: an fp16 gradient scaler.
 
         Returns:
-            In fp32: the root of the backward pass, of shape (1,); the loss sum and the loss count,
-            both scalars.
+            Three fp32 scalars: the root of the backward pass, the loss sum and the loss count.
 
         Raises:
             InputError: If the task's loss returned anything but a weighted scalar.
@@ -46,5 +45,5 @@ class Objective(nn.Module):
         if not isinstance(weighted, Weighted) or weighted.sum.dim():
             raise InputError("task: loss must return Weighted(sum, count) with a scalar sum")
         total, count = weighted.sum.float(), weighted.count_tensor()
-        root = scale(total) + self.count_param * count
+        root = scale(total) + self.count_param.squeeze() * count
         return root, total.detach(), count

@@ -56,6 +56,10 @@ class Strategy:
         """Return the average over ranks of a gradient that the strategy does not manage itself."""
         return value
 
+    def local_parts(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Return this rank's parts of the gradients, without a copy."""
+        return gradients
+
     def any(self, flag: Tensor) -> None:
         """Set a flag, 0 or 1, of this rank's part of the gradients if it is set on any rank."""
 
