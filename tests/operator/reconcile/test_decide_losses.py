@@ -123,7 +123,7 @@ def test_pod_lost_after_all_ranks_joined_ends_the_attempt() -> None:
 
 
 @pytest.mark.parametrize("gone", [True, False])
-def test_pod_lost_before_the_operator_saw_every_pod_ready_ends_the_attempt(gone: bool) -> None:
+def test_case_18_pod_lost_before_every_pod_was_ready_ends_the_attempt(gone: bool) -> None:
     """The ranks of a peer have joined, so those of the lost pod had joined too."""
     job = active_job(formed=False)
     lost = [] if gone else [pod(job, 1, deleting=True)]
