@@ -1,6 +1,7 @@
 """The agent as a process: its liveness, its exit code and its termination message."""
 
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,3 +67,24 @@ def test_agent_process_exits_with_the_code_of_its_run_and_writes_a_termination_m
     assert ended.value.code == code
     message = AgentStatus.model_validate_json((tmp_path / "termination.json").read_bytes())
     assert (message.attempt, message.phase) == (1, AgentPhase(last))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("module", ["ddp_agent.warm", "ddp_agent.main"])
+def test_signal_during_the_imports_ends_the_agent_at_once(
+    module: str, number: signal.Signals
+) -> None:
+    """PID 1 without a handler would ignore the signal, and the pod would stay."""
+    program = f"""
+import os, sys
+from importlib.abc import MetaPathFinder
+class Signal(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), {int(number)})
+sys.meta_path.insert(0, Signal())
+from ddp_agent.__main__ import main
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    assert ended.returncode == ExitCode.PREEMPTED

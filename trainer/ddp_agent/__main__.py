@@ -1,8 +1,9 @@
 """Entry point of `python -m ddp_agent`."""
 
 import os
+import signal
 
-from ddp_agent.warm import start_standby_early
+from ddp_wire.exit_codes import ExitCode
 
 
 def main() -> None:
@@ -10,8 +11,14 @@ def main() -> None:
 
     The standby goes first because its imports take longest.
     """
+    # Linux ignores signals of PID 1 that have no handler. Without one, a pod that is deleted while
+    # the agent imports its modules would stay, with its GPUs, for its whole grace period.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(ExitCode.PREEMPTED))
+    from ddp_agent.warm import start_standby_early  # noqa: PLC0415 (after the handlers)
+
     standby = start_standby_early(os.environ)
-    from ddp_agent.main import main  # noqa: PLC0415 (see above)
+    from ddp_agent.main import main  # noqa: PLC0415 (after the start of the standby)
 
     main(standby)
 

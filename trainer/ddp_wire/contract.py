@@ -4,12 +4,13 @@ It imports only the standard library and pydantic, so that the operator can impo
 and the trainer without kopf. No other module defines any of these names again.
 """
 
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from ddp_wire.exit_codes import ExitCode as ExitCode  # noqa: PLC0414 (part of the contract)
 from ddp_wire.variables import Env as Env  # noqa: PLC0414 (part of the contract)
 
 GROUP = "ddp-trainer.dev"
@@ -60,17 +61,6 @@ def rendezvous_port(base: int, attempt: int) -> int:
     to the store of attempt k while that store shuts down.
     """
     return base + attempt % RENDEZVOUS_PORT_COUNT
-
-
-class ExitCode(IntEnum):
-    """Exit codes of ranks and agents that the operator distinguishes."""
-
-    OK = 0
-    FAILED = 1
-    BAD_INPUT = 2
-    """Invalid input: the run cannot succeed with this spec. Never retried."""
-    PREEMPTED = 85
-    """Stopped on request after saving a checkpoint. Uses no budget."""
 
 
 # --- Reports --------------------------------------------------------------------------------------

@@ -1,0 +1,17 @@
+"""Exit codes, a part of the wire contract.
+
+They have their own module so that the agent can handle SIGTERM before it imports pydantic.
+"""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of ranks and agents that the operator distinguishes."""
+
+    OK = 0
+    FAILED = 1
+    BAD_INPUT = 2
+    """Invalid input: the run cannot succeed with this spec. Never retried."""
+    PREEMPTED = 85
+    """Stopped on request after saving a checkpoint. Uses no budget."""
