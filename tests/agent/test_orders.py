@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_agent.orders import STOP, AttemptOrders
+from ddp_agent.orders import MOST_AHEAD, STOP, AttemptOrders
 from ddp_wire.contract import ATTEMPT_FILE, ATTEMPT_STOP, AttemptOrder
 
 
@@ -46,7 +46,9 @@ def test_stop_order_is_final(tmp_path: Path) -> None:
     assert newest_after(tmp_path, stop, b"7", b"") == [STOP, STOP, STOP]
 
 
-@pytest.mark.parametrize("noise", [b"", b"\n", b"-4", b"four", b"4.5", b"\xff\xfe", b"sto", b"4 5"])
+@pytest.mark.parametrize(
+    "noise", [b"", b"\n", b"-4", b"four", b"4.5", b"\xff\xfe", b"sto", b"4 5", b"9" * 5000]
+)
 def test_unreadable_content_changes_nothing(tmp_path: Path, noise: bytes) -> None:
     assert newest_after(tmp_path, noise) == [None]
     assert newest_after(tmp_path, b"3", noise) == [3, 3]
@@ -64,6 +66,16 @@ def test_direct_requests_count_like_the_file(tmp_path: Path) -> None:
     (tmp_path / ATTEMPT_FILE).write_text(ATTEMPT_STOP)
     assert orders.accept(request(9))
     assert orders.newest() is STOP
+
+
+@pytest.mark.parametrize("attempt", [3 + MOST_AHEAD + 1, 2**40, 10**900])
+def test_request_far_ahead_of_the_file_is_refused(tmp_path: Path, attempt: int) -> None:
+    """Otherwise one request of a stranger would make the agent ignore the operator for ever."""
+    orders = orders_of(tmp_path)
+    (tmp_path / ATTEMPT_FILE).write_text("3")
+    assert not orders.accept(request(attempt))
+    assert orders.newest() == 3
+    assert orders.accept(request(3 + MOST_AHEAD))
 
 
 def test_deleted_file_changes_nothing(tmp_path: Path) -> None:

@@ -5,6 +5,14 @@ from pathlib import Path
 
 from ddp_wire.contract import ATTEMPT_FILE, ATTEMPT_STOP, AttemptOrder
 
+MOST_AHEAD = 16
+"""Most attempts by which a direct request may be ahead of the annotation file.
+
+The kubelet writes the file about a second after the operator's patch. Without this limit any
+process that reaches the port could order an attempt so high that all later orders are ignored.
+"""
+_MOST_DIGITS = 9
+
 
 class Stop:
     """Order to stop the ranks and exit."""
@@ -37,11 +45,13 @@ class AttemptOrders:
         self._stopped = False
 
     def accept(self, order: AttemptOrder) -> bool:
-        """Record a direct request. Return False if it is for another job's agent.
+        """Record a direct request, and return True.
 
-        Safe to call from any thread.
+        Return False if it is for another job's agent or too far ahead of the annotation file. An
+        agent that refuses a true order gets it through the file. Safe to call from any thread.
         """
-        if order.job_uid != self._job_uid:
+        annotated = _to_number(self._read_file()) or 0
+        if order.job_uid != self._job_uid or order.attempt > annotated + MOST_AHEAD:
             return False
         self._requested = max(self._requested or 0, order.attempt)
         return True
@@ -55,15 +65,12 @@ class AttemptOrders:
 
         Unreadable or half-written file content changes nothing.
         """
-        try:
-            text = self._path.read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError):
-            text = ""
+        text = self._read_file()
         if self._stopped or text == ATTEMPT_STOP:
             self._last = STOP
         if isinstance(self._last, Stop):
             return self._last
-        known = [self._last, self._requested, int(text) if text.isdigit() else None]
+        known = [self._last, self._requested, _to_number(text)]
         self._last = max((number for number in known if number is not None), default=None)
         return self._last
 
@@ -73,3 +80,14 @@ class AttemptOrders:
         if isinstance(order, Stop):
             return Interruption.STOP
         return Interruption.NEXT_ATTEMPT if order is not None and order > attempt else None
+
+    def _read_file(self) -> str:
+        """Return the content of the annotation file, or "" if it cannot be read."""
+        try:
+            return self._path.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            return ""
+
+
+def _to_number(text: str) -> int | None:
+    return int(text) if text.isdigit() and len(text) <= _MOST_DIGITS else None

@@ -113,7 +113,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.orders.accept(order):
             self._send(HTTPStatus.OK, "ok\n")
         else:
-            self._send(HTTPStatus.CONFLICT, "this agent belongs to another job\n")
+            text = "the order is for another job, or too far ahead of the pod's annotation\n"
+            self._send(HTTPStatus.CONFLICT, text)
 
     def _send_status(self, query: dict[str, list[str]]) -> None:
         """Send the agent status, after waiting for a new revision if the query asks for it."""
