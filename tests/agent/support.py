@@ -103,6 +103,6 @@ class FakeAgent:
         self.orders = FakeOrders()
         self.alive = True
 
-    def server(self, port: int = 0) -> AgentServer:
-        """Return a server of this agent on the loopback address, not started yet."""
-        return AgentServer("127.0.0.1", port, self.cell, self.orders, lambda: self.alive)
+    def server(self, port: int = 0, bind: str = "127.0.0.1") -> AgentServer:
+        """Return a server of this agent, not started yet."""
+        return AgentServer(bind, port, self.cell, self.orders, lambda: self.alive)

@@ -156,3 +156,24 @@ def test_probe_that_disconnects_early_is_not_logged(
     wait_until(lambda: threading.active_count() <= before, "all handlers have ended")
     printed: Any = capfd.readouterr()
     assert printed.err == ""
+
+
+@pytest.mark.parametrize(
+    ("bind", "hosts"),
+    [
+        ("", ["127.0.0.1", "::1"] if socket.has_dualstack_ipv6() else ["127.0.0.1"]),
+        ("127.0.0.1", ["127.0.0.1"]),
+    ],
+    ids=["all addresses", "one address"],
+)
+def test_server_listens_on_ipv4_and_ipv6(bind: str, hosts: list[str]) -> None:
+    running = FakeAgent().server(bind=bind)
+    running.start()
+    try:
+        for host in hosts:
+            connection = http.client.HTTPConnection(host, running.port, timeout=10)
+            connection.request("GET", "/healthz")
+            assert connection.getresponse().status == 200
+            connection.close()
+    finally:
+        running.close()

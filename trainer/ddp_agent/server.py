@@ -1,10 +1,12 @@
 """HTTP endpoints of the agent: /healthz, /readyz, /status and /attempt."""
 
 import math
+import socket
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -70,8 +72,18 @@ class _Server(ThreadingHTTPServer):
         orders: AttemptOrders,
         is_alive: Callable[[], bool],
     ) -> None:
+        # All addresses of the pod, because a cluster may use IPv4, IPv6 or both.
+        if ":" in address[0] or (not address[0] and socket.has_dualstack_ipv6()):
+            self.address_family = socket.AF_INET6
         super().__init__(address, _Handler)
         self.status, self.orders, self.is_alive = status, orders, is_alive
+
+    def server_bind(self) -> None:
+        """Bind without the base class' DNS query for the name of this host."""
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = "", self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that disconnect early. The log belongs to the training."""
