@@ -45,10 +45,11 @@ class AttemptOrders:
         self._stopped = False
 
     def accept(self, order: AttemptOrder) -> bool:
-        """Record a direct request, and return True.
+        """Record a direct request. Safe to call from any thread.
 
-        Return False if it is for another job's agent or too far ahead of the annotation file. An
-        agent that refuses a true order gets it through the file. Safe to call from any thread.
+        Returns:
+            False if the request is for another job's agent or too far ahead of the annotation file.
+            The file delivers the operator's order in any case.
         """
         annotated = _to_number(self._read_file()) or 0
         if order.job_uid != self._job_uid or order.attempt > annotated + MOST_AHEAD:

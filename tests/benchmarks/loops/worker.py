@@ -31,20 +31,19 @@ WARM_UP, TIMED = 20, 100
 EQUAL_AFTER = 10
 """Steps after which the weights are compared."""
 
-# A step takes 5 to 10 ms on one core. Shorter steps measure the constant part alone (decision 10).
 WORKLOADS = [
     Workload(
         "digits",
         "tests.benchmarks.loops.workloads:digits",
         {},
-        local_batch=128,
+        local_batch=32,
         optimizer={"name": "sgd", "lr": 0.001},
     ),
     Workload(
         "characters",
         "tests.benchmarks.loops.workloads:characters",
         {"context": 64, "layers": 2, "width": 64},
-        local_batch=12,
+        local_batch=8,
         optimizer={"name": "sgd", "lr": 0.001},
     ),
 ]

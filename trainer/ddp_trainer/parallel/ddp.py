@@ -29,10 +29,10 @@ class Replicated(Strategy):
             "static_graph": self.config.static_graph,
             "gradient_as_bucket_view": True,
         }
-        # Newer torch renamed the switch for buffers, and can copy gradients in one CUDA kernel.
+        # Newer torch renamed the switch for buffers, and can copy gradients in one kernel.
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         settings[buffers] = False
-        if "batched_grad_copy" in known and self.device.type == "cuda":
+        if "batched_grad_copy" in known:
             settings["batched_grad_copy"] = True
         return DistributedDataParallel(objective, **settings)
 
