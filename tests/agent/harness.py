@@ -10,6 +10,7 @@ import pytest
 
 from ddp_agent.agent import Agent
 from ddp_agent.attempt_process import AttemptStarter
+from ddp_agent.barrier import StartBarrier, start_barrier
 from ddp_agent.clock import Clock, Ticker
 from ddp_agent.launcher import Launch
 from ddp_agent.orders import AttemptOrders
@@ -70,6 +71,8 @@ class AgentHarness:
 
     home: Path
     env: dict[str, str | None] = field(default_factory=dict)
+    barrier: StartBarrier | None = None
+    """The node's start barrier. The default is that of its environment."""
     tick_seconds: float = 0.0
     """Duration of a tick by the agent's clock, in seconds. 0 for real time."""
     statuses: list[AgentStatus] = field(default_factory=list)
@@ -93,6 +96,7 @@ class AgentHarness:
             orders=self.orders,
             reporter=self.reporter,
             starter=AttemptStarter(made, ticker),
+            barrier=self.barrier or start_barrier(made),
         )
 
     @property

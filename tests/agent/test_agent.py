@@ -1,10 +1,8 @@
 """The agent's loop with real processes: one attempt after another, until one succeeds."""
 
-import contextlib
 import itertools
 import json
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -313,74 +311,3 @@ wait_for_file({str(tmp_path / "end")!r})
     node.when(after_some_ticks, lambda: node.touch("end"))
     assert node.run() == ExitCode.OK
     assert node.phases() == ["1:Starting", "1:Succeeded"]
-
-
-# --- Nodes other than node 0 wait for its store ---------------------------------------------------
-
-
-@pytest.fixture
-def stores() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Two consecutive ports without a listener, for attempts 1 and 2."""
-    with contextlib.ExitStack() as held:
-        while True:
-            first, second = (held.enter_context(socket.socket()) for _ in range(2))
-            first.bind(("127.0.0.1", 0))
-            with contextlib.suppress(OSError, OverflowError):
-                second.bind(("127.0.0.1", first.getsockname()[1] + 1))
-                break
-        yield first, second
-
-
-@pytest.fixture
-def store(stores: tuple[socket.socket, socket.socket]) -> socket.socket:
-    """A port without a listener."""
-    return stores[0]
-
-
-def second_node(home: Path, store: socket.socket) -> AgentHarness:
-    """Return node 1, whose attempt 1 uses the store's port."""
-    port = store.getsockname()[1]
-    return AgentHarness(
-        home,
-        env={
-            Env.NODE_INDEX.value: "1",
-            Env.NODES.value: "2",
-            Env.RENDEZVOUS_HOST.value: "127.0.0.1",
-            Env.RENDEZVOUS_PORT_BASE.value: str(port - 1),
-        },
-    )
-
-
-def test_node_starts_when_the_store_of_node_0_accepts_connections(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: socket.socket
-) -> None:
-    stub_torchrun(monkeypatch, "")
-    node = second_node(tmp_path, store)
-    node.write_order("1")
-    node.when(phase("Waiting"), store.listen)
-    assert node.run() == ExitCode.OK
-    assert node.phases() == ["1:Waiting", "1:Starting", "1:Succeeded"]
-
-
-def test_node_that_waits_for_the_store_switches_to_a_newer_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stores: tuple[socket.socket, socket.socket]
-) -> None:
-    stub_torchrun(monkeypatch, "")
-    first, second = stores
-    node = second_node(tmp_path, first)
-    node.write_order("1")
-    second.listen()
-    node.when(phase("Waiting"), lambda: node.write_order("2"))
-    assert node.run() == ExitCode.OK
-    assert {s.attempt for s in node.statuses if s.phase is AgentPhase.SUCCEEDED} == {2}
-
-
-def test_node_that_waits_for_the_store_can_be_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: socket.socket
-) -> None:
-    stub_torchrun(monkeypatch, "")
-    node = second_node(tmp_path, store)
-    node.write_order("1")
-    node.when(phase("Waiting"), lambda: node.write_order("stop"))
-    assert node.run() == ExitCode.PREEMPTED
-    assert node.phases() == ["1:Waiting", "1:Preempted"]

@@ -1,6 +1,7 @@
 """The agent as a process: its liveness, its exit code and its termination message."""
 
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -67,6 +68,19 @@ def test_agent_process_exits_with_the_code_of_its_run_and_writes_a_termination_m
     assert ended.value.code == code
     message = AgentStatus.model_validate_json((tmp_path / "termination.json").read_bytes())
     assert (message.attempt, message.phase) == (1, AgentPhase(last))
+
+
+@pytest.mark.usefixtures("_container")
+def test_agent_process_reports_a_taken_barrier_port_as_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(Env.NODES, "2")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setenv(Env.BARRIER_PORT, str(port))
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert f"port {port} must be free" in str(ended.value.code)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.support import BARRIER_SCRIPT, Job, script_job
+from ddp_wire.contract import AgentPhase
+from tests.cluster.support import BARRIER_SCRIPT, Job, agents, script_job
 from tests.harness.cluster import Cluster
 from tests.tools.install import eventually
 
@@ -16,6 +17,11 @@ GPU = "nvidia.com/gpu"
 
 def message_contains(job: Job, text: str) -> bool:
     return text in job.row("-o", "wide")["MESSAGE"]
+
+
+def waiting_attempts(job: Job) -> list[int]:
+    """Return the attempts for which agents wait, before torchrun."""
+    return [one.attempt for one in agents(job) if one.phase is AgentPhase.WAITING]
 
 
 def check_no_restarts(job: Job) -> None:
@@ -68,10 +74,11 @@ def test_case_28_and_29_unschedulable_job_starts_once_nodes_have_capacity(
     assert job.reason == "Pending"
     first, second = cluster.node_names
     set_gpus(cluster, first, 1)
-    # One pod of two has a node. It waits for its peer, and the job does not fail.
-    eventually(lambda: len(job.agent_statuses()) == 1, "one agent runs", 60)
+    # One pod of two has a node. Its agent waits for its peer, and starts no rendezvous.
+    eventually(lambda: waiting_attempts(job) == [1], "one agent waits", 60)
     eventually(
         lambda: message_contains(job, f"Insufficient {GPU}"), "the other pod is unschedulable", 60
     )
+    assert waiting_attempts(job) == [1]
     set_gpus(cluster, second, 1)
     check_no_restarts(job)

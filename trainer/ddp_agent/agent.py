@@ -6,13 +6,14 @@ import socket
 from pathlib import Path
 
 from ddp_agent.attempt_process import STOP_GRACE_SECONDS, AttemptProcess, AttemptStarter
+from ddp_agent.barrier import StartBarrier
 from ddp_agent.clock import Ticker
 from ddp_agent.config import AgentConfig
 from ddp_agent.failures import exit_code, to_sentence
 from ddp_agent.launcher import Launch, prepare
 from ddp_agent.orders import AttemptOrders, Interruption, Stop
 from ddp_agent.reporter import AttemptReporter
-from ddp_wire.contract import AgentPhase, ExitCode, rendezvous_port
+from ddp_wire.contract import AgentPhase, ExitCode, Failure, rendezvous_port
 
 _log = logging.getLogger("ddp_agent")
 
@@ -36,9 +37,11 @@ class Agent:
         orders: AttemptOrders,
         reporter: AttemptReporter,
         starter: AttemptStarter,
+        barrier: StartBarrier | None = None,
     ) -> None:
         self._config, self._scratch, self._ticker = config, scratch, ticker
         self._orders, self._reporter, self._starter = orders, reporter, starter
+        self._barrier = barrier
 
     def is_alive(self) -> bool:
         """Return whether the loop advances. Safe to call from any thread."""
@@ -56,6 +59,8 @@ class Agent:
             return self._exit_code()
         finally:
             self._starter.close()
+            if self._barrier is not None:
+                self._barrier.close()
 
     def _next_attempt(self, *, after: int) -> int | None:
         """Wait for the order of a newer attempt. Return None if the container is to end."""
@@ -77,8 +82,9 @@ class Agent:
         self._starter.ensure_standby()
         launch = prepare(self._config, attempt, self._scratch)
         self._reporter.start_attempt(attempt, launch.line)
-        interruption = self._wait_for_store(attempt) if self._config.node_index != 0 else None
+        interruption = self._wait_for_start(attempt)
         if interruption is not None:
+            self._reporter.interrupted(interruption)
             self._conclude_interrupted(interruption)
             return
         print(f"ddp-agent: attempt {attempt}: {shlex.join(launch.line)}", flush=True)
@@ -100,6 +106,15 @@ class Agent:
             # The cause of the failure may have ended the standby, too. Replace it early.
             self._starter.ensure_standby()
 
+    def _wait_for_start(self, attempt: int) -> Interruption | None:
+        """Wait until the agents of all nodes wait for this attempt, or for an interruption."""
+        while self._barrier is not None:
+            if (interruption := self._orders.interruption(attempt)) is not None:
+                return interruption
+            if self._barrier.wait(attempt, self._ticker):
+                break
+        return self._wait_for_store(attempt) if self._config.node_index != 0 else None
+
     def _wait_for_store(self, attempt: int) -> Interruption | None:
         """Wait until node 0's store of this attempt accepts connections, or for an interruption."""
         host = self._config.rendezvous_host
@@ -110,13 +125,15 @@ class Agent:
                     return None
             except OSError:
                 self._ticker.tick()
-        self._reporter.interrupted(interruption)
         return interruption
 
     def _watch(self, process: AttemptProcess, launch: Launch) -> Interruption | None:
         """Report the attempt until it ends by itself (None) or is to be interrupted."""
         while process.poll() is None:
             interruption = self._orders.interruption(launch.attempt)
+            if interruption is None and self._barrier is not None:
+                replaced = self._barrier.replaced_node() is not None
+                interruption = Interruption.PEER_REPLACED if replaced else None
             if interruption is not None:
                 self._reporter.interrupted(interruption)
                 return interruption
@@ -128,6 +145,14 @@ class Agent:
         """Report the end of an interrupted attempt, unless the next attempt follows at once."""
         if interruption is Interruption.STOP:
             self._reporter.enter(AgentPhase.PREEMPTED)
+        elif interruption is Interruption.PEER_REPLACED:
+            failure = Failure(
+                attempt=self._reporter.status.attempt,
+                at=self._ticker.clock.wall(),
+                message="the pod of another node was replaced after the attempt had started",
+                secondary=True,
+            )
+            self._reporter.enter(AgentPhase.FAILED, failure)
 
     def _conclude(self, process: AttemptProcess, attempt: int) -> None:
         """Report how an attempt ended by itself."""

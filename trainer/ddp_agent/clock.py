@@ -25,10 +25,10 @@ class Ticker:
         self.clock = clock
         self._last = clock.monotonic()
 
-    def tick(self) -> None:
-        """Record a pass of the loop, then pause for one tick."""
+    def tick(self, seconds: float = TICK_SECONDS) -> None:
+        """Record a pass of the loop, then pause; for 0 s if the pass has waited already."""
         self.record()
-        self.clock.sleep(TICK_SECONDS)
+        self.clock.sleep(seconds)
 
     def record(self) -> None:
         """Record a pass of the loop that has waited for something else."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ddp_agent.agent import Agent
 from ddp_agent.attempt_process import AttemptStarter
+from ddp_agent.barrier import start_barrier
 from ddp_agent.clock import Clock, Ticker
 from ddp_agent.config import AgentConfig, BadEnvironmentError
 from ddp_agent.orders import AttemptOrders
@@ -38,6 +39,11 @@ def main(standby: Standby | None = None) -> None:
         orders = AttemptOrders(config.job_uid, config.pod_info_dir)
         reporter = AttemptReporter(config, ticker.clock)
         starter = AttemptStarter(config, ticker, standby)
+        try:
+            barrier = start_barrier(config)
+        except OSError as error:
+            starter.close()
+            sys.exit(f"ddp-agent: port {config.barrier_port} must be free: {error}")
         agent = Agent(
             config,
             Path(scratch),
@@ -45,6 +51,7 @@ def main(standby: Standby | None = None) -> None:
             orders=orders,
             reporter=reporter,
             starter=starter,
+            barrier=barrier,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: orders.stop())

@@ -28,6 +28,8 @@ class Interruption(Enum):
     """The operator ordered a newer attempt."""
     STOP = "stop"
     """The run is to stop."""
+    PEER_REPLACED = "peer replaced"
+    """The agent of another node was replaced after the start, so the attempt cannot go on."""
 
 
 class AttemptOrders:

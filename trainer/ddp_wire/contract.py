@@ -48,6 +48,8 @@ TERMINATION_MESSAGE_BYTES = 4096
 
 AGENT_PORT = 8470
 """Port of the agent's HTTP endpoints /healthz, /readyz, /status and /attempt."""
+BARRIER_PORT = 8471
+"""Port of node 0's agent, to which the other nodes' agents connect before each attempt starts."""
 LONGEST_WAIT_SECONDS = 30.0
 """Maximum time, in seconds, that the agent holds a long poll of `/status` open."""
 RENDEZVOUS_PORT_BASE = 29400
@@ -167,7 +169,7 @@ class AgentPhase(StrEnum):
     """Phase of an agent within the attempt that it reports."""
 
     WAITING = "Waiting"
-    """The agent waits for an attempt order, or for node 0's store to accept connections."""
+    """The agent waits for an attempt order, or until the agents of all nodes wait."""
     STARTING = "Starting"
     """torchrun runs, but not all local ranks train yet."""
     TRAINING = "Training"

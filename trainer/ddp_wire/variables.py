@@ -28,6 +28,8 @@ class Env(StrEnum):
     AGENT_BIND = "DDP_AGENT_BIND"
     """Address to which the agent's HTTP server binds. All addresses when unset."""
     AGENT_PORT = "DDP_AGENT_PORT"
+    BARRIER_PORT = "DDP_BARRIER_PORT"
+    """Port on which node 0's agent waits for the agents of the other nodes."""
     POD_INFO_DIR = "DDP_POD_INFO_DIR"
     TERMINATION_LOG = "DDP_TERMINATION_LOG"
     COMMAND = "DDP_COMMAND"

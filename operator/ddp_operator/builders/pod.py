@@ -137,7 +137,10 @@ def _container(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
         "imagePullPolicy": policy.value if policy else defaults.image_pull_policy,
         "command": ["python3", "-m", "ddp_agent"],
         "env": build_env(job, index),
-        "ports": [{"name": "agent", "containerPort": contract.AGENT_PORT}],
+        "ports": [
+            {"name": "agent", "containerPort": contract.AGENT_PORT},
+            {"name": "barrier", "containerPort": contract.BARRIER_PORT},
+        ],
         "resources": _resources(job),
         "volumeMounts": _mounts(job),
         # The period limits the delay until the API server shows a lost rank.

@@ -55,23 +55,30 @@ class Loss:
 
 def find_losses(world: World) -> list[Loss]:
     """Return all losses of the current attempt. The list is empty while the attempt can go on."""
-    joined = _has_formed(world)
+    started = _has_started(world)
     found = []
     for index in range(world.job.spec.nodes):
-        loss = _pod_loss(world, index, joined=joined)
+        loss = _pod_loss(world, index, started=started)
         if loss is not None:
             found.append(loss)
     return found
 
 
-def _has_formed(world: World) -> bool:
-    """Return whether all ranks of the attempt have joined, even if some pods were lost since.
+def _has_started(world: World) -> bool:
+    """Return whether torchrun has started on all nodes, even if some pods were lost since.
 
-    Joining is collective: one node whose ranks have joined proves it for all nodes. The condition
-    Rendezvoused comes later, because it also waits for the readiness of every pod.
+    The start barrier of the agents opens for all nodes at once: one node whose torchrun has started
+    proves it for all. The condition Rendezvoused comes later.
     """
-    formed = world.job.status.is_true(ConditionType.RENDEZVOUSED)
-    return formed or any(_takes_part(pod, world) for pod in world.pods)
+    joined = world.job.status.is_true(ConditionType.RENDEZVOUSED)
+    return joined or any(_has_launched(pod, world) for pod in world.pods)
+
+
+def _has_launched(pod: PodView, world: World) -> bool:
+    report = world.report(pod)
+    if report is None or report.attempt != world.job.status.attempt or report.timeline is None:
+        return False
+    return report.timeline.launched is not None or report.timeline.joined is not None
 
 
 def root_cause(losses: list[Loss], world: World) -> Loss | None:
@@ -162,13 +169,13 @@ def _precedence(loss: Loss) -> tuple[bool, bool, datetime]:
     return not loss.permanent, loss.failure.reason == _STOPPED, loss.failure.time
 
 
-def _pod_loss(world: World, index: int, *, joined: bool) -> Loss | None:
+def _pod_loss(world: World, index: int, *, started: bool) -> Loss | None:
     attempt = world.job.status.attempt
     pod = world.pod(index)
     if pod is None or (pod.deleting and not pod.terminal):
-        # Before all ranks have joined, the operator creates a missing pod and the others wait for
-        # it. Afterwards its ranks cannot rejoin the process group, so the attempt is lost.
-        return _lost_pod(world, index, pod) if joined else None
+        # Before the start, the operator creates a missing pod and the others wait for it.
+        # Afterwards its ranks cannot join the others, so the attempt is lost.
+        return _lost_pod(world, index, pod) if started else None
     mine = ended_in(pod, world.job.status) if pod.terminal else pod.attempt == str(attempt)
     if not mine:
         return None  # The pod has no order for this attempt yet, or ended before it ran it.

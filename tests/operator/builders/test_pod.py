@@ -89,7 +89,10 @@ def test_grace_period_is_longer_than_the_stop_grace_of_the_agent() -> None:
 
 def test_probes_call_the_agent() -> None:
     worker = container(build())
-    assert worker["ports"] == [{"name": "agent", "containerPort": contract.AGENT_PORT}]
+    assert worker["ports"] == [
+        {"name": "agent", "containerPort": contract.AGENT_PORT},
+        {"name": "barrier", "containerPort": contract.BARRIER_PORT},
+    ]
     assert worker["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "agent"}
     assert worker["readinessProbe"]["periodSeconds"] == 1
     assert worker["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "agent"}

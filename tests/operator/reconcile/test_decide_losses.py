@@ -122,13 +122,16 @@ def test_pod_lost_after_all_ranks_joined_ends_the_attempt() -> None:
     assert recreated(plan) == ["digits-1"]
 
 
+@pytest.mark.parametrize("milestone", ["launched", "joined"])
 @pytest.mark.parametrize("gone", [True, False])
-def test_case_18_pod_lost_before_every_pod_was_ready_ends_the_attempt(gone: bool) -> None:
-    """The ranks of a peer have joined, so those of the lost pod had joined too."""
+def test_case_18_pod_lost_before_every_pod_was_ready_ends_the_attempt(
+    gone: bool, milestone: str
+) -> None:
+    """A peer has started torchrun or its ranks have joined, so the lost pod had started too."""
     job = active_job(formed=False)
     lost = [] if gone else [pod(job, 1, deleting=True)]
-    joined = Timeline(ordered=after(-9).timestamp(), joined=after(-5).timestamp())
-    statuses = {0: agent_status(0, phase="Training", timeline=joined)}
+    seen = {"ordered": after(-9).timestamp(), milestone: after(-5).timestamp()}
+    statuses = {0: agent_status(0, phase="Starting", timeline=Timeline(**seen))}
     plan = plan_for(job, [pod(job, 0), *lost], statuses=statuses)
     assert plan.status.attempt == 2
     assert (failure(plan).reason, failure(plan).pod) == ("PodLost", "digits-1")

@@ -1,0 +1,247 @@
+"""Start barrier: whole agents of one job, each in a thread, with a script in place of torchrun."""
+
+import json
+import random
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ddp_agent.barrier import BarrierClient, BarrierServer, StartBarrier
+from ddp_agent.clock import Clock, Ticker
+from ddp_wire.contract import AgentPhase, Env, ExitCode
+from tests.agent.harness import AgentHarness, phase, stub_torchrun
+from tests.agent.support import adopting_orphans, wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does")
+
+JOB = "uid-1"
+
+
+@pytest.fixture(autouse=True)
+def _reaper() -> Iterator[None]:
+    with adopting_orphans():
+        yield
+
+
+@pytest.fixture
+def server() -> Iterator[BarrierServer]:
+    """Barrier of node 0 in a job of three nodes."""
+    made = BarrierServer("127.0.0.1", 0, JOB, nodes=3)
+    yield made
+    made.close()
+
+
+def ticker() -> Ticker:
+    return Ticker(Clock())
+
+
+def arrive(
+    server: BarrierServer, node_index: int, attempt: int = 1, **changes: str
+) -> BarrierClient:
+    """Return a client that has sent its arrival and does not yet have the start."""
+    client = BarrierClient("127.0.0.1", server.port, changes.get("job", JOB), node_index)
+    assert not client.wait(attempt, ticker())
+    return client
+
+
+def send(server: BarrierServer, data: bytes) -> socket.socket:
+    link = socket.create_connection(("127.0.0.1", server.port), timeout=5)
+    link.sendall(data)
+    return link
+
+
+def in_thread(wait: Callable[[], bool]) -> tuple[threading.Thread, list[bool]]:
+    """Start to wait in a thread. The list receives the answer."""
+    answers: list[bool] = []
+
+    def work() -> None:
+        while not wait():
+            pass
+        answers.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, answers
+
+
+def started(server: BarrierServer, *clients: BarrierClient, attempt: int = 1) -> bool:
+    """Let the server see what has arrived. Return whether it and these clients start."""
+    complete = any(server.wait(attempt, ticker()) for _ in range(10))
+    return complete and all(client.wait(attempt, ticker()) for client in clients)
+
+
+def test_all_nodes_start_once_the_last_one_has_arrived(server: BarrierServer) -> None:
+    first = arrive(server, 1)
+    assert not started(server)
+    second = arrive(server, 2)
+    assert started(server, first, second)
+
+
+def test_nodes_of_another_attempt_do_not_count(server: BarrierServer) -> None:
+    first, second = arrive(server, 1, attempt=2), arrive(server, 2, attempt=1)
+    assert not started(server)
+    assert not second.wait(2, ticker())
+    assert started(server, first, second, attempt=2)
+
+
+def test_a_node_that_ended_while_it_waited_does_not_count(server: BarrierServer) -> None:
+    first, second = arrive(server, 1), arrive(server, 2)
+    first.close()
+    assert not started(server)
+    first = arrive(server, 1)
+    assert started(server, first, second)
+
+
+def test_a_replaced_node_takes_the_place_of_the_one_that_waited(server: BarrierServer) -> None:
+    lost = arrive(server, 1)
+    successor, second = arrive(server, 1), arrive(server, 2)
+    assert started(server, successor, second)
+    assert not lost.wait(1, ticker())
+
+
+def test_server_reports_a_node_that_was_replaced_after_the_start(server: BarrierServer) -> None:
+    assert started(server, arrive(server, 1), arrive(server, 2))
+    assert server.replaced_node() is None
+    arrive(server, 2)
+    wait_until(lambda: server.replaced_node() == 2, "the replaced node is reported")
+    first, second = arrive(server, 1, attempt=2), arrive(server, 2, attempt=2)
+    assert started(server, first, second, attempt=2)
+    assert server.replaced_node() is None
+
+
+def test_node_that_missed_the_start_receives_it_again(server: BarrierServer) -> None:
+    first, second = arrive(server, 1), arrive(server, 2)
+    assert started(server, first)
+    second.close()
+    thread, answers = in_thread(lambda: second.wait(1, ticker()))
+    wait_until(lambda: server.replaced_node() is None and bool(answers), "the start is repeated")
+    thread.join()
+
+
+def test_agents_of_other_jobs_and_unknown_nodes_are_refused(server: BarrierServer) -> None:
+    arrive(server, 1)
+    strangers = [arrive(server, 2, job="another"), arrive(server, 3), arrive(server, 0)]
+    assert not started(server, *strangers)
+
+
+def test_server_survives_random_input_and_idle_connections(server: BarrierServer) -> None:
+    """A hostile pod sends anything, and opens more connections than the job has nodes."""
+    chance = random.Random(0)  # noqa: S311 (a test)
+    held = []
+    for _ in range(300):
+        end = b"\n" if chance.random() < 0.5 else b""
+        held.append(send(server, chance.randbytes(chance.randrange(600)) + end))
+        server.wait(1, ticker())
+    held.append(send(server, json.dumps({"attempt": 10**900}).encode() + b"\n"))
+    for link in held:
+        link.close()
+    for _ in range(400):
+        server.replaced_node()
+    assert started(server, arrive(server, 1), arrive(server, 2))
+
+
+# --- Whole agents ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store() -> Iterator[socket.socket]:
+    """Port without a listener, for the c10d store of attempt 1."""
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        yield made
+
+
+class OpenBarrier(StartBarrier):
+    """Barrier that has been complete since `attempt`."""
+
+    def __init__(self, attempt: int = 1) -> None:
+        self.attempt, self.replaced = attempt, False
+
+    def wait(self, attempt: int, ticker: Ticker) -> bool:
+        ticker.tick()
+        return attempt >= self.attempt
+
+    def replaced_node(self) -> int | None:
+        return 1 if self.replaced else None
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def node(home: Path, index: int, store: socket.socket, barrier: StartBarrier) -> AgentHarness:
+    """Return a node of two, whose attempt 1 uses the store's port."""
+    env: dict[str, str | None] = {
+        Env.NODE_INDEX.value: str(index),
+        Env.NODES.value: "2",
+        Env.RENDEZVOUS_HOST.value: "127.0.0.1",
+        Env.RENDEZVOUS_PORT_BASE.value: str(store.getsockname()[1] - 1),
+    }
+    return AgentHarness(home, env=env, barrier=barrier)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_no_torchrun_starts_before_all_agents_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: socket.socket, index: int
+) -> None:
+    stub_torchrun(monkeypatch, "")
+    store.listen()
+    agent = node(tmp_path, index, store, OpenBarrier(attempt=2))
+    agent.write_order("1")
+    agent.when(phase("Waiting"), lambda: agent.write_order("2"))
+    if index:
+        monkeypatch.setattr("ddp_agent.agent.rendezvous_port", lambda *_: store.getsockname()[1])
+    assert agent.run() == ExitCode.OK
+    assert "1:Starting" not in agent.phases()
+    assert agent.phases()[-1] == "2:Succeeded"
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_node_that_waits_can_be_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: socket.socket, complete: bool
+) -> None:
+    """It waits for the other agents, or afterwards for node 0's store, which does not listen."""
+    stub_torchrun(monkeypatch, "")
+    agent = node(tmp_path, 1, store, OpenBarrier(attempt=1 if complete else 9))
+    agent.write_order("1")
+    agent.when(phase("Waiting"), lambda: agent.write_order("stop"))
+    assert agent.run() == ExitCode.PREEMPTED
+    assert agent.phases() == ["1:Waiting", "1:Preempted"]
+
+
+def test_node_starts_when_the_store_of_node_0_accepts_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: socket.socket
+) -> None:
+    stub_torchrun(monkeypatch, "")
+    agent = node(tmp_path, 1, store, OpenBarrier())
+    agent.write_order("1")
+    agent.when(phase("Waiting"), store.listen)
+    assert agent.run() == ExitCode.OK
+    assert agent.phases() == ["1:Waiting", "1:Starting", "1:Succeeded"]
+
+
+def test_node_0_ends_an_attempt_whose_peer_was_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: socket.socket
+) -> None:
+    stub_torchrun(monkeypatch, "if attempt == 1: run_forever()")
+    barrier = OpenBarrier()
+    agent = node(tmp_path, 0, store, barrier)
+    agent.write_order("1")
+
+    def replace_peer() -> None:
+        barrier.replaced = True
+
+    def order_next() -> None:
+        barrier.replaced = False
+        agent.write_order("2")
+
+    agent.when(phase("Starting"), replace_peer)
+    agent.when(phase("Failed"), order_next)
+    assert agent.run() == ExitCode.OK
+    failed = next(s for s in agent.statuses if s.phase is AgentPhase.FAILED)
+    assert failed.failure is not None
+    assert failed.failure.secondary
+    assert "was replaced" in failed.failure.message

@@ -1,0 +1,285 @@
+"""Start barrier: no node starts torchrun before the agents of all nodes wait for the attempt.
+
+A pod may wait for days for a free GPU or for its image, but torchrun's rendezvous has a timeout. So
+node 0's agent counts the agents of the other nodes, and all start torchrun at the same time. The
+agents meet by themselves: the barrier needs neither the operator nor the API server.
+"""
+
+import contextlib
+import selectors
+import socket
+import uuid
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ValidationError
+
+from ddp_agent.clock import TICK_SECONDS, Ticker
+from ddp_agent.config import AgentConfig
+
+START = b"start\n"
+_MAX_ARRIVAL_BYTES = 512
+_SPARE_CONNECTIONS = 64
+"""Connections beyond one per node: a replaced pod's connection may outlive it for a while."""
+_CONNECT_SECONDS = 0.5
+"""Timeout of one connection attempt: the name may still resolve to a deleted pod."""
+_KEEPALIVE_SECONDS = 5
+
+
+class Arrival(BaseModel):
+    """Message of a node's agent to node 0's agent: it waits for the start of an attempt."""
+
+    job_uid: str
+    attempt: int
+    node_index: int
+    agent: str
+    """Random name of the agent process. A replaced pod has another one."""
+
+
+@dataclass(eq=False)
+class _Connection:
+    """Connection of one waiting agent."""
+
+    socket: socket.socket
+    received: bytes = b""
+    arrival: Arrival | None = None
+
+
+class StartBarrier(ABC):
+    """One node's side of the barrier. Only the agent's loop calls it, so it needs no thread."""
+
+    @abstractmethod
+    def wait(self, attempt: int, ticker: Ticker) -> bool:
+        """Wait for the start of an attempt, for about one tick. Return whether it starts now."""
+
+    def replaced_node(self) -> int | None:
+        """Return a node whose agent was replaced after the start of the attempt, or None.
+
+        The torchrun processes of the attempt can never meet the new one.
+        """
+        return None
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close all connections."""
+
+
+class BarrierServer(StartBarrier):
+    """Node 0's side: it counts the other nodes and sends them the start."""
+
+    def __init__(self, bind: str, port: int, job_uid: str, nodes: int) -> None:
+        """Listen for the agents of the other nodes.
+
+        Args:
+            bind: Address, or "" for all addresses.
+            port: Port, or 0 for any free one.
+            job_uid: UID of the job. Agents of other jobs are refused.
+            nodes: Number of nodes of the job.
+
+        Raises:
+            OSError: The port is not free.
+        """
+        dual = not bind and socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual or ":" in bind else socket.AF_INET
+        self._listener = socket.create_server(
+            (bind, port), family=family, dualstack_ipv6=dual, backlog=1024
+        )
+        self._listener.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._job_uid, self._others = job_uid, frozenset(range(1, nodes))
+        self._connections: set[_Connection] = set()
+        self._started: int | None = None
+        self._members: dict[int, str] = {}
+        self._replaced: int | None = None
+
+    @property
+    def port(self) -> int:
+        """Port on which the barrier listens."""
+        return int(self._listener.getsockname()[1])
+
+    def wait(self, attempt: int, ticker: Ticker) -> bool:
+        """Wait for the agents of the other nodes. Send them the start once all have arrived."""
+        ticker.tick(0.0)
+        self._serve(TICK_SECONDS)
+        waiting = {
+            one.arrival.node_index: one
+            for one in self._connections
+            if one.arrival is not None and one.arrival.attempt == attempt
+        }
+        if waiting.keys() != self._others:
+            return False
+        self._started, self._replaced = attempt, None
+        self._members = {i: one.arrival.agent for i, one in waiting.items() if one.arrival}
+        for one in waiting.values():
+            self._start(one)
+        return True
+
+    def replaced_node(self) -> int | None:
+        """Return a node whose agent was replaced after the start of the attempt, or None."""
+        self._serve(0.0)
+        return self._replaced
+
+    def close(self) -> None:
+        """Close all connections."""
+        for one in list(self._connections):
+            self._close(one)
+        self._selector.close()
+        self._listener.close()
+
+    def _serve(self, seconds: float) -> None:
+        """Accept connections and read messages, until something arrives or the time is up."""
+        for key, _ in self._selector.select(seconds):
+            if key.fileobj is self._listener:
+                self._accept()
+            else:
+                self._read(key.data)
+
+    def _accept(self) -> None:
+        try:
+            accepted, _ = self._listener.accept()
+        except OSError:
+            return  # The client has gone.
+        if len(self._connections) >= len(self._others) + _SPARE_CONNECTIONS:
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        _keep_alive(accepted)
+        one = _Connection(accepted)
+        self._connections.add(one)
+        self._selector.register(accepted, selectors.EVENT_READ, one)
+
+    def _read(self, one: _Connection) -> None:
+        try:
+            chunk = one.socket.recv(_MAX_ARRIVAL_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        one.received += chunk
+        if not chunk or one.arrival is not None or len(one.received) > _MAX_ARRIVAL_BYTES:
+            self._close(one)
+        elif one.received.endswith(b"\n"):
+            self._record(one)
+
+    def _record(self, one: _Connection) -> None:
+        """Record an arrival. Refuse those of other jobs, of unknown nodes and of the past."""
+        try:
+            arrival = Arrival.model_validate_json(one.received)
+        except ValidationError:
+            self._close(one)
+            return
+        known = arrival.job_uid == self._job_uid and arrival.node_index in self._others
+        if not known or (self._started is not None and arrival.attempt < self._started):
+            self._close(one)
+            return
+        for older in self._connections_of(arrival.node_index):
+            self._close(older)  # Its agent has reconnected, or was replaced.
+        one.arrival = arrival
+        if arrival.attempt != self._started:
+            return
+        if self._members[arrival.node_index] == arrival.agent:
+            self._start(one)  # The connection broke before the start reached the agent.
+        else:
+            self._replaced = arrival.node_index
+
+    def _connections_of(self, node_index: int) -> list[_Connection]:
+        return [c for c in self._connections if c.arrival and c.arrival.node_index == node_index]
+
+    def _start(self, one: _Connection) -> None:
+        with contextlib.suppress(OSError):
+            one.socket.send(START)
+        self._close(one)
+
+    def _close(self, one: _Connection) -> None:
+        self._connections.discard(one)
+        self._selector.unregister(one.socket)
+        one.socket.close()
+
+
+class BarrierClient(StartBarrier):
+    """Side of every other node: it waits for node 0's start."""
+
+    def __init__(self, host: str, port: int, job_uid: str, node_index: int) -> None:
+        """Create a client for the barrier at an address. It connects when it waits."""
+        self._address, self._job_uid, self._node_index = (host, port), job_uid, node_index
+        self._agent = uuid.uuid4().hex
+        self._socket: socket.socket | None = None
+        self._attempt = 0
+
+    def wait(self, attempt: int, ticker: Ticker) -> bool:
+        """Announce this node to node 0, and wait for the start."""
+        if self._attempt != attempt:
+            self.close()
+        self._attempt = attempt
+        try:
+            link = self._socket or self._connect(attempt)
+            ticker.tick(0.0)
+            link.settimeout(TICK_SECONDS)
+            answer = link.recv(len(START))
+        except TimeoutError:
+            return False
+        except OSError:
+            answer = b""
+        self.close()
+        if not answer:
+            ticker.tick()  # Node 0 does not listen yet, or has ended.
+        return answer == START
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _connect(self, attempt: int) -> socket.socket:
+        """Connect and announce this node.
+
+        Raises:
+            OSError: Node 0's agent does not accept the connection.
+        """
+        link = _connected(self._address)
+        self._socket = link
+        _keep_alive(link)
+        arrival = Arrival(
+            job_uid=self._job_uid,
+            attempt=attempt,
+            node_index=self._node_index,
+            agent=self._agent,
+        )
+        link.sendall(arrival.model_dump_json().encode() + b"\n")
+        return link
+
+
+def _connected(address: tuple[str, int]) -> socket.socket:
+    try:
+        return socket.create_connection(address, timeout=_CONNECT_SECONDS)
+    except TimeoutError as error:  # It would read as "no answer yet".
+        raise ConnectionError(str(error)) from error
+
+
+def _keep_alive(link: socket.socket) -> None:
+    """Detect a lost peer within seconds, although the connection is idle for days."""
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _KEEPALIVE_SECONDS),
+        ("TCP_KEEPINTVL", _KEEPALIVE_SECONDS),
+        ("TCP_KEEPCNT", 3),
+    ):
+        if hasattr(socket, name):
+            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def start_barrier(config: AgentConfig) -> StartBarrier | None:
+    """Return this node's side of the barrier, or None for a job with one node.
+
+    Raises:
+        OSError: The port is not free.
+    """
+    if config.nodes == 1:
+        return None
+    if config.node_index == 0:
+        return BarrierServer(config.bind, config.barrier_port, config.job_uid, config.nodes)
+    return BarrierClient(
+        config.rendezvous_host, config.barrier_port, config.job_uid, config.node_index
+    )
