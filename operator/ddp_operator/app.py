@@ -96,7 +96,7 @@ async def _reconcile_jobs(
     queue: WorkQueue[Key] = WorkQueue()
     defaults = Defaults(settings.trainer_image, settings.image_pull_policy)
     watcher = AgentWatcher(cluster, queue.add)
-    controller = Controller(cluster, cache, defaults, lambda: datetime.now(UTC), watcher=watcher)
+    controller = Controller(cluster, cache, defaults, lambda: datetime.now(UTC), reports=watcher)
 
     def take_snapshot() -> Coroutine[Any, Any, Any]:
         return cluster.snapshot(settings.namespace)

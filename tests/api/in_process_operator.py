@@ -16,7 +16,7 @@ from ddp_operator.runtime.controller import Controller
 from tests.api.client import Api, operator_client
 from tests.api.control_plane import ControlPlane
 from tests.api.history import AuditTail, History
-from tests.api.kubelet import FakeAgents
+from tests.api.kubelet import FakeAgents, FakeReports
 from tests.api.recorder import Recorder
 from tests.operator.fake_cluster import Killed
 from tests.operator.support import DEFAULTS
@@ -116,6 +116,7 @@ class InProcessOperator:
         cluster: KubeCluster,
         namespace: str,
         clock: Callable[[], datetime],
+        agents: FakeAgents,
         *,
         kill: Kill | None = None,
         name: str = NAME,
@@ -123,7 +124,9 @@ class InProcessOperator:
         self._cluster, self._namespace, self.key = cluster, namespace, (namespace, name)
         self._process = SimulatedProcess(kill)
         self.cache = Cache()
-        self.controller = Controller(cluster, self.cache, DEFAULTS, clock)
+        self.controller = Controller(
+            cluster, self.cache, DEFAULTS, clock, reports=FakeReports(agents)
+        )
 
     @property
     def writes(self) -> int:

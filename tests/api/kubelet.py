@@ -11,6 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
+from ddp_operator.cluster.base import Key
+from ddp_operator.reconcile.world import PodView
 from ddp_wire import contract
 from ddp_wire.contract import AgentStatus
 from tests.api.client import Api, RefusedError, path_of
@@ -68,6 +70,10 @@ class FakeAgents:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    def status(self, address: str | None) -> AgentStatus | None:
+        """Return the status of the agent at an address, or None without one."""
+        return self._statuses.get(address or "")
+
     async def _answer(self, request: web.Request) -> web.Response:
         assert request.transport is not None
         address = request.transport.get_extra_info("sockname")[0]
@@ -80,6 +86,23 @@ class FakeAgents:
         if status is None:
             return web.Response(status=503)
         return web.Response(text=status.to_json(), content_type="application/json")
+
+
+class FakeReports:
+    """The statuses of fake agents as they are, without the delay of a watch."""
+
+    def __init__(self, agents: FakeAgents) -> None:
+        self._agents = agents
+
+    def follow(self, key: Key, pods: Sequence[PodView]) -> None:
+        """Nothing needs a watch."""
+
+    def statuses(self, pods: Sequence[PodView]) -> dict[str, AgentStatus]:
+        found = {pod.uid: self._agents.status(pod.ip) for pod in pods}
+        return {uid: status for uid, status in found.items() if status is not None}
+
+    def silent(self, pods: Sequence[PodView]) -> frozenset[str]:
+        return frozenset(pod.uid for pod in pods if self._agents.status(pod.ip) is None)
 
 
 class FakeKubelet:

@@ -40,7 +40,12 @@ class SimulatedJob:
     def new_operator(self, kill: Kill | None = None) -> InProcessOperator:
         """Return a new simulated operator process."""
         return InProcessOperator(
-            self.environment.cluster, self.namespace, lambda: self.now, kill=kill, name=self.name
+            self.environment.cluster,
+            self.namespace,
+            lambda: self.now,
+            self.environment.agents,
+            kill=kill,
+            name=self.name,
         )
 
     async def apply(self, manifest: JSON | None = None, **spec: Any) -> JSON:

@@ -8,7 +8,7 @@ from ddp_operator.runtime.controller import Controller
 from ddp_wire.contract import AgentPhase, AgentStatus
 from tests.api.client import Api, operator_client, path_of
 from tests.api.control_plane import OPERATOR, ControlPlane
-from tests.api.kubelet import FakeAgents, FakeKubelet
+from tests.api.kubelet import FakeAgents, FakeKubelet, FakeReports
 from tests.operator.support import NOW, job_manifest
 
 pytestmark = pytest.mark.api
@@ -22,7 +22,13 @@ async def test_job_runs_from_creation_to_completion(
     kubelet, key = FakeKubelet(api, agents, namespace), (namespace, "digits")
     async with operator_client(control_plane.operator_kubeconfig) as cluster:
         cache = Cache()
-        controller = Controller(cluster, cache, Defaults(image="example/trainer:1"), lambda: NOW)
+        controller = Controller(
+            cluster,
+            cache,
+            Defaults(image="example/trainer:1"),
+            lambda: NOW,
+            reports=FakeReports(agents),
+        )
 
         async def look() -> str:
             for _ in range(5):

@@ -41,8 +41,6 @@ class FakeCluster:
         self.children: dict[str, dict[Key, Manifest]] = {"Pod": {}, "Service": {}}
         self.agents: dict[str, AgentStatus] = {}
         """Agent statuses by pod uid."""
-        self.polled: list[str] = []
-        """Names of the pods whose agents were polled."""
         self.writes: list[str] = []
         """All attempted writes, as `verb kind name`."""
         self.statuses: list[Manifest] = []
@@ -209,12 +207,11 @@ class FakeCluster:
     async def emit(self, job: Manifest, event: Event) -> None:
         self._write(f"event {job['metadata']['name']}", lambda: self.events.append(event))
 
-    async def get_agent_status(self, pod: PodView) -> AgentStatus | None:
-        self.polled.append(pod.name)
-        return self.agents.get(pod.uid)
-
-    async def watch_agent_status(self, pod: PodView, revision: int) -> AgentStatus | None:
+    async def watch_agent_status(
+        self, pod: PodView, revision: int, seconds: float
+    ) -> AgentStatus | None:
         """Return at once, unlike a real agent. The caller retries."""
+        del seconds
         status = self.agents.get(pod.uid)
         return status if status is None or status.revision != revision else None
 
@@ -254,3 +251,23 @@ def _key(manifest: Manifest) -> Key:
 
 def _owner(child: Manifest) -> str:
     return str(child["metadata"]["ownerReferences"][0]["uid"])
+
+
+class DirectReports:
+    """The agent statuses of a fake cluster as they are, without the delay of a watch."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self._cluster = cluster
+        self.followed: set[str] = set()
+        """Names of the pods whose agents are followed."""
+
+    def follow(self, key: Key, pods: Sequence[PodView]) -> None:
+        del key
+        self.followed = {pod.name for pod in pods}
+
+    def statuses(self, pods: Sequence[PodView]) -> dict[str, AgentStatus]:
+        agents = self._cluster.agents
+        return {p.uid: agents[p.uid] for p in pods if p.uid in agents and p.ip}
+
+    def silent(self, pods: Sequence[PodView]) -> frozenset[str]:
+        return frozenset(p.uid for p in pods if p.uid not in self._cluster.agents)

@@ -11,7 +11,7 @@ from typing import Any
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_wire import contract
-from tests.operator.fake_cluster import FakeCluster, Killed
+from tests.operator.fake_cluster import DirectReports, FakeCluster, Killed
 from tests.operator.support import DEFAULTS, NOW
 from tests.scenarios.flows import NAME, Flow, without_times
 from tests.scenarios.pods import (
@@ -83,7 +83,9 @@ class Simulation:
         cache = Cache()
         self._keys = cache.replace(self.cluster.snapshot())
         self.cluster.watching = cache
-        self._controller = Controller(self.cluster, cache, DEFAULTS, lambda: self.now)
+        self._controller = Controller(
+            self.cluster, cache, DEFAULTS, lambda: self.now, reports=DirectReports(self.cluster)
+        )
 
     async def _settle(self) -> None:
         for _ in range(20):

@@ -158,11 +158,21 @@ def world(
     statuses: Mapping[int, AgentStatus] | None = None,
     service: bool = True,
     blocked: str | None = None,
+    silent: Iterable[int] = (),
 ) -> World:
-    """Return the observed world of a job. `statuses` are agent statuses by node index."""
+    """Return the observed world of a job, with agent statuses and silent agents by node index."""
     seen = tuple(pods)
     reports = {p.uid: statuses[p.index] for p in seen if statuses and p.index in statuses}
-    return World(job, now, seen, service, reports, blocked)
+    quiet = frozenset(p.uid for p in seen if p.index in set(silent))
+    return World(
+        job=job,
+        now=now,
+        pods=seen,
+        service_exists=service,
+        reports=reports,
+        silent=quiet,
+        blocked=blocked,
+    )
 
 
 def plan_for(*arguments: Any, **named: Any) -> Plan:

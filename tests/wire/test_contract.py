@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from ddp_operator.api.base import API_GROUP
 from ddp_wire import contract
@@ -84,6 +85,25 @@ NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 def test_any_progress_can_be_parsed(loss: float, rate: float, metrics: dict[str, float]) -> None:
     sent = Progress(step=1, loss=loss, samples_per_second=rate, metrics=metrics)
     assert Progress.model_validate_json(sent.to_json()).step == 1
+
+
+HOSTILE = [
+    {"timeline": {"ordered": "Infinity"}},
+    {"timeline": {"ordered": 1.0, "stepped": 1e300}},
+    {"since": float("nan")},
+    {"attempt": 10**900},
+    {"checkpoint": {"step": 1, "path": "/c", "at": -1.0}},
+    {"failure": {"attempt": 1, "at": 1e18}},
+    {"progress": {"step": 2**63}},
+    {"checkpoint": {"step": 1, "path": "x" * 5000, "at": 1.0}},
+]
+
+
+@pytest.mark.parametrize("change", HOSTILE, ids=lambda change: next(iter(change)))
+def test_numbers_that_the_operator_cannot_use_are_refused(change: dict[str, Any]) -> None:
+    document = {"nodeIndex": 0, "attempt": 1, "phase": "Training", "since": 1.0} | change
+    with pytest.raises(ValidationError):
+        AgentStatus.model_validate_json(json.dumps(document))
 
 
 def test_labels_and_annotations_belong_to_the_api_group() -> None:

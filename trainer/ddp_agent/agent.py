@@ -19,6 +19,8 @@ _log = logging.getLogger("ddp_agent")
 
 NEXT_ORDER_SECONDS = 300.0
 """Maximum wait of a failed attempt for the next order, in seconds. Then the container ends."""
+UNREAD_SECONDS = 5.0
+"""The same if nobody has read the failure: the termination message must deliver it instead."""
 _MAX_IDLE_SECONDS = STOP_GRACE_SECONDS + 15.0
 """Maximum time between two passes of the loop, in seconds, while the agent counts as alive."""
 _CONNECT_SECONDS = 0.5
@@ -65,15 +67,16 @@ class Agent:
     def _next_attempt(self, *, after: int) -> int | None:
         """Wait for the order of a newer attempt. Return None if the container is to end."""
         monotonic = self._ticker.clock.monotonic
-        deadline = monotonic() + NEXT_ORDER_SECONDS
+        began = monotonic()
         while True:
             order = self._orders.newest()
             if isinstance(order, Stop):
                 return None
             if order is not None and order > after:
                 return order
-            if self._reporter.status.phase is AgentPhase.FAILED and monotonic() > deadline:
-                _log.warning("no attempt order arrived within %.0f s", NEXT_ORDER_SECONDS)
+            limit = NEXT_ORDER_SECONDS if self._reporter.cell.is_read else UNREAD_SECONDS
+            if self._reporter.status.phase is AgentPhase.FAILED and monotonic() > began + limit:
+                _log.warning("no attempt order arrived within %.0f s", limit)
                 return None
             self._ticker.tick()
 

@@ -139,6 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
         wait = min(max(wait, 0.0), LONGEST_WAIT_SECONDS) if math.isfinite(wait) else 0.0
         status = self.server.status.wait_for_change(revision, wait)
         self._send(HTTPStatus.OK, status.to_json(), "application/json")
+        self.server.status.record_read(status)
 
     def _send_probe(self, good: bool, otherwise: str) -> None:
         """Answer a kubelet probe."""

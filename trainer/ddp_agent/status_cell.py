@@ -12,10 +12,20 @@ class AgentStatusCell:
     def __init__(self, first: AgentStatus) -> None:
         self._status = first
         self._changed = threading.Condition()
+        self._read_revision = -1
 
     def current(self) -> AgentStatus:
         """Return the current status."""
         return self._status
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a client has read the newest published status."""
+        return self._read_revision == self._status.revision
+
+    def record_read(self, status: AgentStatus) -> None:
+        """Record that a client has received this status. Safe to call from any thread."""
+        self._read_revision = max(self._read_revision, status.revision)
 
     def wait_for_change(self, revision: int, seconds: float) -> AgentStatus:
         """Return the status once its revision differs, or after this many seconds in any case."""

@@ -84,6 +84,13 @@ class WireModel(BaseModel):
         return self.model_dump_json(by_alias=True, exclude_none=True)
 
 
+UnixSeconds = Annotated[float, Field(ge=0, le=253_402_300_799, allow_inf_nan=False)]
+"""Time of an agent's clock, up to the year 9999. The operator reads it from untrusted pods."""
+Number = Annotated[int, Field(ge=-(2**53), le=2**53)]
+"""Whole number that the API server can store."""
+Text = Annotated[str, Field(max_length=4096)]
+
+
 class RankPhase(StrEnum):
     """Phase of a rank within an attempt."""
 
@@ -97,46 +104,46 @@ class RankPhase(StrEnum):
 class Progress(WireModel):
     """Progress of a run, as global rank 0 reports it."""
 
-    step: int = 0
+    step: Number = 0
     """Completed updates since the start of the run, over all attempts."""
-    total_steps: int | None = None
-    epoch: int | None = None
+    total_steps: Number | None = None
+    epoch: Number | None = None
     """Current pass over the data, from 1. 0 before the first update."""
     loss: float | None = None
     """Mean training loss per counted unit (sample or token) since the last report."""
     samples_per_second: float | None = None
     """Samples per second over all ranks since the last report."""
-    eta_seconds: int | None = None
-    metrics: dict[str, float] = Field(default_factory=dict)
+    eta_seconds: Number | None = None
+    metrics: dict[Text, float] = Field(default_factory=dict)
     """Results of the newest evaluation, by metric name."""
 
 
 class CheckpointInfo(WireModel):
     """The newest committed checkpoint."""
 
-    step: int
-    path: str
-    at: float
+    step: Number
+    path: Text
+    at: UnixSeconds
     """Unix seconds."""
 
 
 class Heartbeat(WireModel):
     """Newest sign of progress of a rank: one JSON file per local rank, replaced by rename."""
 
-    attempt: int
-    rank: int
-    local_rank: int
+    attempt: Number
+    rank: Number
+    local_rank: Number
     phase: RankPhase
-    step: int = 0
-    at: float
+    step: Number = 0
+    at: UnixSeconds
     """Unix seconds."""
-    pid: int | None = None
+    pid: Number | None = None
     """Process id of the rank in the PID namespace of its container."""
-    joined_at: float | None = None
+    joined_at: UnixSeconds | None = None
     """Unix seconds at which the rank joined the attempt's process group."""
-    first_step_at: float | None = None
+    first_step_at: UnixSeconds | None = None
     """Unix seconds at which the rank completed the first update of the attempt."""
-    resumed_from: int | None = None
+    resumed_from: Number | None = None
     """Step of the checkpoint from which this attempt resumed."""
     progress: Progress | None = None
     """Set by global rank 0 only."""
@@ -147,13 +154,13 @@ class Heartbeat(WireModel):
 class Failure(WireModel):
     """Reason why an attempt failed on one node."""
 
-    attempt: int
-    at: float
+    attempt: Number
+    at: UnixSeconds
     """Unix seconds."""
-    rank: int | None = None
-    exit_code: int | None = None
+    rank: Number | None = None
+    exit_code: Number | None = None
     """Exit code of the rank. Absent if a signal ended it."""
-    signal: str | None = None
+    signal: Text | None = None
     """Name of the signal that ended the rank, for example SIGKILL."""
     message: Annotated[str, Field(max_length=1024)] = ""
     """One sentence. For an exception, the last line of its traceback."""
@@ -187,19 +194,19 @@ class Timeline(WireModel):
     The differences between them are the parts of a recovery time.
     """
 
-    noticed: float | None = None
+    noticed: UnixSeconds | None = None
     """The agent noticed that the previous attempt had failed here. Absent if it had not."""
-    ordered: float
+    ordered: UnixSeconds
     """The agent received the attempt order."""
-    cleared: float | None = None
+    cleared: UnixSeconds | None = None
     """All processes of the previous attempt had ended."""
-    launched: float | None = None
+    launched: UnixSeconds | None = None
     """The agent forked or started torchrun."""
-    spawned: float | None = None
+    spawned: UnixSeconds | None = None
     """The rendezvous was complete and torchrun had started the local ranks."""
-    joined: float | None = None
+    joined: UnixSeconds | None = None
     """Every local rank had joined the process group."""
-    stepped: float | None = None
+    stepped: UnixSeconds | None = None
     """Every local rank had completed its first update."""
 
 
@@ -217,14 +224,14 @@ class AttemptOrder(WireModel):
 class AgentStatus(WireModel):
     """Document that an agent serves at `/status` and writes as its termination message."""
 
-    job_uid: str = ""
+    job_uid: Text = ""
     """UID of the agent's job: the address may belong to a pod of another job by now."""
-    revision: int = 0
+    revision: Number = 0
     """Number of published changes. `/status?revision=N&wait=S` waits up to S s for one not N."""
-    node_index: int
-    attempt: int
+    node_index: Number
+    attempt: Number
     phase: AgentPhase
-    since: float
+    since: UnixSeconds
     """Unix seconds of the start of this phase."""
     command: list[str] = Field(default_factory=list)
     """torchrun command line of this attempt."""

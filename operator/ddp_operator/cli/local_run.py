@@ -55,7 +55,7 @@ class LocalRun:
         self._handle_interrupts()
         watcher = AgentWatcher(self._cluster, self._queue.add)
         controller = Controller(
-            self._cluster, self._cache, DEFAULTS, lambda: datetime.now(UTC), watcher=watcher
+            self._cluster, self._cache, DEFAULTS, lambda: datetime.now(UTC), reports=watcher
         )
         worker = asyncio.ensure_future(work(self._queue, controller, Activity()))
         finished = asyncio.ensure_future(self._finished.wait())

@@ -115,14 +115,10 @@ class Cluster(Protocol):
     async def emit(self, job: Manifest, event: Event) -> None:
         """Publish an Event about the job. A failure is logged and not raised."""
 
-    async def get_agent_status(self, pod: PodView) -> AgentStatus | None:
-        """Return the status of the pod's agent, or None when it does not answer in time.
-
-        The poll may be skipped if the pod is not ready and its agent timed out recently.
-        """
-
-    async def watch_agent_status(self, pod: PodView, revision: int) -> AgentStatus | None:
-        """Return the status of the pod's agent once its revision differs, or after a while.
+    async def watch_agent_status(
+        self, pod: PodView, revision: int, seconds: float
+    ) -> AgentStatus | None:
+        """Return the status of the pod's agent once its revision differs, or after some seconds.
 
         Returns:
             The status, or None when the agent does not answer.

@@ -223,13 +223,11 @@ class KubeCluster:
         except ClusterError as error:
             _log.warning("event %s was not published: %s", event.reason, error)
 
-    async def get_agent_status(self, pod: PodView) -> AgentStatus | None:
+    async def watch_agent_status(
+        self, pod: PodView, revision: int, seconds: float
+    ) -> AgentStatus | None:
         """See `Cluster`."""
-        return await self._agents.get_status(pod.ip, required=pod.ready) if pod.ip else None
-
-    async def watch_agent_status(self, pod: PodView, revision: int) -> AgentStatus | None:
-        """See `Cluster`."""
-        return await self._agents.watch_status(pod.ip, revision) if pod.ip else None
+        return await self._agents.watch_status(pod.ip, revision, seconds) if pod.ip else None
 
     async def order_attempt(self, address: str, order: AttemptOrder) -> None:
         """See `Cluster`."""

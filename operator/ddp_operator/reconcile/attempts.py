@@ -1,11 +1,11 @@
 """Find the losses that end an attempt, and select the root cause among them."""
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from ddp_operator.api.status import Cause, ConditionType, FailureStatus
 from ddp_operator.builders import names
-from ddp_operator.reconcile.world import PodView, Termination, World, ended_in, to_datetime
+from ddp_operator.reconcile.world import PodView, Termination, World, ended_in
 from ddp_wire.contract import AgentPhase, AgentStatus, ExitCode, Failure
 
 _KILLED = 137
@@ -120,7 +120,7 @@ def _stop_origin(stop: Loss, world: World) -> Loss | None:
         pod = world.pod(index)
         if pod is None or pod.terminal or _takes_part(pod, world):
             continue
-        if _is_recent(to_datetime(stop_report.since, world.now), world):
+        if _is_recent(datetime.fromtimestamp(stop_report.since, UTC), world):
             return None
         # A running pod without a report may have stopped on the same request.
         if pod.phase != "Running" or world.report(pod) is not None:
@@ -221,7 +221,7 @@ def _rank_loss(world: World, pod: PodView, report: AgentStatus) -> Loss:
             "exit_code": cause.exit_code,
             "signal": cause.signal and cause.signal[:64],
             "traceback": cause.traceback or None,
-            "time": to_datetime(cause.at, world.now),
+            "time": datetime.fromtimestamp(cause.at, UTC),
         }
     )
     return Loss(failure, secondary=cause.secondary, permanent=permanent)

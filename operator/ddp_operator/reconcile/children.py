@@ -40,13 +40,21 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
             # only occupies the name.
             actions += [] if ended_in(pod, status) else [_delete(pod), create]
         else:
-            actions += _ensure_living(pod, job.spec_hash, attempt, replace=pod.name in replaced)
+            actions += _ensure_living(
+                pod,
+                job.spec_hash,
+                attempt,
+                replace=pod.name in replaced,
+                reachable=pod.uid in world.reports,
+            )
     wanted = {names.pod_name(job, index) for index in range(job.spec.nodes)}
     surplus = [pod for pod in world.pods if pod.name not in wanted]
     return actions + [_delete(pod) for pod in surplus if pod.terminal or not pod.deleting]
 
 
-def _ensure_living(pod: PodView, spec_hash: str, attempt: int, *, replace: bool) -> list[Action]:
+def _ensure_living(
+    pod: PodView, spec_hash: str, attempt: int, *, replace: bool, reachable: bool
+) -> list[Action]:
     """Return the actions for a living pod.
 
     A deleted pod keeps its name until it is gone, so a later reconcile creates its successor.
@@ -59,7 +67,7 @@ def _ensure_living(pod: PodView, spec_hash: str, attempt: int, *, replace: bool)
         return []
     if replace:
         return [_delete(pod)]
-    return [SetAttempt(pod.name, pod.uid, str(attempt), pod.ip)]
+    return [SetAttempt(pod.name, pod.uid, str(attempt), pod.ip if reachable else None)]
 
 
 def _is_abandoned(world: World, pod: PodView) -> bool:
@@ -69,7 +77,7 @@ def _is_abandoned(world: World, pod: PodView) -> bool:
     if world.now - pod.deletion_deadline > OVERDUE_GRACE:
         return True
     waited = world.now - pod.deletion_requested
-    silent = pod.uid not in world.reports and waited >= UNREACHABLE_GRACE
+    silent = pod.uid in world.silent and waited >= UNREACHABLE_GRACE
     return silent and pod.disruption == UNREACHABLE_REASON
 
 

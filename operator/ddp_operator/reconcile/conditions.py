@@ -1,6 +1,6 @@
 """Compute the conditions of a job from its observed state and the rest of its status."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from ddp_operator.api.status import (
     Condition,
@@ -13,6 +13,11 @@ from ddp_wire.contract import AgentPhase
 
 MESSAGE_CHARACTERS = 2048
 """Maximum length of a message, in characters, because the API server's errors have no limit."""
+OLD_READINESS_LIMIT = timedelta(seconds=10)
+"""Age of an attempt at which a readiness cannot describe the previous attempt any more.
+
+The kubelet delivers the new attempt order within about 2 s, and probes every second.
+"""
 _NORMAL_START = {"ContainerCreating", "PodInitializing"}
 """Waiting reasons that the kubelet reports for every pod that starts normally."""
 
@@ -108,7 +113,8 @@ def _is_training(world: World, status: DDPJobStatus, pod: PodView) -> bool:
     """Return whether the ranks of a pod train in the current attempt.
 
     The kubelet's readiness can be 1 s old and thus describe the previous attempt. Until all ranks
-    have joined, the agent must report the current attempt too.
+    have joined, the agent must report the current attempt too. An operator that cannot reach the
+    agent believes a readiness that changed within the attempt, or that outlasts its start.
     """
     if not pod.ready or pod.deleting or pod.attempt != str(status.attempt):
         return False
@@ -116,8 +122,15 @@ def _is_training(world: World, status: DDPJobStatus, pod: PodView) -> bool:
     if status.is_true(ConditionType.RENDEZVOUSED):
         return True
     if report is None:
-        return status.attempt == 1
+        return status.attempt == 1 or _became_ready_in_attempt(world, status, pod)
     return report.attempt == status.attempt and report.phase is AgentPhase.TRAINING
+
+
+def _became_ready_in_attempt(world: World, status: DDPJobStatus, pod: PodView) -> bool:
+    started = status.attempt_start_time
+    if started is None or pod.ready_since is None:
+        return False
+    return pod.ready_since > started or world.now - started >= OLD_READINESS_LIMIT
 
 
 def _set_pods_ready(out: ConditionWriter, ready: int, wanted: int) -> None:

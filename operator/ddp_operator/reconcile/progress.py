@@ -1,11 +1,10 @@
 """Compute the training progress in the status from the report of node 0's agent."""
 
-import math
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ddp_operator.api.status import CheckpointStatus, DDPJobStatus, ProgressStatus
-from ddp_operator.reconcile.world import World, to_datetime
+from ddp_operator.reconcile.world import World
 from ddp_wire.contract import AgentPhase, AgentStatus, Progress
 
 PROGRESS_INTERVAL = timedelta(seconds=5)
@@ -13,6 +12,10 @@ PROGRESS_INTERVAL = timedelta(seconds=5)
 
 METRICS = 32
 """Maximum number of metrics in the status."""
+
+METRIC_NAME_CHARACTERS = 128
+_LARGEST_RATE = 1e15
+"""Samples per second from which a rate is nonsense, infinity and NaN included."""
 
 _ENDED = {AgentPhase.SUCCEEDED, AgentPhase.FAILED, AgentPhase.PREEMPTED}
 
@@ -32,7 +35,7 @@ def with_progress(world: World, status: DDPJobStatus, *, at_the_end: bool = Fals
         update["last_checkpoint"] = CheckpointStatus(
             step=report.checkpoint.step,
             path=report.checkpoint.path[:1024],
-            time=to_datetime(report.checkpoint.at, world.now).replace(microsecond=0),
+            time=datetime.fromtimestamp(report.checkpoint.at, UTC).replace(microsecond=0),
         )
     if report.progress is not None:
         update["progress"] = render(report.progress, world.now)
@@ -51,11 +54,16 @@ def render(progress: Progress, now: datetime) -> ProgressStatus:
         total_steps=progress.total_steps,
         epoch=progress.epoch,
         loss=None if progress.loss is None else f"{progress.loss:.4g}",
-        samples_per_second=None if rate is None or not math.isfinite(rate) else round(rate),
+        samples_per_second=round(rate) if rate is not None and abs(rate) < _LARGEST_RATE else None,
         eta_seconds=progress.eta_seconds,
-        metrics={n: f"{v:.4g}" for n, v in list(progress.metrics.items())[:METRICS]} or None,
+        metrics=_rendered(progress.metrics) or None,
         time=now.replace(microsecond=0),
     )
+
+
+def _rendered(metrics: dict[str, float]) -> dict[str, str]:
+    first = list(metrics.items())[:METRICS]
+    return {name[:METRIC_NAME_CHARACTERS]: f"{value:.4g}" for name, value in first}
 
 
 def _summary(progress: Progress) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
@@ -36,6 +36,8 @@ class PodView:
     phase: str
     """Pending, Running, Succeeded, Failed or Unknown."""
     ready: bool = False
+    ready_since: datetime | None = None
+    """Time at which the condition Ready last changed, by the kubelet's clock."""
     attempt: str = ""
     """Value of the attempt annotation."""
     spec_hash: str = ""
@@ -70,6 +72,8 @@ class World:
     service_exists: bool = False
     reports: Mapping[str, AgentStatus] = field(default_factory=dict)
     """Newest agent report by pod uid."""
+    silent: frozenset[str] = frozenset()
+    """Uids of the pods whose agent did not answer the newest request."""
     blocked: str | None = None
     """Error of the API server when the actions of the last plan ran."""
 
@@ -106,14 +110,6 @@ def ended_in(pod: PodView, status: DDPJobStatus) -> bool:
     return end is None or end.at is None or started is None or end.at >= started
 
 
-def to_datetime(seconds: float, default: datetime) -> datetime:
-    """Convert Unix seconds of a pod. Return `default` for a time that datetime cannot represent."""
-    try:
-        return datetime.fromtimestamp(seconds, UTC)
-    except (OverflowError, OSError, ValueError):
-        return default
-
-
 def parse_time(text: str | None) -> datetime | None:
     """Convert an API timestamp to an aware datetime."""
     return datetime.fromisoformat(text) if text else None
@@ -142,6 +138,7 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         index=_index(labels.get(contract.LABEL_NODE_INDEX, "")),
         phase=_phase(status, termination),
         ready=conditions.get("Ready", {}).get("status") == "True",
+        ready_since=parse_time(conditions.get("Ready", {}).get("lastTransitionTime")),
         attempt=annotations.get(contract.ANNOTATION_ATTEMPT, ""),
         spec_hash=annotations.get(contract.ANNOTATION_SPEC_HASH, ""),
         deleting=deadline is not None,

@@ -1,82 +1,157 @@
-"""Watches of agent statuses, so that a loss is found without a wait for a probe or a poll."""
+"""Watches of agent statuses, so that a loss is found without a wait for a probe."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from ddp_operator.cluster.base import Cluster, Key
 from ddp_operator.reconcile.world import PodView
-from ddp_wire.contract import AgentPhase, AgentStatus
+from ddp_wire.contract import LONGEST_WAIT_SECONDS, AgentPhase, AgentStatus
 
+PROGRESS_SECONDS = 5.0
+"""Longest wait of a watch of node 0's agent, whose progress has no revision of its own."""
 _FIRST_RETRY_SECONDS = 0.25
 _LONGEST_RETRY_SECONDS = 5.0
+_BURST = 8
+"""Answers of one agent that may follow each other at once."""
+_ANSWERS_PER_SECOND = 2.0
+"""Answers of one agent per second in the long run. A hostile agent could answer without end."""
 _FINAL_PHASES = frozenset({AgentPhase.SUCCEEDED, AgentPhase.FAILED, AgentPhase.PREEMPTED})
+
+
+class AgentReports(Protocol):
+    """Newest known statuses of agents. They are observations: they may be missing or old."""
+
+    def follow(self, key: Key, pods: Sequence[PodView]) -> None:
+        """Observe the agents of exactly these pods of a job."""
+
+    def statuses(self, pods: Sequence[PodView]) -> dict[str, AgentStatus]:
+        """Return the newest known agent statuses of these pods, by pod uid."""
+
+    def silent(self, pods: Sequence[PodView]) -> frozenset[str]:
+        """Return the uids of those pods whose agent did not answer the newest request."""
+
+
+@dataclass
+class _Watch:
+    """Watch of one agent."""
+
+    state: tuple[object, ...]
+    """State of the pod when the watch began. A change makes an answer likelier."""
+    task: asyncio.Task[None] | None = None
+    status: AgentStatus | None = None
+    silent: bool = False
 
 
 class AgentWatcher:
     """One open request to the agent of each pod of an active job.
 
-    The statuses are observations like those of the cache: they may be missing or old. Without
-    them the operator finds a loss by the readiness of its pod, about a second later.
+    No reconcile waits for an agent. Without an answer the operator finds a loss by the state of
+    the pod alone, seconds later.
     """
 
     def __init__(self, cluster: Cluster, wake: Callable[[Key], None]) -> None:
         """Create a watcher that calls `wake` with a job's key when an agent's status changes."""
         self._cluster, self._wake = cluster, wake
-        self._watches: dict[Key, dict[str, asyncio.Task[None]]] = {}
-        self._statuses: dict[str, AgentStatus] = {}
+        self._watches: dict[Key, dict[str, _Watch]] = {}
+        self._by_uid: dict[str, _Watch] = {}
 
     def follow(self, key: Key, pods: Sequence[PodView]) -> None:
         """Watch the agents of exactly these pods of a job. Stop the job's other watches."""
         current = self._watches.setdefault(key, {})
-        wanted = {pod.uid: pod for pod in pods if pod.ip and not pod.terminal and not pod.deleting}
+        wanted = {pod.uid: pod for pod in pods if pod.ip and not pod.terminal}
         for uid in current.keys() - wanted.keys():
-            current.pop(uid).cancel()
-            self._statuses.pop(uid, None)
-        for uid in wanted.keys() - current.keys():
-            current[uid] = asyncio.ensure_future(self._watch(key, wanted[uid]))
+            self._stop(current.pop(uid))
+            del self._by_uid[uid]
+        for uid, pod in wanted.items():
+            self._ensure(key, current, uid, pod)
         if not current:
             del self._watches[key]
 
     def statuses(self, pods: Sequence[PodView]) -> dict[str, AgentStatus]:
         """Return the newest known agent statuses of these pods, by pod uid."""
-        return {pod.uid: self._statuses[pod.uid] for pod in pods if pod.uid in self._statuses}
+        found = self._of(pods)
+        return {uid: watch.status for uid, watch in found if watch.status is not None}
+
+    def silent(self, pods: Sequence[PodView]) -> frozenset[str]:
+        """Return the uids of those pods whose agent did not answer the newest request."""
+        return frozenset(uid for uid, watch in self._of(pods) if watch.silent)
 
     async def close(self) -> None:
         """Stop all watches."""
-        tasks = [task for watches in self._watches.values() for task in watches.values()]
+        tasks = [watch.task for watch in self._by_uid.values() if watch.task is not None]
         for task in tasks:
             task.cancel()
         self._watches.clear()
+        self._by_uid.clear()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _watch(self, key: Key, pod: PodView) -> None:
+    def _of(self, pods: Sequence[PodView]) -> Iterable[tuple[str, _Watch]]:
+        return ((p.uid, self._by_uid[p.uid]) for p in pods if p.uid in self._by_uid)
+
+    def _ensure(self, key: Key, current: dict[str, _Watch], uid: str, pod: PodView) -> None:
+        """Start a watch, or start it again if the pod has changed so that a new try is due."""
+        state = (pod.ip, pod.phase, pod.ready, pod.deleting)
+        known = current.get(uid)
+        if known is not None and known.state == state:
+            return
+        if known is not None:
+            # A pod that is being deleted may have lost its node: then the open request hangs.
+            if known.status is not None and not pod.deleting:
+                known.state = state
+                return
+            self._stop(known)
+        watch = _Watch(state, status=known.status if known else None)
+        current[uid] = self._by_uid[uid] = watch
+        watch.task = asyncio.ensure_future(self._run(key, pod, watch))
+
+    @staticmethod
+    def _stop(watch: _Watch) -> None:
+        if watch.task is not None:
+            watch.task.cancel()
+
+    async def _run(self, key: Key, pod: PodView, watch: _Watch) -> None:
         revision, delay = -1, _FIRST_RETRY_SECONDS
+        wait = PROGRESS_SECONDS if pod.index == 0 else LONGEST_WAIT_SECONDS
+        pace = _Pace()
         while True:
-            status = await self._cluster.watch_agent_status(pod, revision)
+            status = await self._cluster.watch_agent_status(pod, revision, wait)
             if status is None:
-                if self._forget(pod.uid):
-                    revision = -1
+                revision = -1
+                self._record_silence(key, pod, watch)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _LONGEST_RETRY_SECONDS)
                 continue
             delay = _FIRST_RETRY_SECONDS
-            if status.revision != revision:
-                revision = status.revision
-                self._statuses[pod.uid] = status
+            repeated = status.revision == revision
+            revision, watch.silent = status.revision, False
+            if status != watch.status:
+                watch.status = status
                 self._wake(key)
-            else:
-                # A current agent waits before it repeats a revision. An agent that cannot wait
-                # answers at once, and must not be polled in a busy loop.
-                await asyncio.sleep(_FIRST_RETRY_SECONDS)
+            # A current agent waits before it repeats a revision. One that cannot wait answers at
+            # once, and must not be asked in a busy loop.
+            await asyncio.sleep(max(pace.seconds(), _FIRST_RETRY_SECONDS if repeated else 0.0))
 
-    def _forget(self, uid: str) -> bool:
-        """Drop the status of an agent that does not answer. Return whether one was dropped.
+    def _record_silence(self, key: Key, pod: PodView, watch: _Watch) -> None:
+        """Drop the status of an agent that does not answer, unless it is final and remains true."""
+        lost = watch.status is not None and watch.status.phase not in _FINAL_PHASES
+        if lost:
+            watch.status = None
+        if lost or (pod.deleting and not watch.silent):
+            self._wake(key)
+        watch.silent = True
 
-        A final status stays, because it remains true. Any other status may be outdated, because
-        the agent may have died.
-        """
-        status = self._statuses.get(uid)
-        if status is None or status.phase in _FINAL_PHASES:
-            return False
-        del self._statuses[uid]
-        return True
+
+class _Pace:
+    """Token bucket of one agent's answers."""
+
+    def __init__(self) -> None:
+        self._tokens, self._since = float(_BURST), asyncio.get_running_loop().time()
+
+    def seconds(self) -> float:
+        """Count one answer. Return the seconds to wait before the next request."""
+        now = asyncio.get_running_loop().time()
+        gained = (now - self._since) * _ANSWERS_PER_SECOND
+        self._tokens, self._since = min(float(_BURST), self._tokens + gained) - 1.0, now
+        return max(0.0, -self._tokens / _ANSWERS_PER_SECOND)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from ddp_operator.api.job import DDPJob, InvalidJobError, parse_job
-from ddp_operator.api.status import ConditionType
 from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import Cluster, ClusterError, ConflictError, Key, Manifest
@@ -25,12 +24,12 @@ from ddp_operator.reconcile.plan import (
     SetAttempt,
 )
 from ddp_operator.reconcile.status_throttle import seconds_until_write
-from ddp_operator.reconcile.world import PodView, World, view_pod
-from ddp_operator.runtime.agent_watcher import AgentWatcher
+from ddp_operator.reconcile.world import World, view_pod
+from ddp_operator.runtime.agent_watcher import AgentReports
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.logs import add_log_fields
 from ddp_wire import contract
-from ddp_wire.contract import AgentStatus, AttemptOrder
+from ddp_wire.contract import AttemptOrder
 
 _log = logging.getLogger(__name__)
 
@@ -48,14 +47,11 @@ class Controller:
         defaults: Defaults,
         clock: Callable[[], datetime],
         *,
-        watcher: AgentWatcher | None = None,
+        reports: AgentReports,
         in_flight: int = 32,
     ) -> None:
-        """Create a controller. Without a watcher it finds losses only by the readiness of pods.
-
-        `in_flight` limits the concurrent requests.
-        """
-        self._cluster, self._cache, self._watcher = cluster, cache, watcher
+        """Create a controller. `in_flight` limits the concurrent requests of one plan."""
+        self._cluster, self._cache, self._reports = cluster, cache, reports
         self._defaults, self._clock = defaults, clock
         self._in_flight = asyncio.Semaphore(in_flight)
         self._blocked: dict[Key, str] = {}
@@ -74,24 +70,23 @@ class Controller:
         if raw is None:
             self._blocked.pop(key, None)
             self._written.pop(key, None)
-            self._follow_agents(key, ())
+            self._reports.follow(key, ())
             return None
         try:
             job = parse_job(raw)
         except InvalidJobError as error:
             await self._report_invalid(raw, str(error))
             return None
-        polled: dict[str, AgentStatus | None] = {}
-        world = await self._observe(job, self._cache.children("Pod", key), polled)
+        world = self._observe(job, self._cache.children("Pod", key))
         plan = decide(world, self._defaults)
         if plan.actions and job.status.attempt > 0:
             # Actions are decided on fresh pods, because the cache may lag behind. A job without an
             # attempt needs none: it has nothing to lose yet, and its creations are idempotent.
             pods = await self._cluster.list_pods(key[0], names.pod_selector(job))
-            world = await self._observe(job, pods, polled)
+            world = self._observe(job, pods)
             plan = decide(world, self._defaults)
         active = not is_finished(plan.status) and not job.spec.suspend
-        self._follow_agents(key, world.pods if active else ())
+        self._reports.follow(key, world.pods if active else ())
         failure = plan.status.last_failure
         add_log_fields(
             attempt=plan.status.attempt or None, cause=failure.reason if failure else None
@@ -119,52 +114,21 @@ class Controller:
         else:
             self._cache.forget_job(key)
 
-    async def _observe(
-        self, job: DDPJob, pods: Sequence[Manifest], polled: dict[str, AgentStatus | None]
-    ) -> World:
-        """Return the observed state. `polled` keeps all answers, so each agent is polled once."""
+    def _observe(self, job: DDPJob, pods: Sequence[Manifest]) -> World:
+        """Return the observed state. No observation waits for an agent."""
         views = tuple(view_pod(p) for p in pods if _belongs(p, job))
         services = self._cache.children("Service", job.key)
-        reports = await self._agent_statuses(job, views, polled)
+        known = self._reports.statuses(views)
         return World(
             job=job,
-            now=self._clock(),  # Read after the polls, because a timeout takes seconds.
+            now=self._clock(),
             pods=views,
             service_exists=any(_belongs(s, job) for s in services),
-            reports=reports,
+            # The address may belong to a pod of another job by now.
+            reports={u: s for u, s in known.items() if s.job_uid in {job.metadata.uid, ""}},
+            silent=self._reports.silent(views),
             blocked=self._blocked.get(job.key),
         )
-
-    def _follow_agents(self, key: Key, pods: Sequence[PodView]) -> None:
-        if self._watcher is not None:
-            self._watcher.follow(key, pods)
-
-    async def _agent_statuses(
-        self, job: DDPJob, pods: Sequence[PodView], polled: dict[str, AgentStatus | None]
-    ) -> dict[str, AgentStatus]:
-        """Return the newest agent statuses by pod uid.
-
-        The agent of node 0 is always polled. Until all ranks train, agents without a watched status
-        are polled too.
-        """
-        if is_finished(job.status) or job.spec.suspend:
-            return {}
-        watched = self._watcher.statuses(pods) if self._watcher is not None else {}
-        formed = job.status.is_true(ConditionType.RENDEZVOUSED)
-        complete = formed and all(pod.ready for pod in pods)
-        known = pods if complete else [p for p in pods if p.uid in watched]
-        to_poll = [p for p in pods if not p.terminal and p.ip and (p.index == 0 or p not in known)]
-        new = [pod for pod in to_poll if pod.uid not in polled]
-        answers = await asyncio.gather(*(self._poll(pod) for pod in new))
-        polled |= {pod.uid: answer for pod, answer in zip(new, answers, strict=True)}
-        fresh = {p.uid: a for p in to_poll if (a := polled[p.uid]) is not None}
-        statuses = {**watched, **fresh}
-        # The address may belong to a pod of another job by now.
-        return {u: s for u, s in statuses.items() if s.job_uid in {job.metadata.uid, ""}}
-
-    async def _poll(self, pod: PodView) -> AgentStatus | None:
-        async with self._in_flight:
-            return await self._cluster.get_agent_status(pod)
 
     async def _apply(self, key: Key, raw: Manifest, job: DDPJob, plan: Plan) -> float | None:
         if plan.status != job.status:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-import aiohttp
 import pytest
 
 from ddp_operator.cluster import agents as agents_module
@@ -14,6 +13,8 @@ from tests.agent.support import FakeAgent, heartbeat
 from tests.operator.support import UID, agent_status
 
 STATUS = agent_status(1, attempt=3, ranks=[heartbeat(local_rank=i, rank=i) for i in range(64)])
+KEPT = STATUS.model_copy(update={"command": [], "ranks": STATUS.ranks[:1]})
+"""The part of a status that the operator keeps."""
 BODY = STATUS.to_json().encode()
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
@@ -48,7 +49,7 @@ async def agents_at(port: int) -> AsyncIterator[Agents]:
 
 async def get_status(port: int) -> AgentStatus | None:
     async with agents_at(port) as agents:
-        return await agents.get_status("127.0.0.1")
+        return await agents.watch_status("127.0.0.1", -1, 0)
 
 
 async def test_client_works_with_the_real_agent_server() -> None:
@@ -57,9 +58,8 @@ async def test_client_works_with_the_real_agent_server() -> None:
     server.start()
     try:
         async with agents_at(server.port) as agents:
-            assert await agents.get_status("127.0.0.1") == STATUS
-            assert await agents.watch_status("127.0.0.1", -1) == STATUS
-            watch = asyncio.ensure_future(agents.watch_status("127.0.0.1", STATUS.revision))
+            assert await agents.watch_status("127.0.0.1", -1, 0) == KEPT
+            watch = asyncio.ensure_future(agents.watch_status("127.0.0.1", STATUS.revision, 30))
             agent.cell.enter(AgentPhase.FAILED, 5.0)
             changed = await watch
             assert changed is not None
@@ -90,7 +90,7 @@ async def test_response_in_pieces_is_read_completely() -> None:
             await asyncio.sleep(0.002)
 
     async with answering(in_pieces) as port:
-        assert await get_status(port) == STATUS
+        assert await get_status(port) == KEPT
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ async def test_endless_response_is_cut_off() -> None:
 async def test_slow_agent_counts_as_no_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(agents_module, "_SHORT", aiohttp.ClientTimeout(total=0.1))
+    monkeypatch.setattr(agents_module, "_CONNECT_SECONDS", 0.1)
     connected = asyncio.Event()
 
     async def wait(_: asyncio.StreamWriter) -> None:
@@ -144,49 +144,6 @@ async def test_slow_agent_counts_as_no_answer(
     async with answering(wait) as port:
         assert await get_status(port) is None
         assert connected.is_set()
-
-
-async def test_optional_polls_are_skipped_after_a_timeout_until_the_next_response(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(agents_module, "_SHORT", aiohttp.ClientTimeout(total=0.1))
-    requests = 0
-    back = asyncio.Event()
-
-    async def answer(writer: asyncio.StreamWriter) -> None:
-        nonlocal requests
-        requests += 1
-        if back.is_set():
-            writer.write(head() + BODY)
-            await writer.drain()
-        else:
-            await asyncio.sleep(5)
-
-    async with answering(answer) as port, agents_at(port) as agents:
-        assert await agents.get_status("127.0.0.1", required=False) is None
-        assert await agents.get_status("127.0.0.1", required=False) is None
-        assert requests == 1
-        assert await agents.get_status("127.0.0.1") is None
-        assert requests == 2
-        back.set()
-        assert await agents.watch_status("127.0.0.1", -1) == STATUS
-        assert await agents.get_status("127.0.0.1", required=False) == STATUS
-
-
-async def test_agent_that_refuses_connections_is_always_polled() -> None:
-    agent = FakeAgent(STATUS)
-    server = agent.server()
-    server.start()
-    port = server.port
-    await asyncio.to_thread(server.close)
-    async with agents_at(port) as agents:
-        assert await agents.get_status("127.0.0.1", required=False) is None
-        again = agent.server(port)
-        again.start()
-        try:
-            assert await agents.get_status("127.0.0.1", required=False) == STATUS
-        finally:
-            await asyncio.to_thread(again.close)
 
 
 async def test_closed_port_counts_as_no_answer() -> None:

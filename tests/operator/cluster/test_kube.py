@@ -11,7 +11,6 @@ from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest, NotLeadingError
 from ddp_operator.cluster.kube import KubeCluster
 from tests.operator.fake_api import FakeApi, refusal
-from tests.operator.support import active_job, pod
 
 NAME = ("ddp-system", "ddp-trainer-operator")
 LEASE: Manifest = {
@@ -57,18 +56,6 @@ class SilentAgents(Agents):
     async def get_status(self, host: str, *, required: bool = True) -> None:
         del host
         self.required.append(required)
-
-
-async def test_poll_is_required_only_for_a_ready_pod() -> None:
-    """An agent that is not ready may be on a lost Kubernetes node, and each poll would time out."""
-    agents = SilentAgents()
-    cluster = KubeCluster(
-        client.ApiClient(), agents, may_write=lambda: None, on_request=lambda _: None
-    )
-    for ready in (False, True):
-        assert await cluster.get_agent_status(pod(active_job(), ready=ready)) is None
-    await cluster.close()
-    assert agents.required == [False, True]
 
 
 @pytest.mark.parametrize(

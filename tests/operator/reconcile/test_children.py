@@ -25,7 +25,7 @@ def plan_while_deleting(now: datetime, *, answers: bool = False, **fields: Any) 
     statuses = {0: agent_status(0, attempt=2)} | (
         {1: agent_status(1, attempt=1)} if answers else {}
     )
-    return plan_for(job, pods, now=now, statuses=statuses)
+    return plan_for(job, pods, now=now, statuses=statuses, silent=() if answers else (1,))
 
 
 def is_abandoned(plan: Plan) -> bool:

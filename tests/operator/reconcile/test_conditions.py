@@ -85,6 +85,27 @@ TRAINS: dict[str, tuple[int, bool, dict[str, Any], str | None, bool]] = {
     "pod not ready": (1, False, {"ready": False}, "Training 1", False),
     "pod being deleted": (1, False, {"deleting": True}, "Training 1", False),
     "later attempt, pod ready, no report": (2, False, {}, None, False),
+    "later attempt, ready since before it, no report": (
+        2,
+        False,
+        {"ready_since": after(-1)},
+        None,
+        False,
+    ),
+    "later attempt, became ready in it, no report": (
+        2,
+        False,
+        {"ready_since": after(1)},
+        None,
+        True,
+    ),
+    "later attempt, ready but the agent reports the previous one": (
+        2,
+        False,
+        {"ready_since": after(1)},
+        "Training 1",
+        False,
+    ),
     "later attempt, report about the previous one": (2, False, {}, "Training 1", False),
     "later attempt, agent starts": (2, False, {}, "Starting 2", False),
     "later attempt, agent trains": (2, False, {}, "Training 2", True),
@@ -109,6 +130,17 @@ def test_pod_counts_as_training_when_kubelet_and_agent_confirm_this_attempt(
     if formed or not fields.get("deleting"):
         assert status.ready == ("1/1" if counts else "0/1")
     assert status.is_true(ConditionType.PODS_READY) is counts
+    assert status.is_true(ConditionType.RENDEZVOUSED) is counts
+
+
+@pytest.mark.parametrize(("seconds", "counts"), [(9, False), (10, True)])
+def test_readiness_that_outlasts_the_start_counts_without_a_report(
+    seconds: float, counts: bool
+) -> None:
+    """A restart in place may be shorter than the period of the kubelet's probe."""
+    job = active_job(nodes=1, attempt=2, formed=False)
+    ready = pod(job, 0, ready_since=after(-100))
+    status = plan_for(job, [ready], now=after(seconds)).status
     assert status.is_true(ConditionType.RENDEZVOUSED) is counts
 
 

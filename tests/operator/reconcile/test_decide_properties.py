@@ -1,6 +1,7 @@
 """Properties of every decision, for generated worlds."""
 
 import contextlib
+import dataclasses
 import itertools
 from typing import Any
 
@@ -190,7 +191,7 @@ def written(seen: World, status: DDPJobStatus) -> World:
     """Return the same world after the API server has stored the status."""
     stored = DDPJobStatus.model_validate(to_wire(status))
     job = seen.job.model_copy(update={"status": stored})
-    return World(job, seen.now, seen.pods, seen.service_exists, seen.reports, seen.blocked)
+    return dataclasses.replace(seen, job=job)
 
 
 @settings(max_examples=150)

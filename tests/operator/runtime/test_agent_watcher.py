@@ -9,9 +9,10 @@ import pytest
 from ddp_operator.cluster.base import Key
 from ddp_operator.reconcile.world import PodView
 from ddp_operator.runtime import agent_watcher
-from ddp_operator.runtime.agent_watcher import AgentWatcher
-from ddp_wire.contract import AgentStatus
+from ddp_operator.runtime.agent_watcher import PROGRESS_SECONDS, AgentWatcher
+from ddp_wire.contract import LONGEST_WAIT_SECONDS, AgentStatus
 from tests.operator.fake_cluster import FakeCluster
+from tests.operator.fake_time import run_in_fake_time
 from tests.operator.support import active_job, agent_status, pod
 
 KEY: Key = ("team-a", "digits")
@@ -28,6 +29,8 @@ class WatchableCluster(FakeCluster):
         """Uids of the pods with an open watch."""
         self.silent: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         """Set once a watch of the pod's agent got no answer, by pod uid."""
+        self.waits: list[float] = []
+        """Longest wait of each request, in seconds."""
 
     async def set_status(self, uid: str, status: AgentStatus | None) -> None:
         async with self.changed:
@@ -37,7 +40,10 @@ class WatchableCluster(FakeCluster):
                 self.agents[uid] = status
             self.changed.notify_all()
 
-    async def watch_agent_status(self, pod: PodView, revision: int) -> AgentStatus | None:
+    async def watch_agent_status(
+        self, pod: PodView, revision: int, seconds: float
+    ) -> AgentStatus | None:
+        self.waits.append(seconds)
         self.open.add(pod.uid)
         try:
             async with self.changed:
@@ -98,7 +104,11 @@ async def test_only_a_final_status_of_a_silent_agent_is_kept(
     await bench.next_wakeup()
     await bench.cluster.set_status("uid-digits-1", None)
     await asyncio.wait_for(bench.cluster.silent["uid-digits-1"].wait(), 5)
+    if not kept:
+        assert await bench.next_wakeup() == KEY
+    await asyncio.sleep(0)
     assert ("uid-digits-1" in bench.watcher.statuses(both)) is kept
+    assert bench.watcher.silent(both) == {"uid-digits-0", "uid-digits-1"}
     await bench.cluster.set_status("uid-digits-1", agent_status(1, phase="Training", revision=1))
     if not kept:
         await bench.next_wakeup()
@@ -112,7 +122,7 @@ async def test_status_of_an_unfollowed_pod_is_dropped(bench: Bench) -> None:
     bench.watcher.follow(KEY, both)
     await bench.next_wakeup()
     await bench.next_wakeup()
-    bench.watcher.follow(KEY, [both[0], pod(JOB, 1, deleting=True)])
+    bench.watcher.follow(KEY, [both[0], pod(JOB, 1, phase="Failed")])
     assert bench.watcher.statuses(both).keys() == {"uid-digits-0"}
     bench.watcher.follow(KEY, [])
     assert bench.watcher.statuses(both) == {}
@@ -139,8 +149,10 @@ class NonWaitingCluster(FakeCluster):
 
     requests = 0
 
-    async def watch_agent_status(self, pod: PodView, revision: int) -> AgentStatus | None:
-        del pod, revision
+    async def watch_agent_status(
+        self, pod: PodView, revision: int, seconds: float
+    ) -> AgentStatus | None:
+        del pod, revision, seconds
         self.requests += 1
         await asyncio.sleep(0)
         return agent_status(0)
@@ -154,3 +166,70 @@ async def test_agent_that_does_not_wait_is_not_polled_in_a_busy_loop() -> None:
     await asyncio.sleep(0.1)
     await watcher.close()
     assert cluster.requests <= 3
+
+
+async def test_only_node_0_is_asked_every_few_seconds(bench: Bench) -> None:
+    """Its progress has no revision. All other agents answer when something happens."""
+    for index in (0, 1):
+        await bench.cluster.set_status(f"uid-digits-{index}", agent_status(index, revision=1))
+    bench.watcher.follow(KEY, [pod(JOB, 0), pod(JOB, 1)])
+    await bench.next_wakeup()
+    await bench.next_wakeup()
+    assert set(bench.cluster.waits) == {PROGRESS_SECONDS, LONGEST_WAIT_SECONDS}
+
+
+class StubbornCluster(FakeCluster):
+    """Agents that answer at once with a rising revision and changing content."""
+
+    requests = 0
+
+    async def watch_agent_status(
+        self, pod: PodView, revision: int, seconds: float
+    ) -> AgentStatus | None:
+        del pod, seconds
+        self.requests += 1
+        await asyncio.sleep(0)
+        return agent_status(0, revision=revision + 1)
+
+
+def test_hostile_agent_wakes_its_job_at_a_bounded_rate() -> None:
+    cluster, wakeups = StubbornCluster(), 0
+
+    def wake(key: Key) -> None:
+        nonlocal wakeups
+        assert key == KEY
+        wakeups += 1
+
+    async def body() -> None:
+        watcher = AgentWatcher(cluster, wake)
+        watcher.follow(KEY, [pod(JOB, 0)])
+        await asyncio.sleep(100)
+        await watcher.close()
+
+    run_in_fake_time(body())
+    assert wakeups <= 8 + 2 * 100 + 1
+
+
+def test_unreachable_agent_is_asked_again_when_its_pod_becomes_ready() -> None:
+    """Without this the operator would see the ranks join up to 5 s late."""
+    asked: list[float] = []
+
+    class SilentCluster(FakeCluster):
+        async def watch_agent_status(
+            self, pod: PodView, revision: int, seconds: float
+        ) -> AgentStatus | None:
+            del pod, revision, seconds
+            asked.append(asyncio.get_running_loop().time())
+            return None
+
+    async def body() -> None:
+        watcher = AgentWatcher(SilentCluster(), lambda _: None)
+        watcher.follow(KEY, [pod(JOB, 0, ready=False)])
+        await asyncio.sleep(20.1)
+        before = asyncio.get_running_loop().time()
+        watcher.follow(KEY, [pod(JOB, 0, ready=True)])
+        await asyncio.sleep(0.1)
+        assert asked[-1] == before
+        await watcher.close()
+
+    run_in_fake_time(body())

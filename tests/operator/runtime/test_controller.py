@@ -12,7 +12,7 @@ from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_wire import contract
 from ddp_wire.contract import AgentStatus, AttemptOrder, Progress
-from tests.operator.fake_cluster import FakeCluster
+from tests.operator.fake_cluster import DirectReports, FakeCluster
 from tests.operator.support import (
     DEFAULTS,
     NOW,
@@ -35,7 +35,10 @@ class Bench:
         self.cluster, self.cache = FakeCluster(), Cache()
         self.cluster.watching = self.cache if watched else None
         self.cache.put_job(self.cluster.apply(job_manifest(**({"nodes": 2} | spec))))
-        self.controller = Controller(self.cluster, self.cache, DEFAULTS, lambda: self.now)
+        self.reports = DirectReports(self.cluster)
+        self.controller = Controller(
+            self.cluster, self.cache, DEFAULTS, lambda: self.now, reports=self.reports
+        )
 
     async def reconcile(self) -> float | None:
         return await self.controller.reconcile(KEY)
@@ -197,7 +200,9 @@ async def test_actions_are_decided_on_a_fresh_list() -> None:
     lagging = Cache()
     lagging.put_job(bench.cluster.jobs[KEY])
     start = len(bench.cluster.writes)
-    controller = Controller(bench.cluster, lagging, DEFAULTS, lambda: NOW)
+    controller = Controller(
+        bench.cluster, lagging, DEFAULTS, lambda: NOW, reports=DirectReports(bench.cluster)
+    )
     await controller.reconcile(KEY)
     assert [w for w in bench.written_since(start) if w.startswith("create Pod")] == []
 
@@ -335,54 +340,19 @@ async def test_attempt_is_counted_once_when_its_actions_fail() -> None:
     assert (bench.status().attempt, bench.status().infrastructure_restarts) == (2, 1)
 
 
-# --- Polls of agents -----------------------------------------------------------------------
+# --- Agents -------------------------------------------------------------------------------
 
 
-async def test_all_agents_are_polled_until_all_ranks_train_then_only_node_0() -> None:
-    bench = Bench(nodes=3)
-    await bench.reconcile_until_idle()
-    for index in range(3):
-        bench.set_agent_status(
-            f"digits-{index}", agent_status(index, phase="Starting"), ready=False
-        )
-    bench.cluster.polled.clear()
-    await bench.reconcile()
-    assert set(bench.cluster.polled) == {"digits-0", "digits-1", "digits-2"}
-    await bench.train()
-    bench.cluster.polled.clear()
-    await bench.reconcile()
-    assert bench.cluster.polled == ["digits-0"]
-
-
-async def test_agent_is_polled_once_per_reconcile() -> None:
-    """A poll of an agent on a lost Kubernetes node takes the whole timeout."""
+@pytest.mark.parametrize(
+    ("suspend", "followed"), [(False, {"digits-0", "digits-1"}), (True, set())]
+)
+async def test_agents_of_active_jobs_are_followed(suspend: bool, followed: set[str]) -> None:
     bench = Bench()
     await bench.train()
-    bench.set_agent_status("digits-1", failed_status(1), ready=False)
-    bench.cluster.polled.clear()
-    before = len(bench.cluster.writes)
+    if suspend:
+        bench.cluster.apply(job_manifest(nodes=2, suspend=True))
     await bench.reconcile()
-    assert [w for w in bench.written_since(before) if w.startswith("annotate")], (
-        "the controller must act"
-    )
-    assert sorted(bench.cluster.polled) == ["digits-0", "digits-1"]
-
-
-async def test_all_agents_are_polled_when_a_pod_is_no_longer_ready() -> None:
-    bench = Bench()
-    await bench.train()
-    bench.set_agent_status("digits-1", agent_status(1), ready=False)
-    bench.cluster.polled.clear()
-    await bench.reconcile()
-    assert set(bench.cluster.polled) == {"digits-0", "digits-1"}
-
-
-@pytest.mark.parametrize("spec", [{"suspend": True}, {}], ids=["suspended", "without an address"])
-async def test_irrelevant_agents_are_not_polled(spec: dict[str, Any]) -> None:
-    bench = Bench(**spec)
-    await bench.reconcile_until_idle()
-    await bench.reconcile()
-    assert bench.cluster.polled == []
+    assert bench.reports.followed == followed
 
 
 async def test_progress_is_written_to_the_status() -> None:

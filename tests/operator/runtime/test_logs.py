@@ -14,7 +14,7 @@ from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.logs import JsonFormatter, TextFormatter, add_log_fields, log_fields
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.workers import Activity, work
-from tests.operator.fake_cluster import FakeCluster
+from tests.operator.fake_cluster import DirectReports, FakeCluster
 from tests.operator.support import NOW, job_manifest
 
 log = logging.getLogger("ddp_operator.test")
@@ -85,7 +85,9 @@ async def test_all_lines_of_a_reconcile_carry_the_job(lines: Lines) -> None:
     cluster.refusals["create"] = ClusterError("exceeded quota", status=403)
     for name in ("one", "two"):
         queue.add(cache.put_job(cluster.apply(job_manifest(name))))
-    controller = Controller(cluster, cache, Defaults("mine:1", "Always"), lambda: NOW)
+    controller = Controller(
+        cluster, cache, Defaults("mine:1", "Always"), lambda: NOW, reports=DirectReports(cluster)
+    )
     tasks = [asyncio.ensure_future(work(queue, controller, Activity())) for _ in range(2)]
     async with asyncio.timeout(10):
         while sum("next try in" in line for line in lines.lines) < 2:  # noqa: ASYNC110

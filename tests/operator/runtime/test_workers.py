@@ -12,7 +12,7 @@ from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.workers import Activity, first_sync, resync, resync_periodically, work
-from tests.operator.fake_cluster import FakeCluster
+from tests.operator.fake_cluster import DirectReports, FakeCluster
 from tests.operator.fake_time import run_in_fake_time
 from tests.operator.support import DEFAULTS, NOW, job_manifest
 
@@ -23,7 +23,8 @@ class ScriptedController(Controller):
     """Controller with scripted results, which records the time of each reconcile."""
 
     def __init__(self, *script: float | BaseException | None) -> None:
-        super().__init__(FakeCluster(), Cache(), DEFAULTS, lambda: NOW)
+        cluster = FakeCluster()
+        super().__init__(cluster, Cache(), DEFAULTS, lambda: NOW, reports=DirectReports(cluster))
         self.script = list(script)
         self.reconciles: list[float] = []
         self.refreshed: list[Key] = []
