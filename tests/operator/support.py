@@ -159,8 +159,12 @@ def world(
     service: bool = True,
     blocked: str | None = None,
     silent: Iterable[int] = (),
+    undecided: float | None = 3.0,
 ) -> World:
-    """Return the observed world of a job, with agent statuses and silent agents by node index."""
+    """Return the observed world of a job, with agent statuses and silent agents by node index.
+
+    `undecided` is the time in seconds since the operator first saw losses without a root cause.
+    """
     seen = tuple(pods)
     reports = {p.uid: statuses[p.index] for p in seen if statuses and p.index in statuses}
     quiet = frozenset(p.uid for p in seen if p.index in set(silent))
@@ -171,6 +175,7 @@ def world(
         service_exists=service,
         reports=reports,
         silent=quiet,
+        undecided_since=None if undecided is None else now - timedelta(seconds=undecided),
         blocked=blocked,
     )
 

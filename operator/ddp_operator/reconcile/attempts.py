@@ -93,15 +93,17 @@ def root_cause(losses: list[Loss], world: World) -> Loss | None:
     if primary:
         found = min(primary, key=_precedence)
         return _stop_origin(found, world) if found.failure.reason == _STOPPED else found
-    first = min(losses, key=lambda loss: loss.failure.time)
-    if _is_recent(first.failure.time, world):
+    if _may_wait(world):
         return None
+    first = min(losses, key=lambda loss: loss.failure.time)
     silent = _silent_pods(world)
     return _lost_peer(first, f"{silent[0]} does not answer", silent[0]) if silent else first
 
 
-def _is_recent(time: datetime, world: World) -> bool:
-    return timedelta(0) <= world.now - time < ROOT_CAUSE_WAIT
+def _may_wait(world: World) -> bool:
+    """Return whether the root cause may still arrive, by this operator's clock alone."""
+    since = world.undecided_since
+    return since is None or timedelta(0) <= world.now - since < ROOT_CAUSE_WAIT
 
 
 def _stop_origin(stop: Loss, world: World) -> Loss | None:
@@ -120,7 +122,7 @@ def _stop_origin(stop: Loss, world: World) -> Loss | None:
         pod = world.pod(index)
         if pod is None or pod.terminal or _takes_part(pod, world):
             continue
-        if _is_recent(datetime.fromtimestamp(stop_report.since, UTC), world):
+        if _may_wait(world):
             return None
         # A running pod without a report may have stopped on the same request.
         if pod.phase != "Running" or world.report(pod) is not None:

@@ -1,6 +1,7 @@
 """Apply the policies in their order: turn the observed state of a job into a plan."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ddp_operator.api.status import Cause, ConditionType, DDPJobStatus
 from ddp_operator.builders import names
@@ -102,7 +103,7 @@ def _handle_losses(world: World, losses: Sequence[Loss], defaults: Defaults) -> 
     """Return the plan that ends the attempt: it starts the next one, or fails the job."""
     loss = root_cause(list(losses), world)
     if loss is None:
-        return Plan(world.job.status, requeue_seconds=ROOT_CAUSE_REQUEUE_SECONDS)
+        return Plan(world.job.status, requeue_seconds=ROOT_CAUSE_REQUEUE_SECONDS, undecided=True)
     failure, now = loss.failure, world.now
     status = with_progress(world, world.job.status, at_the_end=True)
     status = status.model_copy(update={"last_failure": failure})
@@ -201,7 +202,7 @@ def _with_observation(world: World, plan: Plan) -> Plan:
             "next_action": next_action(world, plan),
         }
     )
-    return Plan(status, plan.actions, plan.events, plan.requeue_seconds)
+    return replace(plan, status=status)
 
 
 def _selector(world: World) -> str:

@@ -77,3 +77,5 @@ class Plan:
     events: tuple[Event, ...] = ()
     requeue_seconds: float | None = None
     """Seconds until the next reconcile if nothing else triggers one; None for no limit."""
+    undecided: bool = False
+    """Whether there are losses whose root cause may still arrive."""

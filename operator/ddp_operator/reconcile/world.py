@@ -74,6 +74,8 @@ class World:
     """Newest agent report by pod uid."""
     silent: frozenset[str] = frozenset()
     """Uids of the pods whose agent did not answer the newest request."""
+    undecided_since: datetime | None = None
+    """Time at which this operator first saw losses without a root cause, or None before."""
     blocked: str | None = None
     """Error of the API server when the actions of the last plan ran."""
 

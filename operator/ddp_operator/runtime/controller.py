@@ -55,6 +55,7 @@ class Controller:
         self._defaults, self._clock = defaults, clock
         self._in_flight = asyncio.Semaphore(in_flight)
         self._blocked: dict[Key, str] = {}
+        self._undecided_since: dict[Key, datetime] = {}
         self._written: dict[Key, datetime] = {}
 
     async def reconcile(self, key: Key) -> float | None:
@@ -68,8 +69,8 @@ class Controller:
         """
         raw = self._cache.job(key)
         if raw is None:
-            self._blocked.pop(key, None)
-            self._written.pop(key, None)
+            for state in (self._blocked, self._undecided_since, self._written):
+                state.pop(key, None)
             self._reports.follow(key, ())
             return None
         try:
@@ -85,6 +86,10 @@ class Controller:
             pods = await self._cluster.list_pods(key[0], names.pod_selector(job))
             world = self._observe(job, pods)
             plan = decide(world, self._defaults)
+        if plan.undecided:
+            self._undecided_since.setdefault(key, world.now)
+        else:
+            self._undecided_since.pop(key, None)
         active = not is_finished(plan.status) and not job.spec.suspend
         self._reports.follow(key, world.pods if active else ())
         failure = plan.status.last_failure
@@ -127,6 +132,7 @@ class Controller:
             # The address may belong to a pod of another job by now.
             reports={u: s for u, s in known.items() if s.job_uid in {job.metadata.uid, ""}},
             silent=self._reports.silent(views),
+            undecided_since=self._undecided_since.get(job.key),
             blocked=self._blocked.get(job.key),
         )
 

@@ -72,8 +72,8 @@ def test_replaced_pod_is_the_stop_origin_of_its_peers(
     )
     phase = "Running" if answers else "Pending"
     pods = [pod(job, 0, phase=phase, ready=False), pod(job, 1, ready=False)]
-    assert plan_for(job, pods, statuses=statuses, now=after(1)).status.attempt == 1
-    found = failure(plan_for(job, pods, statuses=statuses, now=after(3)))
+    assert plan_for(job, pods, statuses=statuses, undecided=1).status.attempt == 1
+    found = failure(plan_for(job, pods, statuses=statuses, undecided=3))
     assert (found.reason, found.cause, found.pod) == ("PeerLost", Cause.INFRASTRUCTURE, "digits-0")
     assert found.message == (
         "digits-0 left the attempt, and its peers could not continue:"

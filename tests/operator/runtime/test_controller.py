@@ -364,3 +364,15 @@ async def test_progress_is_written_to_the_status() -> None:
     progress = bench.status().progress
     assert progress is not None
     assert progress.summary == "3/4 (75%)"
+
+
+async def test_wait_for_the_root_cause_begins_when_the_operator_first_sees_losses() -> None:
+    """The clock of the failed pod's Kubernetes node is an hour ahead."""
+    bench = Bench()
+    await bench.train()
+    failed = failed_status(1, at=after(3600).timestamp(), secondary=True)
+    bench.set_agent_status("digits-1", failed, ready=False)
+    for seconds, attempt in ((10, 1), (11.9, 1), (12, 2)):
+        bench.now = after(seconds)
+        await bench.reconcile()
+        assert bench.status().attempt == attempt
