@@ -107,7 +107,7 @@ def _handle_losses(world: World, losses: Sequence[Loss], defaults: Defaults) -> 
     failure, now = loss.failure, world.now
     status = with_progress(world, world.job.status, at_the_end=True)
     status = status.model_copy(update={"last_failure": failure})
-    status = escalation.count_stalled_attempt(world.job, status, loss, losses, now)
+    status = escalation.count_stalled_attempt(world, status, loss, losses)
     status = history.with_ended_attempt(
         status, now, cause=failure.cause, reason=failure.reason, message=failure.message
     )

@@ -7,6 +7,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Cause, DDPJobStatus, StrikeStatus
 from ddp_operator.builders import names
 from ddp_operator.reconcile.attempts import Loss
+from ddp_operator.reconcile.world import World
 
 STALLED_LIMIT = 3
 """Number of stalled attempts in a row that fails the job, because no stronger remedy is left."""
@@ -23,24 +24,25 @@ def reset_stalled_attempts(status: DDPJobStatus) -> DDPJobStatus:
 
 
 def count_stalled_attempt(
-    job: DDPJob, status: DDPJobStatus, loss: Loss, losses: Iterable[Loss], now: datetime
+    world: World, status: DDPJobStatus, loss: Loss, losses: Iterable[Loss]
 ) -> DDPJobStatus:
     """Return the status with the current attempt counted as stalled if it saved no new step.
 
     Args:
-        job: The job.
+        world: The observed state of the job.
         status: Its status, with the newest checkpoint.
         loss: The root cause of the attempt's end.
         losses: All losses of the attempt. Their Kubernetes nodes get strikes.
-        now: The current time.
     """
     status = reset_stalled_attempts(status)
-    if loss.free or _has_saved(status) or not _reports_checkpoints(job, status):
+    if loss.free or _has_saved(status) or not _reports_checkpoints(world.job, status):
+        return status
+    if not _receives_reports(world, status):
         return status
     status = status.model_copy(update={"stalled_attempts": status.stalled_attempts + 1})
     blamed = [one for one in losses if not one.secondary and not one.free]
     nodes = {one.failure.node for one in blamed if one.failure.node is not None}
-    return _with_strikes(status, nodes, now)
+    return _with_strikes(status, nodes, world.now)
 
 
 def pods_to_replace(job: DDPJob, status: DDPJobStatus) -> frozenset[str]:
@@ -81,6 +83,20 @@ def _reports_checkpoints(job: DDPJob, status: DDPJobStatus) -> bool:
     """
     reports = job.spec.task is not None or status.last_checkpoint is not None
     return job.spec.checkpoint is not None and reports
+
+
+def _receives_reports(world: World, status: DDPJobStatus) -> bool:
+    """Return whether the operator would know of a checkpoint that the current attempt saved.
+
+    It would not if it cannot reach the agents, for example behind a NetworkPolicy.
+    """
+    first = world.pod(0)
+    final = first.termination.final if first is not None and first.termination else None
+    known = [*world.reports.values(), *([final] if final else [])]
+    if any(report.attempt == status.attempt for report in known):
+        return True
+    started, progress = status.attempt_start_time, status.progress
+    return bool(started and progress and progress.time and progress.time >= started)
 
 
 def _with_strikes(status: DDPJobStatus, nodes: set[str], now: datetime) -> DDPJobStatus:

@@ -68,9 +68,27 @@ def test_attempt_without_a_newly_saved_step_counts_as_stalled(
     if how == "rank failed":
         plan = plan_for(job, all_pods(job), statuses={1: failed_status(1)})
     else:
-        plan = plan_for(job, [pod(job, 0)])
+        plan = plan_for(job, [pod(job, 0)], statuses={0: agent_status(0)})
     assert (plan.status.attempt, plan.status.stalled_attempts) == (2, count)
     assert plan.status.attempt_start_step == newest
+
+
+@pytest.mark.parametrize(
+    ("reports", "count"),
+    [("none", 2), ("final, node 1", 2), ("final, node 0", 3), ("progress", 3), ("old progress", 2)],
+)
+def test_attempt_counts_as_stalled_only_if_the_operator_receives_reports(
+    reports: str, count: int
+) -> None:
+    """An operator that cannot reach the agents sees no checkpoint, but the run may have saved."""
+    seconds = {"progress": 5.0, "old progress": -5.0}.get(reports)
+    progress = None if seconds is None else ProgressStatus(step=1, time=after(seconds))
+    job = active_job(status={"stalled_attempts": 2, "progress": progress}, **SAVES)
+    dead = 0 if reports == "final, node 0" else 1
+    final = None if seconds is not None or reports == "none" else failed_status(dead)
+    end = ended(1, final=final)
+    pods = [pod(job, dead, phase="Failed", ready=False, termination=end), pod(job, 1 - dead)]
+    assert plan_for(job, pods).status.stalled_attempts == count
 
 
 def test_checkpoint_in_the_last_report_counts_as_progress() -> None:
@@ -255,7 +273,7 @@ def test_pods_created_after_the_second_strike_avoid_its_node() -> None:
     status = {"stalled_attempts": 1, "strikes": [strike("machine-1", 1, -60)]}
     job = active_job(status=status, **SAVES)
     dead = pod(job, 1, phase="Failed", ready=False, termination=ended(1))
-    plan = plan_for(job, [pod(job, 0), dead])
+    plan = plan_for(job, [pod(job, 0), dead], statuses={0: agent_status(0)})
     (created,) = only(plan.actions, CreatePod)
     assert avoided(created.manifest) == ["machine-1"]
 
