@@ -17,6 +17,7 @@ from ddp_operator.api.status import (
 from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import Manifest
+from ddp_operator.reconcile.children import fresh_pods
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import Action, Plan
 from ddp_operator.reconcile.world import PodView, Termination, World
@@ -70,19 +71,19 @@ def active_job(
 ) -> DDPJob:
     """Return a job whose attempt started at NOW. `formed`: all ranks have joined."""
     job = new_job(**({"nodes": 2} | spec))
-    return with_status(
-        job,
-        attempt=attempt,
-        attempt_spec_hash=job.spec_hash,
-        attempt_start_time=NOW,
-        start_time=NOW,
-        conditions=[
+    given: dict[str, Any] = {
+        "attempt": attempt,
+        "attempt_spec_hash": job.spec_hash,
+        "attempt_start_time": NOW,
+        "pods": fresh_pods(job, DEFAULTS),
+        "start_time": NOW,
+        "conditions": [
             condition(ConditionType.RENDEZVOUSED, str(formed)),
             condition(ConditionType.PODS_READY, str(formed)),
             condition(ConditionType.SUCCEEDED, "Unknown", "Running" if formed else "Starting"),
         ],
-        **(status or {}),
-    )
+    }
+    return with_status(job, **given | dict(status or {}))
 
 
 def finished_job(*, succeeded: bool, **spec: Any) -> DDPJob:

@@ -1,20 +1,37 @@
 """Parse a DDPJob from a manifest or an API object."""
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic.alias_generators import to_camel
 
 from ddp_operator.api.base import API_VERSION, KIND
 from ddp_operator.api.rules import check_rules
-from ddp_operator.api.spec import DDPJobSpec, pod_shaping
+from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
+
+_NEEDED_STATUS = frozenset(
+    to_camel(name)
+    for name in (
+        "attempt",
+        "attempt_start_time",
+        "attempt_spec_hash",
+        "pods",
+        "restarts",
+        "infrastructure_restarts",
+        "conditions",
+    )
+)
+"""Status fields without which the operator must not act: it would repeat or forget an attempt."""
 
 
 class InvalidJobError(ValueError):
     """A DDPJob that breaks its schema or a rule. The message is one sentence for its author."""
+
+
+class UnreadableStatusError(InvalidJobError):
+    """A status from which the operator cannot continue, written by a newer operator."""
 
 
 class Metadata(BaseModel):
@@ -38,6 +55,8 @@ class DDPJob(BaseModel):
     metadata: Metadata
     spec: DDPJobSpec
     status: DDPJobStatus
+    unread: tuple[str, ...] = ()
+    """Status fields that a newer operator wrote and this one cannot read."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -47,8 +66,12 @@ class DDPJob(BaseModel):
     @property
     def spec_hash(self) -> str:
         """Return a 16-digit hash of the spec fields that shape the pods, see `pod_shaping`."""
-        text = json.dumps(pod_shaping(self.spec), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return self.spec.shaping_hash
+
+    @property
+    def nodes(self) -> int:
+        """Return the number of pods of the current attempt, or of the first one before it."""
+        return self.status.pods.nodes if self.status.pods is not None else self.spec.nodes
 
 
 def _first_error(error: ValidationError, root: str = "spec") -> str:
@@ -90,8 +113,23 @@ def parse_job(manifest: Mapping[str, Any]) -> DDPJob:
     broken = check_rules(metadata.name, spec)
     if broken is not None:
         raise InvalidJobError(broken)
-    try:
-        status = DDPJobStatus.model_validate(manifest.get("status") or {})
-    except ValidationError as error:
-        raise InvalidJobError(_first_error(error, "status")) from error
-    return DDPJob(metadata=metadata, spec=spec, status=status)
+    status, unread = _parse_status(manifest.get("status") or {})
+    return DDPJob(metadata=metadata, spec=spec, status=status, unread=unread)
+
+
+def _parse_status(given: Mapping[str, Any]) -> tuple[DDPJobStatus, tuple[str, ...]]:
+    """Return the status without the fields that this version cannot read, and their names.
+
+    Raises:
+        UnreadableStatusError: A field is unreadable on which the attempts and their budgets depend.
+    """
+    kept, unread = dict(given), list[str]()
+    while True:
+        try:
+            return DDPJobStatus.model_validate(kept), tuple(unread)
+        except ValidationError as error:
+            field = str(error.errors(include_url=False)[0]["loc"][0])
+            if field not in kept or field in _NEEDED_STATUS:
+                raise UnreadableStatusError(_first_error(error, "status")) from error
+            del kept[field]
+            unread.append(field)

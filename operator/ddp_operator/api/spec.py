@@ -1,6 +1,9 @@
 """Define the models of `DDPJob.spec`. The operator acts on every field in them."""
 
+import hashlib
+import json
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import Field, JsonValue, StrictBool, StrictInt, StringConstraints
@@ -257,6 +260,12 @@ class DDPJobSpec(ApiModel):
     """Seconds after which the operator deletes a finished job, 0 to 31,536,000 (one year). Without it, the job stays."""  # noqa: E501
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.NONE
     """Handling of the pods of a finished job. None ends the pods and keeps them for their logs; All deletes them."""  # noqa: E501
+
+    @cached_property
+    def shaping_hash(self) -> str:
+        """Return a 16-digit hash of the fields that shape the pods, see `pod_shaping`."""
+        text = json.dumps(pod_shaping(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def uses_standby(self) -> bool:

@@ -209,6 +209,17 @@ class StrikeStatus(StatusModel):
     """Time at which the last attempt without progress ended on the Kubernetes node."""
 
 
+class PodsStatus(StatusModel):
+    """Values that all pods of an attempt share. They change only when the operator replaces all pods together."""  # noqa: E501
+
+    nodes: int
+    """Number of worker pods."""
+    image: ShortText
+    """Container image of the worker pods."""
+    image_pull_policy: ShortText = "IfNotPresent"
+    """Rule for when the kubelet pulls the image."""
+
+
 class DDPJobStatus(StatusModel):
     """Observed state of the job."""
 
@@ -222,6 +233,8 @@ class DDPJobStatus(StatusModel):
     """Hash of the spec fields that shape the pods of the current attempt."""
     attempt_start_step: int | None = None
     """Completed updates in the newest checkpoint at the start of the current attempt."""
+    pods: PodsStatus | None = None
+    """Values that all pods of the current attempt share, so that an upgrade of the operator cannot mix two images. Absent for a job that an older operator started."""  # noqa: E501
     restarts: int = 0
     """Number of restarts after application failures. They count against spec.maxRestarts."""
     recent_failures: Annotated[list[datetime], Field(max_length=32)] = Field(default_factory=list)

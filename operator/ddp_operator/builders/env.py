@@ -49,7 +49,7 @@ def _contract(job: DDPJob, index: int) -> dict[str, str]:
         Env.JOB_NAMESPACE: job.metadata.namespace,
         Env.JOB_UID: job.metadata.uid,
         Env.NODE_INDEX: str(index),
-        Env.NODES: str(job.spec.nodes),
+        Env.NODES: str(job.nodes),
         Env.PROCS_PER_NODE: str(job.spec.ranks_per_node),
         Env.RENDEZVOUS_HOST: names.pod_address(job, 0),
         Env.RENDEZVOUS_PORT_BASE: str(RENDEZVOUS_PORT_BASE),

@@ -15,14 +15,23 @@ def service_name(job: DDPJob) -> str:
     return job.metadata.name
 
 
+_HOSTNAME_DIGITS = 4
+"""Digits of a node index in a host name: `nodes` is at most 9999."""
+
+
 def pod_name(job: DDPJob, index: int) -> str:
-    """Return the name of a worker pod.
+    """Return the name of a worker pod. It does not depend on the number of nodes."""
+    return hostname(job, index) if _is_old(job) else f"{job.metadata.name}-{index}"
+
+
+def hostname(job: DDPJob, index: int) -> str:
+    """Return the host name of a worker pod.
 
     The index is zero-padded so that node rank = index, because torchrun sorts nodes by address as a
     string.
     """
-    width = len(str(job.spec.nodes - 1))
-    return f"{job.metadata.name}-{index:0{width}d}"
+    digits = len(str(job.spec.nodes - 1)) if _is_old(job) else _HOSTNAME_DIGITS
+    return f"{job.metadata.name}-{index:0{digits}d}"
 
 
 def pod_address(job: DDPJob, index: int) -> str:
@@ -30,7 +39,15 @@ def pod_address(job: DDPJob, index: int) -> str:
 
     The first search domain of the resolver completes it.
     """
-    return f"{pod_name(job, index)}.{service_name(job)}"
+    return f"{hostname(job, index)}.{service_name(job)}"
+
+
+def _is_old(job: DDPJob) -> bool:
+    """Return whether an older operator named the pods of the current attempt.
+
+    That operator padded names and host names to the size of the job. The next release drops this.
+    """
+    return job.status.pods is None and job.status.attempt_spec_hash is not None
 
 
 def labels(job: DDPJob) -> dict[str, str]:

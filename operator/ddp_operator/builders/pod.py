@@ -64,7 +64,7 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
 def _pod_spec(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
     spec = job.spec
     out: dict[str, Any] = {
-        "hostname": names.pod_name(job, index),
+        "hostname": names.hostname(job, index),
         "subdomain": names.service_name(job),
         "dnsConfig": {"options": _DNS_OPTIONS},
         "restartPolicy": "Never",

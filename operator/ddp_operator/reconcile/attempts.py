@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from ddp_operator.api.status import Cause, ConditionType, FailureStatus
 from ddp_operator.builders import names
+from ddp_operator.reconcile.abandoned import is_abandoned
 from ddp_operator.reconcile.world import PodView, Termination, World, ended_in
 from ddp_wire.contract import AgentPhase, AgentStatus, ExitCode, Failure
 
@@ -57,7 +58,7 @@ def find_losses(world: World) -> list[Loss]:
     """Return all losses of the current attempt. The list is empty while the attempt can go on."""
     started = _has_started(world)
     found = []
-    for index in range(world.job.spec.nodes):
+    for index in range(world.job.nodes):
         loss = _pod_loss(world, index, started=started)
         if loss is not None:
             found.append(loss)
@@ -118,7 +119,7 @@ def _stop_origin(stop: Loss, world: World) -> Loss | None:
     stop_report = world.report(stopped_pod) if stopped_pod is not None else None
     if stop_report is None or not _has_joined(stop_report):
         return stop
-    for index in range(world.job.spec.nodes):
+    for index in range(world.job.nodes):
         pod = world.pod(index)
         if pod is None or pod.terminal or _takes_part(pod, world):
             continue
@@ -142,7 +143,7 @@ def _has_joined(report: AgentStatus) -> bool:
 def _silent_pods(world: World) -> list[str]:
     """Return the names of all missing pods, and of all running pods without an agent report."""
     found = []
-    for index in range(world.job.spec.nodes):
+    for index in range(world.job.nodes):
         pod = world.pod(index)
         if pod is None or (world.report(pod) is None and not pod.terminal):
             found.append(names.pod_name(world.job, index))
@@ -175,6 +176,8 @@ def _pod_loss(world: World, index: int, *, started: bool) -> Loss | None:
     attempt = world.job.status.attempt
     pod = world.pod(index)
     if pod is None or (pod.deleting and not pod.terminal):
+        if pod is not None and pod.attempt == str(attempt) and is_abandoned(world, pod):
+            return _lost_pod(world, index, pod)
         # Before the start, the operator creates a missing pod and the others wait for it.
         # Afterwards its ranks cannot join the others, so the attempt is lost.
         return _lost_pod(world, index, pod) if started else None

@@ -1,84 +1,95 @@
 """Create, replace and delete children until they match the current attempt."""
 
-from datetime import timedelta
+from dataclasses import replace
 
-from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DDPJobStatus, PodsStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults, build_pod
 from ddp_operator.builders.service import build_service
+from ddp_operator.reconcile.abandoned import is_abandoned
 from ddp_operator.reconcile.escalation import pods_to_replace
 from ddp_operator.reconcile.plan import Action, CreatePod, CreateService, DeletePod, SetAttempt
 from ddp_operator.reconcile.world import PodView, World, ended_in
 from ddp_wire.contract import ATTEMPT_STOP
 
-UNREACHABLE_REASON = "DeletionByTaintManager"
-"""Disruption reason of pods that Kubernetes deletes because their node is unreachable."""
-UNREACHABLE_GRACE = timedelta(seconds=1)
-"""Wait before a silent pod of an unreachable Kubernetes node is replaced."""
-OVERDUE_GRACE = timedelta(seconds=15)
-"""Wait after a pod's deletion deadline before it is replaced in any case: its kubelet is gone."""
+
+def fresh_pods(job: DDPJob, defaults: Defaults) -> PodsStatus:
+    """Return the values that all pods share when they are created together."""
+    spec = job.spec
+    policy = spec.image_pull_policy
+    return PodsStatus(
+        nodes=spec.nodes,
+        image=spec.image or defaults.image,
+        image_pull_policy=policy.value if policy else defaults.image_pull_policy,
+    )
 
 
 def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> list[Action]:
     """Return actions that give each node one pod of this attempt, reused in place if possible."""
     job = world.job.model_copy(update={"status": status})
+    world = replace(world, job=job)
+    shared = _shared_defaults(world, defaults)
     actions: list[Action] = []
     if not world.service_exists:
         actions.append(CreateService(build_service(job)))
     replaced = pods_to_replace(job, status)
-    for index in range(job.spec.nodes):
-        pod, attempt = world.pod(index), status.attempt
-        create = CreatePod(build_pod(job, index, attempt, defaults))
-        if pod is None:
-            actions.append(create)
-        elif pod.deleting and _is_abandoned(world, pod):
-            # Its ranks are harmless: they cannot join the rendezvous of a later attempt, and the
-            # fence of the checkpoint directory refuses commits of an earlier one.
-            actions += [DeletePod(pod.name, pod.uid, 0), create]
-        elif pod.terminal:
-            # A pod that ended in this attempt is a result and stays. A pod of an earlier attempt
-            # only occupies the name.
-            actions += [] if ended_in(pod, status) else [_delete(pod), create]
-        else:
-            actions += _ensure_living(
-                pod,
-                job.spec_hash,
-                attempt,
-                replace=pod.name in replaced,
-                reachable=pod.uid in world.reports,
-            )
-    wanted = {names.pod_name(job, index) for index in range(job.spec.nodes)}
+    for index in range(job.nodes):
+        pod = world.pod(index)
+        if pod is not None and not _is_replaceable(world, pod):
+            actions += _ensure_living(world, pod, recreate=pod.name in replaced)
+            continue
+        if pod is not None:
+            actions.append(_delete(pod, by_force=True))
+        # Two pods of one node must never run at once, whatever their names.
+        if not world.has_other_pod(index):
+            actions.append(CreatePod(build_pod(job, index, status.attempt, shared)))
+    wanted = {names.pod_name(job, index) for index in range(job.nodes)}
     surplus = [pod for pod in world.pods if pod.name not in wanted]
     return actions + [_delete(pod) for pod in surplus if pod.terminal or not pod.deleting]
 
 
-def _ensure_living(
-    pod: PodView, spec_hash: str, attempt: int, *, replace: bool, reachable: bool
-) -> list[Action]:
-    """Return the actions for a living pod.
+def _shared_defaults(world: World, defaults: Defaults) -> Defaults:
+    """Return the image of the attempt's other pods, so that an upgrade never mixes two images.
+
+    Without a record in the status, an older operator created these pods.
+    """
+    pods, status = world.job.status.pods, world.job.status
+    if pods is not None:
+        return Defaults(pods.image, pods.image_pull_policy)
+    peers = (p.image for p in world.pods if p.spec_hash == status.attempt_spec_hash)
+    image = next((image for image in peers if image), defaults.image)
+    return Defaults(image, defaults.image_pull_policy)
+
+
+def _is_replaceable(world: World, pod: PodView) -> bool:
+    """Return whether a new pod may take the name of this one at once.
+
+    A pod that ended in this attempt is a result and stays. A pod of an earlier attempt only
+    occupies the name.
+    """
+    if pod.terminal:
+        return not ended_in(pod, world.job.status)
+    return is_abandoned(world, pod)
+
+
+def _ensure_living(world: World, pod: PodView, *, recreate: bool) -> list[Action]:
+    """Return the actions for a pod that stays or ends by itself.
 
     A deleted pod keeps its name until it is gone, so a later reconcile creates its successor.
     """
-    if pod.deleting:
+    attempt = str(world.job.status.attempt)
+    if pod.terminal or pod.deleting:
         return []
-    if pod.spec_hash != spec_hash:
+    if pod.spec_hash != world.job.spec_hash:
         return [_delete(pod)]
-    if pod.attempt == str(attempt):
+    if pod.attempt == attempt:
         return []
-    if replace:
+    if recreate:
         return [_delete(pod)]
-    return [SetAttempt(pod.name, pod.uid, str(attempt), pod.ip if reachable else None)]
-
-
-def _is_abandoned(world: World, pod: PodView) -> bool:
-    """Return whether no kubelet will ever report the end of a pod that is being deleted."""
-    if pod.deletion_deadline is None or pod.deletion_requested is None:
-        return False
-    if world.now - pod.deletion_deadline > OVERDUE_GRACE:
-        return True
-    waited = world.now - pod.deletion_requested
-    silent = pod.uid in world.silent and waited >= UNREACHABLE_GRACE
-    return silent and pod.disruption == UNREACHABLE_REASON
+    # A request to an agent that does not answer would only delay the annotation.
+    address = pod.ip if pod.uid in world.reports else None
+    return [SetAttempt(pod.name, pod.uid, attempt, address)]
 
 
 def delete_pods(world: World) -> list[Action]:
@@ -95,5 +106,5 @@ def stop_pods(world: World) -> list[Action]:
     ]
 
 
-def _delete(pod: PodView) -> DeletePod:
-    return DeletePod(pod.name, pod.uid, 0 if pod.terminal else None)
+def _delete(pod: PodView, *, by_force: bool = False) -> DeletePod:
+    return DeletePod(pod.name, pod.uid, 0 if pod.terminal or by_force else None)

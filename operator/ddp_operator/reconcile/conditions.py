@@ -94,7 +94,7 @@ def active_conditions(world: World, status: DDPJobStatus) -> DDPJobStatus:
     """Return the status with the conditions of a job that is neither finished nor suspended."""
     out = ConditionWriter(world, status)
     ready = [p for p in world.pods if _is_training(world, status, p)]
-    wanted = world.job.spec.nodes
+    wanted = world.job.nodes
     _set_pods_ready(out, len(ready), wanted)
     if len(ready) == wanted:
         message = f"all ranks of attempt {status.attempt} have joined"
@@ -162,9 +162,9 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
         cause = f"attempt {status.attempt} starts because {failure.message}"
         stuck = (f"{p.name} waits: {p.waiting}" for p in waiting if is_stuck(p))
         return "Recovering", "; ".join([cause, *stuck][:2])
-    if len(world.pods) < world.job.spec.nodes or waiting:
+    if len(world.pods) < world.job.nodes or waiting:
         first = next((f"{p.name} waits: {p.waiting}" for p in waiting if p.waiting), None)
-        return "Pending", first or f"{len(world.pods)} of {world.job.spec.nodes} pods exist"
+        return "Pending", first or f"{len(world.pods)} of {world.job.nodes} pods exist"
     late = [p.name for p in world.pods if not p.ready]
     return "Starting", f"the ranks of {', '.join(late[:4])} have not joined yet"
 
@@ -175,7 +175,7 @@ def is_stuck(pod: PodView) -> bool:
 
 
 def _running_message(world: World, status: DDPJobStatus) -> str:
-    ranks = world.job.spec.nodes * world.job.spec.ranks_per_node
+    ranks = world.job.nodes * world.job.spec.ranks_per_node
     resumed = status.resumed_from_step
     start = f", resumed from step {resumed}" if resumed is not None else ""
     failure = status.last_failure

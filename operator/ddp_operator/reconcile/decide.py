@@ -8,7 +8,7 @@ from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.reconcile import budgets, escalation, history, lifecycle, recovery
 from ddp_operator.reconcile.attempts import Loss, find_losses, root_cause
-from ddp_operator.reconcile.children import ensure_attempt
+from ddp_operator.reconcile.children import ensure_attempt, fresh_pods
 from ddp_operator.reconcile.conditions import ConditionWriter, active_conditions
 from ddp_operator.reconcile.next_action import next_action
 from ddp_operator.reconcile.plan import Event, EventType, Plan
@@ -54,7 +54,7 @@ def _decide(world: World, defaults: Defaults) -> Plan:
 
 def all_succeeded(world: World) -> bool:
     """Return whether every rank of the attempt exited with code 0 and every container has ended."""
-    pods = [world.pod(index) for index in range(world.job.spec.nodes)]
+    pods = [world.pod(index) for index in range(world.job.nodes)]
     status = world.job.status
     return all(p is not None and p.phase == "Succeeded" and ended_in(p, status) for p in pods)
 
@@ -67,7 +67,12 @@ def _start_or_resume(world: World, defaults: Defaults) -> Plan:
     event = Event(EventType.NORMAL, "Resumed" if resumed else "Started", text)
     if resumed:
         status = budgets.charge(status, Cause.FREE, world.now)
-    status = status.model_copy(update={"start_time": world.now.replace(microsecond=0)})
+    status = status.model_copy(
+        update={
+            "start_time": world.now.replace(microsecond=0),
+            "pods": fresh_pods(world.job, defaults),
+        }
+    )
     if status.is_true(ConditionType.SUSPENDED):
         out = ConditionWriter(world, status)
         out.set(ConditionType.SUSPENDED, False, "Resumed", "")
@@ -85,7 +90,8 @@ def _restart_for_new_spec(world: World, defaults: Defaults) -> Plan:
     )
     status = budgets.charge(status, Cause.FREE, world.now)
     # The new spec may fix the stall.
-    status = status.model_copy(update={"stalled_attempts": 0})
+    update = {"stalled_attempts": 0, "pods": fresh_pods(world.job, defaults)}
+    status = status.model_copy(update=update)
     return _new_attempt(world, status, (event,), defaults)
 
 
@@ -136,7 +142,7 @@ def _new_attempt(
         }
     )
     out = ConditionWriter(world, status)
-    nodes = world.job.spec.nodes
+    nodes = world.job.model_copy(update={"status": status}).nodes
     out.set_waiting_for_ranks()
     out.set(ConditionType.PODS_READY, False, "NotReady", f"0 of {nodes} pods are training")
     out.status = out.status.model_copy(update={"ready": f"0/{nodes}"})
@@ -151,7 +157,7 @@ def _new_attempt(
 
 def _complete(world: World) -> Plan:
     status = with_progress(world, world.job.status, at_the_end=True)
-    ranks = world.job.spec.nodes * world.job.spec.ranks_per_node
+    ranks = world.job.nodes * world.job.spec.ranks_per_node
     message = f"all {ranks} ranks of attempt {status.attempt} exited with code 0"
     status = escalation.reset_stalled_attempts(status)
     status = history.with_ended_attempt(

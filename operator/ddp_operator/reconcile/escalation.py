@@ -58,7 +58,7 @@ def pods_to_replace(job: DDPJob, status: DDPJobStatus) -> frozenset[str]:
         return frozenset()
     if status.stalled_attempts == 1:
         return frozenset({failure.pod} if failure.pod else ())
-    return frozenset(names.pod_name(job, index) for index in range(job.spec.nodes))
+    return frozenset(names.pod_name(job, index) for index in range(job.nodes))
 
 
 def newest_step(status: DDPJobStatus) -> int | None:

@@ -22,7 +22,7 @@ def finish(
 ) -> Plan:
     """Return the plan that completes or fails a job."""
     out = ConditionWriter(world, status)
-    wanted = world.job.spec.nodes
+    wanted = world.job.nodes
     out.set(ConditionType.PODS_READY, False, reason, message)
     out.set(ConditionType.SUCCEEDED, succeeded, reason, message)
     ended = out.status.model_copy(

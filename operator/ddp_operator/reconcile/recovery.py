@@ -36,7 +36,7 @@ def complete_trace(world: World, status: DDPJobStatus) -> DDPJobStatus:
     if recovery is None or recovery.attempt != status.attempt or recovery.complete:
         return status
     timelines = _timelines(world, status.attempt)
-    if len(timelines) < world.job.spec.nodes or any(t.stepped is None for t in timelines):
+    if len(timelines) < world.job.nodes or any(t.stepped is None for t in timelines):
         return status
     return status.model_copy(update={"last_recovery": _completed(recovery, timelines)})
 

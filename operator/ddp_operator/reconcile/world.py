@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
@@ -48,6 +49,8 @@ class PodView:
     """Time at which the grace period ends."""
     node: str | None = None
     ip: str | None = None
+    image: str | None = None
+    """Image of the worker container."""
     waiting: str | None = None
     """Why the pod does not run yet, as the scheduler or the kubelet reports it."""
     reason: str | None = None
@@ -80,12 +83,24 @@ class World:
     """Error of the API server when the actions of the last plan ran."""
 
     def pod(self, index: int) -> PodView | None:
-        """Return the pod of a node, or None.
+        """Return the pod of a node, or None."""
+        return self._by_name.get(names.pod_name(self.job, index))
 
-        The name selects it, because a pod with another number of digits is of an older gang.
-        """
+    def has_other_pod(self, index: int) -> bool:
+        """Return whether a pod of an older naming scheme still serves as this node."""
         name = names.pod_name(self.job, index)
-        return next((p for p in self.pods if p.name == name), None)
+        return any(p.name != name and not p.terminal for p in self._by_index.get(index, ()))
+
+    @cached_property
+    def _by_name(self) -> dict[str, PodView]:
+        return {pod.name: pod for pod in self.pods}
+
+    @cached_property
+    def _by_index(self) -> dict[int, list[PodView]]:
+        found: dict[int, list[PodView]] = {}
+        for pod in self.pods:
+            found.setdefault(pod.index, []).append(pod)
+        return found
 
     def report(self, pod: PodView) -> AgentStatus | None:
         """Return the newest report of a pod's agent, or None.
@@ -148,10 +163,18 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         deletion_deadline=deadline,
         node=spec.get("nodeName"),
         ip=status.get("podIP"),
+        image=_image(spec),
         waiting=_waiting(conditions, container),
         reason=status.get("reason"),
         disruption=_disruption(conditions),
         termination=termination,
+    )
+
+
+def _image(spec: Mapping[str, Any]) -> str | None:
+    containers = spec.get("containers") or []
+    return next(
+        (c.get("image") for c in containers if c["name"] == contract.WORKER_CONTAINER), None
     )
 
 

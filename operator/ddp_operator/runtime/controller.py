@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from ddp_operator.api.job import DDPJob, InvalidJobError, parse_job
+from ddp_operator.api.job import DDPJob, InvalidJobError, UnreadableStatusError, parse_job
 from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import Cluster, ClusterError, ConflictError, Key, Manifest
@@ -56,6 +56,7 @@ class Controller:
         self._in_flight = asyncio.Semaphore(in_flight)
         self._blocked: dict[Key, str] = {}
         self._undecided_since: dict[Key, datetime] = {}
+        self._warned: dict[Key, str] = {}
         self._written: dict[Key, datetime] = {}
 
     async def reconcile(self, key: Key) -> float | None:
@@ -69,15 +70,23 @@ class Controller:
         """
         raw = self._cache.job(key)
         if raw is None:
-            for state in (self._blocked, self._undecided_since, self._written):
+            for state in (self._blocked, self._undecided_since, self._warned, self._written):
                 state.pop(key, None)
             self._reports.follow(key, ())
             return None
         try:
             job = parse_job(raw)
+        except UnreadableStatusError as error:
+            text = f"{error}: a newer operator wrote it, so this one leaves the job alone"
+            await self._warn_once(key, raw, text)
+            return None
         except InvalidJobError as error:
             await self._report_invalid(raw, str(error))
             return None
+        if job.unread:
+            fields = ", ".join(f"status.{name}" for name in job.unread)
+            text = f"{fields}: a newer operator wrote values that this one does not know"
+            await self._warn_once(key, raw, text)
         world = self._observe(job, self._cache.children("Pod", key))
         plan = decide(world, self._defaults)
         if plan.actions and job.status.attempt > 0:
@@ -100,6 +109,14 @@ class Controller:
         if wait > 0.0:
             return min(wait, plan.requeue_seconds or wait)
         return await self._apply(key, raw, job, plan)
+
+    async def _warn_once(self, key: Key, raw: Manifest, sentence: str) -> None:
+        """Log a sentence and publish it as an Event, unless this process did so before."""
+        if self._warned.get(key) == sentence:
+            return
+        self._warned[key] = sentence
+        _log.warning("%s", sentence)
+        await self._cluster.emit(raw, Event(EventType.WARNING, "UnknownStatus", sentence))
 
     async def _report_invalid(self, raw: Manifest, sentence: str) -> None:
         """Write into the status why the job is invalid. Only an edit of the job can fix it."""

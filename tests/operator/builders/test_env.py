@@ -23,8 +23,8 @@ def test_agent_reads_the_environment_of_a_task() -> None:
     config = AgentConfig.from_environment(env)
     assert config.job_uid == UID
     assert (config.node_index, config.nodes, config.procs_per_node) == (3, 12, 4)
-    assert config.rendezvous_host == "digits-00.digits"
-    assert config.pod_address == "digits-03.digits"
+    assert config.rendezvous_host == "digits-0000.digits"
+    assert config.pod_address == "digits-0003.digits"
     assert config.rendezvous_port_base == RENDEZVOUS_PORT_BASE
     assert config.port == AGENT_PORT
     assert config.task == "ddp_trainer.tasks.miniresnet:build"

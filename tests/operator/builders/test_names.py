@@ -6,35 +6,43 @@ from hypothesis import strategies as st
 from ddp_operator.builders import names
 from ddp_operator.builders.service import build_service
 from ddp_wire import contract
-from tests.operator.support import UID, new_job
+from tests.operator.support import UID, active_job, new_job
 
 SIZES = st.integers(1, 300) | st.sampled_from([999, 1000, 1001, 9999])
 
 
 @given(SIZES)
-def test_pods_sorted_by_name_or_address_are_in_index_order(nodes: int) -> None:
+def test_pods_sorted_by_address_are_in_index_order(nodes: int) -> None:
     job = new_job(nodes=nodes)
-    pods = [names.pod_name(job, index) for index in range(nodes)]
     addresses = [names.pod_address(job, index) for index in range(nodes)]
-    assert sorted(pods) == pods
     assert sorted(addresses) == addresses
-    assert len(set(pods)) == nodes
+    assert len({names.pod_name(job, index) for index in range(nodes)}) == nodes
 
 
 @given(SIZES, st.integers(1, 58))
-def test_every_pod_name_is_a_dns_label(nodes: int, length: int) -> None:
+def test_every_host_name_is_a_dns_label(nodes: int, length: int) -> None:
     job = new_job("a" * length, nodes=nodes)
     assert len(names.pod_name(job, nodes - 1)) <= 63
+    assert len(names.hostname(job, nodes - 1)) <= 63
 
 
-def test_ten_pods_need_one_digit_and_eleven_need_two() -> None:
-    assert names.pod_name(new_job(nodes=10), 9) == "digits-9"
-    assert names.pod_name(new_job(nodes=11), 9) == "digits-09"
+@given(SIZES, SIZES)
+def test_case_64_names_do_not_depend_on_the_size_of_the_job(nodes: int, others: int) -> None:
+    job, resized = new_job(nodes=nodes), new_job(nodes=others)
+    for index in {0, min(nodes, others) - 1}:
+        assert names.pod_name(job, index) == names.pod_name(resized, index) == f"digits-{index}"
+        assert names.pod_address(job, index) == names.pod_address(resized, index)
 
 
-def test_pod_address_is_its_name_under_the_headless_service() -> None:
+def test_pods_of_an_older_operator_keep_their_padded_names() -> None:
+    job = active_job(nodes=11, status={"pods": None})
+    assert names.pod_name(job, 9) == "digits-09"
+    assert names.pod_address(job, 9) == "digits-09.digits"
+
+
+def test_pod_address_is_its_host_name_under_the_headless_service() -> None:
     job = new_job(nodes=2)
-    assert names.pod_address(job, 1) == "digits-1.digits"
+    assert names.pod_address(job, 1) == "digits-0001.digits"
     assert names.service_name(job) == "digits"
 
 

@@ -52,7 +52,7 @@ def test_pod_matches_the_golden_manifest() -> None:
 def test_pod_has_its_index_attempt_and_spec_hash() -> None:
     job = new_job(nodes=12)
     metadata = build_pod(job, 7, 4, DEFAULTS)["metadata"]
-    assert metadata["name"] == "digits-07"
+    assert metadata["name"] == "digits-7"
     assert metadata["namespace"] == "team-a"
     assert metadata["labels"][contract.LABEL_NODE_INDEX] == "7"
     assert metadata["labels"][contract.LABEL_JOB_UID] == UID
@@ -65,7 +65,7 @@ def test_pod_has_its_index_attempt_and_spec_hash() -> None:
 
 def test_pod_has_the_dns_name_that_its_peers_use() -> None:
     spec = build(1, nodes=2)["spec"]
-    assert (spec["hostname"], spec["subdomain"]) == ("digits-1", "digits")
+    assert (spec["hostname"], spec["subdomain"]) == ("digits-0001", "digits")
 
 
 def test_downward_api_copies_the_attempt_annotation_into_a_file() -> None:

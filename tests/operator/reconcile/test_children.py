@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.reconcile.children import OVERDUE_GRACE, UNREACHABLE_GRACE, UNREACHABLE_REASON
+from ddp_operator.reconcile.abandoned import OVERDUE_GRACE, UNREACHABLE_GRACE, UNREACHABLE_REASON
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, Plan
 from tests.operator.support import active_job, after, agent_status, only, plan_for, pod
 

@@ -191,7 +191,7 @@ def test_starting_message_names_pods_whose_ranks_have_not_joined() -> None:
 def test_starting_message_names_at_most_four_pods() -> None:
     job = active_job(nodes=100, formed=False)
     found = summary(plan_for(job, all_pods(job, ready=False)).status)
-    assert found[2].startswith("the ranks of digits-00, digits-01, digits-02, digits-03 have")
+    assert found[2].startswith("the ranks of digits-0, digits-1, digits-2, digits-3 have")
 
 
 def test_recovering_message_names_the_failure() -> None:

@@ -18,7 +18,7 @@ class StartingJob(Bench):
         await self.reconcile_until_idle()
         for index in range(PODS):
             self.set_agent_status(
-                f"digits-{index:02}", agent_status(index, phase="Starting"), ready=False
+                f"digits-{index}", agent_status(index, phase="Starting"), ready=False
             )
         await self.reconcile_until_idle()
         self.writes_before = len(self.cluster.writes)
@@ -26,7 +26,7 @@ class StartingJob(Bench):
 
     async def join(self, index: int, seconds: float) -> float | None:
         self.now = NOW + timedelta(seconds=seconds)
-        self.set_agent_status(f"digits-{index:02}", agent_status(index))
+        self.set_agent_status(f"digits-{index}", agent_status(index))
         return await self.reconcile()
 
     @property
@@ -59,7 +59,7 @@ async def test_stuck_pod_is_written_immediately() -> None:
     start.now = NOW + timedelta(seconds=1)
     state = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
     start.cluster.change_pod(
-        "digits-03", phase="Pending", containerStatuses=[{"name": "worker", "state": state}]
+        "digits-3", phase="Pending", containerStatuses=[{"name": "worker", "state": state}]
     )
     await start.reconcile()
     assert start.writes == 1
@@ -84,10 +84,10 @@ async def test_counts_are_delayed_by_at_most_five_minutes() -> None:
 async def test_next_action_of_a_finished_job_is_written_immediately() -> None:
     start = await StartingJob(nodes=PODS, maxRestarts=0).start()
     start.now = NOW + timedelta(seconds=1)
-    start.set_agent_status("digits-00", failed_status(0), ready=False)
+    start.set_agent_status("digits-0", failed_status(0), ready=False)
     await start.reconcile_until_idle()
-    assert (start.status().next_action or "").startswith("the operator waits for digits-00")
+    assert (start.status().next_action or "").startswith("the operator waits for digits-0")
     for index in range(PODS):
-        start.cluster.change_pod(f"digits-{index:02}", phase="Failed")
+        start.cluster.change_pod(f"digits-{index}", phase="Failed")
     await start.reconcile_until_idle()
     assert start.status().next_action == "none: the job is finished"

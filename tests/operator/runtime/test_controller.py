@@ -142,54 +142,6 @@ async def test_deleted_job_needs_no_action() -> None:
     assert bench.cluster.writes == []
 
 
-async def test_invalid_job_is_reported_once_and_not_reconciled() -> None:
-    bench = Bench()
-    bench.cluster.apply({**job_manifest(), "spec": {"nodes": 2}})
-    for _ in range(3):
-        assert await bench.reconcile() is None
-    assert bench.cluster.writes == ["status digits", "event digits"]
-    status = DDPJobStatus.model_validate(bench.cluster.statuses[-1])
-    sentence = "spec: one of task and command must be set"
-    assert summary(status) == ("Unknown", "Invalid", sentence)
-    assert status.observed_generation == 2
-    assert [(e.reason, e.message) for e in bench.cluster.events] == [("Invalid", sentence)]
-
-
-async def test_invalid_job_starts_after_it_is_fixed() -> None:
-    bench = Bench()
-    bench.cluster.apply({**job_manifest(), "spec": {"nodes": 2}})
-    await bench.reconcile()
-    bench.cluster.apply(job_manifest(nodes=2))
-    await bench.reconcile_until_idle()
-    assert summary(bench.status())[1] == "Pending"
-    assert len(bench.cluster.pods()) == 2
-
-
-@pytest.mark.parametrize(
-    "status",
-    [
-        {"attempt": "written by another version"},
-        {
-            "conditions": [
-                {
-                    "type": "Succeeded",
-                    "status": "True",
-                    "reason": "Completed",
-                    "lastTransitionTime": "2026-03-01T12:00:00Z",
-                }
-            ]
-        },
-    ],
-    ids=["unreadable", "finished"],
-)
-async def test_unreadable_or_final_status_of_an_invalid_job_is_kept(status: dict[str, Any]) -> None:
-    bench = Bench()
-    bench.cluster.jobs[KEY]["status"] = status
-    bench.cluster.apply({**job_manifest(), "spec": {"nodes": 2}})
-    assert await bench.reconcile() is None
-    assert bench.cluster.writes == []
-
-
 # --- A cache that lags behind -------------------------------------------------------------------
 
 
