@@ -245,6 +245,8 @@ class DDPJobStatus(StatusModel):
     """Number of restarts that use no budget: after preemption, drain, suspension or a changed spec."""  # noqa: E501
     stalled_attempts: int = 0
     """Number of successive attempts that ended without a new committed checkpoint. The third one fails the job."""  # noqa: E501
+    attempts_without_progress: int = 0
+    """Number of successive attempts that ended without progress: no new checkpoint, and less than 60 s of training. From the second one on, the next attempt waits 1, 2, 4 … 300 s."""  # noqa: E501
     next_action: ShortText | None = None
     """Next action of the operator, or the event that it waits for."""
     start_time: datetime | None = None

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
 
 from ddp_operator.api.status import Cause, ConditionType, DDPJobStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults
-from ddp_operator.reconcile import budgets, escalation, history, lifecycle, recovery
+from ddp_operator.reconcile import backoff, budgets, escalation, history, lifecycle, recovery
 from ddp_operator.reconcile.attempts import Loss, find_losses, root_cause
 from ddp_operator.reconcile.children import ensure_attempt, fresh_pods
 from ddp_operator.reconcile.conditions import ConditionWriter, active_conditions
@@ -44,6 +45,9 @@ def _decide(world: World, defaults: Defaults) -> Plan:
     exceeded = lifecycle.exceeded_deadline(world)
     if exceeded is not None:
         return _fail_by_deadline(world, *exceeded)
+    wait = backoff.remaining(status, world.now)
+    if wait > timedelta(0):
+        return Plan(status, requeue_seconds=wait.total_seconds())
     losses = find_losses(world)
     if losses:
         return _handle_losses(world, losses, defaults)
@@ -70,6 +74,7 @@ def _start_or_resume(world: World, defaults: Defaults) -> Plan:
     status = status.model_copy(
         update={
             "start_time": world.now.replace(microsecond=0),
+            "attempts_without_progress": 0,
             "pods": fresh_pods(world.job, defaults),
         }
     )
@@ -90,8 +95,8 @@ def _restart_for_new_spec(world: World, defaults: Defaults) -> Plan:
     )
     status = budgets.charge(status, Cause.FREE, world.now)
     # The new spec may fix the stall.
-    update = {"stalled_attempts": 0, "pods": fresh_pods(world.job, defaults)}
-    status = status.model_copy(update=update)
+    counts = {"stalled_attempts": 0, "attempts_without_progress": 0}
+    status = status.model_copy(update=counts | {"pods": fresh_pods(world.job, defaults)})
     return _new_attempt(world, status, (event,), defaults)
 
 
@@ -122,10 +127,17 @@ def _handle_losses(world: World, losses: Sequence[Loss], defaults: Defaults) -> 
         message = f"{failure.message} {why_not}"
         return lifecycle.finish(world, status, succeeded=False, reason="Failed", message=message)
     status = budgets.charge(status, failure.cause, now)
+    status = backoff.count_attempt(world, status)
     status = recovery.start_trace(status, failure, now)
-    text = f"attempt {status.attempt + 1} starts because {failure.message}"
+    text = f"attempt {status.attempt + 1} starts{_when(status, now)} because {failure.message}"
     event = Event(EventType.WARNING, "Restarting", text)
     return _new_attempt(world, status, (event,), defaults)
+
+
+def _when(status: DDPJobStatus, now: datetime) -> str:
+    """Return when the next attempt starts, for a sentence, or "" if it starts at once."""
+    delay = backoff.delay(status)
+    return f" at {now + delay:%H:%M:%S} UTC" if delay else ""
 
 
 def _new_attempt(
@@ -136,7 +148,7 @@ def _new_attempt(
     status = status.model_copy(
         update={
             "attempt": attempt,
-            "attempt_start_time": world.now.replace(microsecond=0),
+            "attempt_start_time": (world.now + backoff.delay(status)).replace(microsecond=0),
             "attempt_spec_hash": world.job.spec_hash,
             "attempt_start_step": escalation.newest_step(status),
         }
@@ -147,10 +159,14 @@ def _new_attempt(
     out.set(ConditionType.PODS_READY, False, "NotReady", f"0 of {nodes} pods are training")
     out.status = out.status.model_copy(update={"ready": f"0/{nodes}"})
     if status.last_failure is not None and status.last_failure.attempt == attempt - 1:
-        message = f"attempt {attempt} starts because {status.last_failure.message}"
+        when = _when(status, world.now)
+        message = f"attempt {attempt} starts{when} because {status.last_failure.message}"
         out.set(ConditionType.SUCCEEDED, None, "Recovering", message)
     else:
         out.set(ConditionType.SUCCEEDED, None, "Pending", f"attempt {attempt} starts")
+    wait = backoff.delay(status)
+    if wait:
+        return Plan(out.status, (), events, wait.total_seconds())
     actions = ensure_attempt(world, out.status, defaults)
     return Plan(out.status, tuple(actions), events, STARTING_REQUEUE_SECONDS)
 

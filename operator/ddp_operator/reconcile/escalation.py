@@ -18,7 +18,7 @@ _STRIKES = 32
 
 def reset_stalled_attempts(status: DDPJobStatus) -> DDPJobStatus:
     """Return the status with the count of stalled attempts at 0 once this attempt saved a step."""
-    if not status.stalled_attempts or not _has_saved(status):
+    if not status.stalled_attempts or not has_saved(status):
         return status
     return status.model_copy(update={"stalled_attempts": 0})
 
@@ -35,7 +35,7 @@ def count_stalled_attempt(
         losses: All losses of the attempt. Their Kubernetes nodes get strikes.
     """
     status = reset_stalled_attempts(status)
-    if loss.free or _has_saved(status) or not _reports_checkpoints(world.job, status):
+    if loss.free or has_saved(status) or not _reports_checkpoints(world.job, status):
         return status
     if not _receives_reports(world, status):
         return status
@@ -66,7 +66,7 @@ def newest_step(status: DDPJobStatus) -> int | None:
     return status.last_checkpoint.step if status.last_checkpoint else None
 
 
-def _has_saved(status: DDPJobStatus) -> bool:
+def has_saved(status: DDPJobStatus) -> bool:
     """Return whether the current attempt has committed a checkpoint.
 
     A smaller step counts too, because the run may have resumed from an older checkpoint when the

@@ -5,10 +5,12 @@ its own.
 """
 
 from collections.abc import Iterable
+from datetime import timedelta
 
 from ddp_operator.api.spec import CleanPodPolicy
 from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.builders import names
+from ddp_operator.reconcile import backoff
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, Plan, SetAttempt
 from ddp_operator.reconcile.world import World
@@ -29,6 +31,9 @@ def next_action(world: World, plan: Plan) -> str:
     if world.blocked is not None:
         return "the operator retries the request that the API server refused"
     status = plan.status
+    start = status.attempt_start_time
+    if start is not None and backoff.remaining(status, world.now) > timedelta(0):
+        return f"the operator starts attempt {status.attempt} at {start:%H:%M:%S} UTC"
     if status.is_true(ConditionType.RENDEZVOUSED):
         return _while_training(world, status)
     recreated = _recreated(world, plan)

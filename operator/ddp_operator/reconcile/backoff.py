@@ -1,0 +1,49 @@
+"""Delay the next attempt exponentially while attempts end without progress.
+
+A Kubernetes node that refuses every pod could otherwise use up a budget within seconds, and a
+program that always asks for a free restart would restart without end.
+"""
+
+from datetime import datetime, timedelta
+
+from ddp_operator.api.status import ConditionStatus, ConditionType, DDPJobStatus
+from ddp_operator.reconcile.escalation import has_saved
+from ddp_operator.reconcile.world import World
+
+LONGEST_DELAY = timedelta(seconds=300)
+"""Longest delay of an attempt. A failed agent keeps its pod for as long."""
+STEADY = timedelta(seconds=60)
+"""Training time after which an attempt counts as progress even without a checkpoint."""
+_MAX_DOUBLINGS = 16
+
+
+def count_attempt(world: World, status: DDPJobStatus) -> DDPJobStatus:
+    """Return the status with the ended attempt counted, whatever its cause."""
+    count = 1 if _made_progress(world, status) else status.attempts_without_progress + 1
+    return status.model_copy(update={"attempts_without_progress": count})
+
+
+def delay(status: DDPJobStatus) -> timedelta:
+    """Return the delay of the next attempt: 0 s after the first failure, then 1, 2, 4 … 300 s."""
+    doublings = status.attempts_without_progress - 2
+    if doublings < 0:
+        return timedelta(0)
+    return min(LONGEST_DELAY, timedelta(seconds=2 ** min(doublings, _MAX_DOUBLINGS)))
+
+
+def remaining(status: DDPJobStatus, now: datetime) -> timedelta:
+    """Return how long the current attempt still waits before it starts; 0 or less if it may start.
+
+    A longer wait than the delay means that the clock was set back since. The attempt then starts.
+    """
+    start = status.attempt_start_time
+    if start is None or start - now > delay(status) + timedelta(seconds=1):
+        return timedelta(0)
+    return start - now
+
+
+def _made_progress(world: World, status: DDPJobStatus) -> bool:
+    joined = status.condition(ConditionType.RENDEZVOUSED)
+    if has_saved(status) or joined is None or joined.status is not ConditionStatus.TRUE:
+        return has_saved(status)
+    return world.now - joined.last_transition_time >= STEADY
