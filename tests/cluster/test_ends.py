@@ -6,6 +6,7 @@ import pytest
 
 from tests.cluster.support import Job, script_job
 from tests.harness.cluster import Cluster
+from tests.tools.install import REPOSITORY, VERSION, eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -58,3 +59,27 @@ def test_case_58_job_fails_when_rank_0_succeeds_and_another_rank_fails(
     assert (status["attempt"], status["restarts"]) == (2, 1)
     assert status["lastFailure"]["exitCode"] == 7
     assert status["lastFailure"]["rank"] == 3
+
+
+SIDECAR: dict[str, Any] = {
+    "name": "proxy",
+    "image": f"{REPOSITORY}/trainer:{VERSION}",
+    "imagePullPolicy": "Never",
+    "command": ["sleep", "3600"],
+    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+}
+
+
+def test_case_68_sidecar_of_a_completed_job_is_ended_and_its_logs_stay(
+    cluster: Cluster, namespace: str
+) -> None:
+    spec = {"nodes": 1, "procsPerNode": 1, "podTemplate": {"spec": {"containers": [SIDECAR]}}}
+    job = Job.apply(cluster, namespace, script_job("meshed", "print('trained')", **spec))
+    job.wait_for("Completed", 120)
+
+    def ended() -> bool:
+        (pod,) = job.pods()
+        return all("terminated" in s["state"] for s in pod["status"]["containerStatuses"])
+
+    eventually(ended, "the sidecar has ended", 60)
+    assert "trained" in job.kubectl("logs", "meshed-0", "-c", "worker")

@@ -179,6 +179,16 @@ class FakeCluster:
         value = annotations.get(contract.ANNOTATION_ATTEMPT)
         return self._write(f"annotate Pod {name} {value}", effect)
 
+    async def end_pod(self, namespace: str, name: str, uid: str) -> None:
+        def effect() -> None:
+            known = self.children["Pod"].get((namespace, name))
+            if known is not None and known["metadata"]["uid"] == uid:
+                self._store_child(
+                    "Pod", {**known, "status": {**known["status"], "phase": "Failed"}}
+                )
+
+        self._write(f"end Pod {name}", effect)
+
     async def delete_job(self, key: Key, uid: str) -> None:
         def effect() -> None:
             known = self.jobs.get(key)

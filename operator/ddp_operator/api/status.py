@@ -10,6 +10,12 @@ from ddp_operator.api.base import StatusModel
 
 ShortText = Annotated[str, StringConstraints(max_length=1024)]
 LongText = Annotated[str, StringConstraints(max_length=32768)]
+NodeRanges = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*$", max_length=32768
+    ),
+]
 _OLD_ORDERED_NAME = "toldMilliseconds"
 """Old JSON name of orderedMilliseconds. The next release drops it."""
 
@@ -235,6 +241,8 @@ class DDPJobStatus(StatusModel):
     """Completed updates in the newest checkpoint at the start of the current attempt."""
     pods: PodsStatus | None = None
     """Values that all pods of the current attempt share, so that an upgrade of the operator cannot mix two images. Absent for a job that an older operator started."""  # noqa: E501
+    succeeded_nodes: NodeRanges | None = None
+    """Nodes whose ranks all exited with code 0 in the current attempt, for example 0-2,7. Their pods may be deleted."""  # noqa: E501
     restarts: int = 0
     """Number of restarts after application failures. They count against spec.maxRestarts."""
     recent_failures: Annotated[list[datetime], Field(max_length=32)] = Field(default_factory=list)

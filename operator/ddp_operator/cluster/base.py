@@ -102,6 +102,9 @@ class Cluster(Protocol):
     ) -> Manifest | None:
         """Set annotations on the pod with this uid. Return the pod, or None if it is gone."""
 
+    async def end_pod(self, namespace: str, name: str, uid: str) -> None:
+        """End all containers of the pod with this uid, and keep the pod with its logs."""
+
     async def delete_job(self, key: Key, uid: str) -> None:
         """Delete the job with this uid, if it still exists."""
 

@@ -159,6 +159,14 @@ class KubeCluster:
     ) -> Manifest | None:
         """See `Cluster`."""
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
+        return await self._patch_pod(namespace, name, body)
+
+    async def end_pod(self, namespace: str, name: str, uid: str) -> None:
+        """See `Cluster`. The kubelet ends a pod that exceeds its deadline, and keeps its logs."""
+        body = {"metadata": {"uid": uid}, "spec": {"activeDeadlineSeconds": 1}}
+        await self._patch_pod(namespace, name, body)
+
+    async def _patch_pod(self, namespace: str, name: str, body: Manifest) -> Manifest | None:
         try:
             return await self._call("PATCH", _core_path("Pod", namespace, name), body=body)
         except ClusterError as error:

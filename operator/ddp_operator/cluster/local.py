@@ -154,6 +154,9 @@ class LocalCluster:
         self._publish(pod)
         return pod.manifest
 
+    async def end_pod(self, namespace: str, name: str, uid: str) -> None:
+        """See `Cluster`. A local pod has no other container that could outlive its worker."""
+
     async def delete_job(self, key: Key, uid: str) -> None:
         """See `Cluster`."""
         job = self._jobs.get(key)

@@ -175,6 +175,8 @@ def _precedence(loss: Loss) -> tuple[bool, bool, datetime]:
 def _pod_loss(world: World, index: int, *, started: bool) -> Loss | None:
     attempt = world.job.status.attempt
     pod = world.pod(index)
+    if pod is None and index in world.succeeded:
+        return None
     if pod is None or (pod.deleting and not pod.terminal):
         if pod is not None and pod.attempt == str(attempt) and is_abandoned(world, pod):
             return _lost_pod(world, index, pod)

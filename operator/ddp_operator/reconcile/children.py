@@ -9,9 +9,19 @@ from ddp_operator.builders.pod import Defaults, build_pod
 from ddp_operator.builders.service import build_service
 from ddp_operator.reconcile.abandoned import is_abandoned
 from ddp_operator.reconcile.escalation import pods_to_replace
-from ddp_operator.reconcile.plan import Action, CreatePod, CreateService, DeletePod, SetAttempt
+from ddp_operator.reconcile.plan import (
+    Action,
+    CreatePod,
+    CreateService,
+    DeletePod,
+    EndPod,
+    SetAttempt,
+)
 from ddp_operator.reconcile.world import PodView, World, ended_in
 from ddp_wire.contract import ATTEMPT_STOP
+
+LINGERING_GRACE_SECONDS = 1
+"""Grace period of a pod whose worker has ended, while a sidecar still runs."""
 
 
 def fresh_pods(job: DDPJob, defaults: Defaults) -> PodsStatus:
@@ -39,10 +49,13 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
         if pod is not None and not _is_replaceable(world, pod):
             actions += _ensure_living(world, pod, recreate=pod.name in replaced)
             continue
+        if pod is None and index in world.succeeded:
+            continue  # Its result is recorded, so somebody may have deleted it.
         if pod is not None:
-            actions.append(_delete(pod, by_force=True))
+            actions.append(_delete(pod, by_force=not pod.lingers))
         # Two pods of one node must never run at once, whatever their names.
-        if not world.has_other_pod(index):
+        lingers = pod is not None and pod.lingers
+        if not lingers and not world.has_other_pod(index):
             actions.append(CreatePod(build_pod(job, index, status.attempt, shared)))
     wanted = {names.pod_name(job, index) for index in range(job.nodes)}
     surplus = [pod for pod in world.pods if pod.name not in wanted]
@@ -97,14 +110,28 @@ def delete_pods(world: World) -> list[Action]:
     return [_delete(pod) for pod in world.pods if pod.terminal or not pod.deleting]
 
 
-def stop_pods(world: World) -> list[Action]:
-    """Return actions that stop every pod but keep it, so that its log stays readable."""
-    return [
-        SetAttempt(pod.name, pod.uid, ATTEMPT_STOP)
-        for pod in world.pods
-        if not pod.terminal and not pod.deleting and pod.attempt != ATTEMPT_STOP
-    ]
+def end_pods(world: World, *, stop: bool) -> list[Action]:
+    """Return actions that end every pod but keep it, so that its log stays readable.
+
+    Args:
+        world: The observed state of the job, which has finished.
+        stop: Whether to stop running ranks.
+    """
+    actions: list[Action] = []
+    for pod in world.pods:
+        if pod.deleting:
+            continue
+        if pod.lingers:
+            actions.append(EndPod(pod.name, pod.uid))
+        elif pod.phase == "Pending":
+            # It has no log and reads no order, but it may hold a GPU or make a cluster grow.
+            actions.append(_delete(pod))
+        elif stop and not pod.terminal and pod.attempt != ATTEMPT_STOP:
+            actions.append(SetAttempt(pod.name, pod.uid, ATTEMPT_STOP))
+    return actions
 
 
 def _delete(pod: PodView, *, by_force: bool = False) -> DeletePod:
+    if pod.lingers:
+        return DeletePod(pod.name, pod.uid, LINGERING_GRACE_SECONDS)
     return DeletePod(pod.name, pod.uid, 0 if pod.terminal or by_force else None)

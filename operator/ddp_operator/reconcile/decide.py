@@ -7,14 +7,22 @@ from datetime import datetime, timedelta
 from ddp_operator.api.status import Cause, ConditionType, DDPJobStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults
-from ddp_operator.reconcile import backoff, budgets, escalation, history, lifecycle, recovery
+from ddp_operator.reconcile import (
+    backoff,
+    budgets,
+    escalation,
+    history,
+    lifecycle,
+    node_ranges,
+    recovery,
+)
 from ddp_operator.reconcile.attempts import Loss, find_losses, root_cause
 from ddp_operator.reconcile.children import ensure_attempt, fresh_pods
 from ddp_operator.reconcile.conditions import ConditionWriter, active_conditions
 from ddp_operator.reconcile.next_action import next_action
 from ddp_operator.reconcile.plan import Event, EventType, Plan
 from ddp_operator.reconcile.progress import with_progress
-from ddp_operator.reconcile.world import World, ended_in
+from ddp_operator.reconcile.world import World
 from ddp_wire.contract import AgentPhase
 
 STARTING_REQUEUE_SECONDS = 1.0
@@ -58,9 +66,7 @@ def _decide(world: World, defaults: Defaults) -> Plan:
 
 def all_succeeded(world: World) -> bool:
     """Return whether every rank of the attempt exited with code 0 and every container has ended."""
-    pods = [world.pod(index) for index in range(world.job.nodes)]
-    status = world.job.status
-    return all(p is not None and p.phase == "Succeeded" and ended_in(p, status) for p in pods)
+    return world.succeeded >= set(range(world.job.nodes))
 
 
 def _start_or_resume(world: World, defaults: Defaults) -> Plan:
@@ -150,6 +156,7 @@ def _new_attempt(
             "attempt": attempt,
             "attempt_start_time": (world.now + backoff.delay(status)).replace(microsecond=0),
             "attempt_spec_hash": world.job.spec_hash,
+            "succeeded_nodes": None,
             "attempt_start_step": escalation.newest_step(status),
         }
     )
@@ -188,6 +195,8 @@ def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) ->
     old_recovery = status.last_recovery
     status = escalation.reset_stalled_attempts(with_progress(world, status))
     status = recovery.complete_trace(world, active_conditions(world, status))
+    succeeded = node_ranges.to_text(world.succeeded) or None
+    status = status.model_copy(update={"succeeded_nodes": succeeded})
     events = []
     if status.is_true(ConditionType.RENDEZVOUSED) and not had_joined:
         text = f"all ranks of attempt {status.attempt} are training"

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from ddp_operator.api.spec import CleanPodPolicy
 from ddp_operator.api.status import Cause, ConditionStatus, ConditionType, DDPJobStatus
 from ddp_operator.reconcile import history
-from ddp_operator.reconcile.children import delete_pods, stop_pods
+from ddp_operator.reconcile.children import delete_pods, end_pods
 from ddp_operator.reconcile.conditions import ConditionWriter
 from ddp_operator.reconcile.plan import Action, DeleteJob, Event, EventType, Plan
 from ddp_operator.reconcile.world import World
@@ -39,8 +39,8 @@ def after_finish(world: World) -> Plan:
     actions: list[Action] = []
     if spec.clean_pod_policy is CleanPodPolicy.ALL:
         actions = delete_pods(world)
-    elif not status.is_true(ConditionType.SUCCEEDED):
-        actions = stop_pods(world)
+    else:
+        actions = end_pods(world, stop=not status.is_true(ConditionType.SUCCEEDED))
     status = status.model_copy(update={"replicas": len(world.pods)})
     ttl = spec.ttl_seconds_after_finished
     if ttl is None or status.completion_time is None:

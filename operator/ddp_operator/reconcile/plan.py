@@ -32,6 +32,14 @@ class DeletePod:
 
 
 @dataclass(frozen=True)
+class EndPod:
+    """End of all containers of a pod that stays, with its logs."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
 class SetAttempt:
     """Order to a living pod to run an attempt, or to stop."""
 
@@ -49,7 +57,7 @@ class DeleteJob:
     uid: str
 
 
-Action = CreateService | CreatePod | DeletePod | SetAttempt | DeleteJob
+Action = CreateService | CreatePod | DeletePod | EndPod | SetAttempt | DeleteJob
 
 
 class EventType(StrEnum):

@@ -12,7 +12,10 @@ from ddp_operator.reconcile.world import World
 SHORTEST_INTERVAL = timedelta(seconds=10)
 LONGEST_INTERVAL = timedelta(minutes=5)
 
-_COUNT_FIELDS = {"ready", "replicas", "next_action"}
+ENDING_INTERVAL = timedelta(seconds=5)
+"""Minimum time between two status writes while an attempt ends node by node."""
+
+_COUNT_FIELDS = {"ready", "replicas", "next_action", "succeeded_nodes"}
 _COUNT_CONDITIONS = {ConditionType.PODS_READY, ConditionType.SUCCEEDED}
 """Conditions whose message counts or names the pods that are not ready yet."""
 
@@ -30,6 +33,8 @@ def seconds_until_write(world: World, plan: Plan, written: datetime | None) -> f
         written: Time of this process' last status write, or None for the start of the attempt.
     """
     status = world.job.status
+    if _only_more_succeeded(world, plan) and written is not None:
+        return max(0.0, (ENDING_INTERVAL - abs(world.now - written)).total_seconds())
     started = status.attempt_start_time
     if started is None or not _only_counts_change(world, plan):
         return 0.0
@@ -50,6 +55,15 @@ def _only_counts_change(world: World, plan: Plan) -> bool:
     if plan.status.is_true(ConditionType.RENDEZVOUSED):
         return False
     return _without_counts(world.job.status) == _without_counts(plan.status)
+
+
+def _only_more_succeeded(world: World, plan: Plan) -> bool:
+    """Return whether the plan only records more nodes that have succeeded."""
+    if plan.actions or plan.events or is_finished(plan.status):
+        return False
+    old, new = world.job.status, plan.status
+    changed = old.succeeded_nodes != new.succeeded_nodes
+    return changed and _without_counts(old) == _without_counts(new)
 
 
 def _without_counts(status: DDPJobStatus) -> dict[str, Any]:

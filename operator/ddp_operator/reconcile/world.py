@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.builders import names
+from ddp_operator.reconcile import node_ranges
 from ddp_wire import contract
 from ddp_wire.contract import AgentStatus
 
@@ -58,6 +59,8 @@ class PodView:
     disruption: str | None = None
     """Reason of the DisruptionTarget condition, or None without a disruption."""
     termination: Termination | None = None
+    lingers: bool = False
+    """Whether the worker container has ended, but another container of the pod still runs."""
 
     @property
     def terminal(self) -> bool:
@@ -85,6 +88,14 @@ class World:
     def pod(self, index: int) -> PodView | None:
         """Return the pod of a node, or None."""
         return self._by_name.get(names.pod_name(self.job, index))
+
+    @cached_property
+    def succeeded(self) -> frozenset[int]:
+        """Nodes that ended the current attempt with exit code 0, even if their pods are gone."""
+        status = self.job.status
+        recorded = node_ranges.from_text(status.succeeded_nodes)
+        ended = (p for p in self.pods if p.phase == "Succeeded" and ended_in(p, status))
+        return recorded | {pod.index for pod in ended}
 
     def has_other_pod(self, index: int) -> bool:
         """Return whether a pod of an older naming scheme still serves as this node."""
@@ -168,6 +179,7 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         reason=status.get("reason"),
         disruption=_disruption(conditions),
         termination=termination,
+        lingers=termination is not None and status.get("phase") == "Running",
     )
 
 

@@ -18,6 +18,7 @@ from ddp_operator.reconcile.plan import (
     CreateService,
     DeleteJob,
     DeletePod,
+    EndPod,
     Event,
     EventType,
     Plan,
@@ -177,7 +178,7 @@ class Controller:
     async def _act(self, job: DDPJob, actions: Sequence[Action]) -> None:
         """Run the actions: deletions first because they free names, the Service, then all pods."""
         stages: tuple[tuple[type[Action], ...], ...] = (
-            (DeletePod, DeleteJob),
+            (DeletePod, EndPod, DeleteJob),
             (CreateService,),
             (CreatePod, SetAttempt),
         )
@@ -199,6 +200,8 @@ class Controller:
                     await cluster.delete_pod(
                         namespace, action.name, action.uid, action.grace_seconds
                     )
+                case EndPod():
+                    await cluster.end_pod(namespace, action.name, action.uid)
                 case SetAttempt():
                     await asyncio.gather(
                         self._order_attempt(job, action), self._annotate(namespace, action)

@@ -1,0 +1,126 @@
+"""How pods end: those that succeeded, those that never started, and those with sidecars."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.reconcile import node_ranges
+from ddp_operator.reconcile.decide import decide
+from ddp_operator.reconcile.plan import CreatePod, DeletePod, EndPod, SetAttempt
+from ddp_operator.reconcile.status_throttle import ENDING_INTERVAL, seconds_until_write
+from ddp_operator.reconcile.world import PodView, view_pod
+from tests.operator.support import (
+    DEFAULTS,
+    active_job,
+    after,
+    agent_status,
+    all_pods,
+    ended,
+    finished_job,
+    only,
+    plan_for,
+    pod,
+    summary,
+    with_status,
+    world,
+)
+
+
+def succeeded(job: DDPJob, index: int) -> PodView:
+    final = agent_status(index, phase="Succeeded")
+    return pod(job, index, phase="Succeeded", ready=False, termination=ended(0, final=final))
+
+
+@given(st.sets(st.integers(0, 9998), max_size=40))
+def test_node_ranges_are_read_back(nodes: set[int]) -> None:
+    assert node_ranges.from_text(node_ranges.to_text(nodes) or None) == nodes
+
+
+def test_node_ranges_are_short() -> None:
+    assert node_ranges.to_text([7, 0, 1, 2]) == "0-2,7"
+
+
+def test_case_68_pod_that_succeeded_may_be_deleted_before_the_end_of_the_attempt() -> None:
+    """Garbage collection may delete it while rank 0 exports the model."""
+    job = active_job(nodes=3)
+    first = plan_for(job, [pod(job, 0), succeeded(job, 1), succeeded(job, 2)])
+    assert first.status.succeeded_nodes == "1-2"
+    job = with_status(job, **dict(first.status))
+    second = plan_for(job, [pod(job, 0), succeeded(job, 2)])
+    assert (second.status.attempt, second.actions) == (1, ())
+    last = plan_for(job, [succeeded(job, 0)])
+    assert summary(last.status)[:2] == ("True", "Completed")
+
+
+def test_next_attempt_forgets_which_nodes_succeeded() -> None:
+    job = active_job(status={"succeeded_nodes": "1"})
+    dead = pod(job, 0, phase="Failed", ready=False, termination=ended(7))
+    plan = plan_for(job, [dead])
+    assert (plan.status.attempt, plan.status.succeeded_nodes) == (2, None)
+    assert len(only(plan.actions, CreatePod)) == 2
+
+
+def test_nodes_that_succeed_one_by_one_cost_few_status_writes() -> None:
+    job = active_job(nodes=3)
+    seen = world(job, [pod(job, 0), succeeded(job, 1), pod(job, 2)])
+    job = with_status(job, **dict(decide(seen, DEFAULTS).status))
+    more = world(job, [pod(job, 0), succeeded(job, 1), succeeded(job, 2)])
+    plan = decide(more, DEFAULTS)
+    assert seconds_until_write(more, plan, after(-1)) == ENDING_INTERVAL.total_seconds() - 1
+    assert seconds_until_write(more, plan, after(-5)) == 0.0
+
+
+@pytest.mark.parametrize("ended_well", [True, False])
+def test_case_68_pods_of_a_finished_job_that_never_started_are_deleted(ended_well: bool) -> None:
+    """A pod without a node makes the autoscaler buy one; a bound pod holds its GPUs."""
+    job = finished_job(succeeded=ended_well)
+    waiting = pod(job, 1, phase="Pending", ready=False, waiting="ImagePullBackOff")
+    plan = plan_for(job, [pod(job, 0), waiting])
+    stops = [SetAttempt("digits-0", "uid-digits-0", "stop")]
+    expected = [DeletePod("digits-1", "uid-digits-1", None)]
+    assert list(plan.actions) == expected if ended_well else [*stops, *expected]
+
+
+def test_sidecar_that_outlives_the_worker_of_a_finished_job_is_ended() -> None:
+    job = finished_job(succeeded=True)
+    pods = [succeeded(job, 0), pod(job, 1, phase="Succeeded", lingers=True)]
+    assert list(plan_for(job, pods).actions) == [EndPod("digits-1", "uid-digits-1")]
+
+
+def test_pod_with_a_running_sidecar_keeps_its_name_until_it_is_gone() -> None:
+    job = active_job(attempt=2)
+    old = pod(job, 1, attempt="1", phase="Failed", lingers=True, termination=ended(1))
+    plan = plan_for(with_status(job, conditions=[]), [pod(job, 0), old])
+    assert [a.grace_seconds for a in only(plan.actions, DeletePod)] == [1]
+    assert only(plan.actions, CreatePod) == []
+
+
+def manifest(phase: str, state: dict[str, Any]) -> dict[str, Any]:
+    statuses = [{"name": "worker", "state": state}, {"name": "proxy", "state": {"running": {}}}]
+    return {
+        "metadata": {"name": "digits-0", "uid": "1"},
+        "spec": {},
+        "status": {"phase": phase, "containerStatuses": statuses},
+    }
+
+
+@pytest.mark.parametrize(
+    ("phase", "state", "lingers"),
+    [
+        ("Running", {"terminated": {"exitCode": 0}}, True),
+        ("Succeeded", {"terminated": {"exitCode": 0}}, False),
+        ("Running", {"running": {}}, False),
+    ],
+)
+def test_pod_lingers_when_only_its_worker_has_ended(
+    phase: str, state: dict[str, Any], lingers: bool
+) -> None:
+    assert view_pod(manifest(phase, state)).lingers is lingers
+
+
+def test_all_pods_of_a_running_job_stay() -> None:
+    job = active_job()
+    assert plan_for(job, all_pods(job)).actions == ()
