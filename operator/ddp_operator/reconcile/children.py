@@ -5,7 +5,7 @@ from dataclasses import replace
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, PodsStatus
 from ddp_operator.builders import names
-from ddp_operator.builders.pod import Defaults, build_pod
+from ddp_operator.builders.pod import Defaults
 from ddp_operator.builders.service import build_service
 from ddp_operator.reconcile.abandoned import is_abandoned
 from ddp_operator.reconcile.escalation import pods_to_replace
@@ -56,7 +56,7 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
         # Two pods of one node must never run at once, whatever their names.
         lingers = pod is not None and pod.lingers
         if not lingers and not world.has_other_pod(index):
-            actions.append(CreatePod(build_pod(job, index, status.attempt, shared)))
+            actions.append(CreatePod(job, index, status.attempt, shared))
     wanted = {names.pod_name(job, index) for index in range(job.nodes)}
     surplus = [pod for pod in world.pods if pod.name not in wanted]
     return actions + [_delete(pod) for pod in surplus if pod.terminal or not pod.deleting]

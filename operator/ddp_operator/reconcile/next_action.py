@@ -75,10 +75,8 @@ def _recreated(world: World, plan: Plan) -> list[str]:
     wanted = {names.pod_name(world.job, index) for index in range(world.job.nodes)}
     found = {pod.name for pod in world.pods if pod.deleting and not pod.terminal}
     for action in plan.actions:
-        if isinstance(action, DeletePod):
+        if isinstance(action, DeletePod | CreatePod):
             found.add(action.name)
-        elif isinstance(action, CreatePod):
-            found.add(action.manifest["metadata"]["name"])
     return sorted(found & wanted)
 
 

@@ -4,7 +4,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.builders import names
+from ddp_operator.builders.pod import Defaults, build_pod
 
 
 @dataclass(frozen=True)
@@ -16,9 +19,26 @@ class CreateService:
 
 @dataclass(frozen=True)
 class CreatePod:
-    """Creation of a worker pod."""
+    """Creation of a worker pod.
 
-    manifest: dict[str, Any]
+    Only its execution builds the manifest. A plan of 9,999 pods would otherwise block the event
+    loop for seconds.
+    """
+
+    job: DDPJob
+    index: int
+    attempt: int
+    defaults: Defaults
+
+    @property
+    def name(self) -> str:
+        """Return the name of the pod."""
+        return names.pod_name(self.job, self.index)
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Return the manifest of the pod."""
+        return build_pod(self.job, self.index, self.attempt, self.defaults)
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,11 @@ from ddp_operator.reconcile.plan import (
     SetAttempt,
 )
 from ddp_operator.reconcile.status_throttle import seconds_until_write
-from ddp_operator.reconcile.world import World, view_pod
+from ddp_operator.reconcile.world import World
 from ddp_operator.runtime.agent_watcher import AgentReports
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.logs import add_log_fields
+from ddp_operator.runtime.pod_views import PodViews
 from ddp_wire import contract
 from ddp_wire.contract import AttemptOrder
 
@@ -55,6 +56,7 @@ class Controller:
         self._cluster, self._cache, self._reports = cluster, cache, reports
         self._defaults, self._clock = defaults, clock
         self._in_flight = asyncio.Semaphore(in_flight)
+        self._views = PodViews()
         self._blocked: dict[Key, str] = {}
         self._undecided_since: dict[Key, datetime] = {}
         self._warned: dict[Key, str] = {}
@@ -73,6 +75,7 @@ class Controller:
         if raw is None:
             for state in (self._blocked, self._undecided_since, self._warned, self._written):
                 state.pop(key, None)
+            self._views.forget(key)
             self._reports.follow(key, ())
             return None
         try:
@@ -139,7 +142,7 @@ class Controller:
 
     def _observe(self, job: DDPJob, pods: Sequence[Manifest]) -> World:
         """Return the observed state. No observation waits for an agent."""
-        views = tuple(view_pod(p) for p in pods if _belongs(p, job))
+        views = self._views.of(job.key, [p for p in pods if _belongs(p, job)])
         services = self._cache.children("Service", job.key)
         known = self._reports.statuses(views)
         return World(
@@ -195,7 +198,7 @@ class Controller:
             match action:
                 case CreateService() | CreatePod():
                     created = await cluster.create(action.manifest)
-                    self._cache.put_child(action.manifest["kind"], created)
+                    self._cache.put_child(created["kind"], created)
                 case DeletePod():
                     await cluster.delete_pod(
                         namespace, action.name, action.uid, action.grace_seconds

@@ -1,0 +1,63 @@
+"""The work of one decision grows in proportion to the number of pods."""
+
+import cProfile
+import pstats
+from collections.abc import Callable
+
+import pytest
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.reconcile.decide import decide
+from ddp_operator.reconcile.plan import CreatePod
+from ddp_operator.reconcile.world import World
+from tests.operator.support import (
+    DEFAULTS,
+    active_job,
+    all_pods,
+    failed_status,
+    new_job,
+    only,
+    world,
+)
+
+FEW, MANY = 100, 1600
+
+
+def starting(nodes: int) -> World:
+    return world(new_job(nodes=nodes))
+
+
+def half_created(nodes: int) -> World:
+    job = active_job(nodes=nodes, formed=False)
+    return world(job, [one for one in all_pods(job) if one.index % 2])
+
+
+def training(nodes: int) -> World:
+    job = active_job(nodes=nodes)
+    return world(job, all_pods(job))
+
+
+def failing(nodes: int) -> World:
+    job: DDPJob = active_job(nodes=nodes)
+    return world(job, all_pods(job), statuses={0: failed_status(0)})
+
+
+def calls(seen: World) -> int:
+    """Return the number of function calls of one decision, which is a measure without noise."""
+    profile = cProfile.Profile()
+    profile.runcall(decide, seen, DEFAULTS)
+    return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("state", [starting, half_created, training, failing])
+def test_decision_is_linear_in_the_number_of_pods(state: Callable[[int], World]) -> None:
+    few, many = calls(state(FEW)), calls(state(MANY))
+    assert many < 1.2 * few * MANY / FEW
+    assert many < 60 * MANY, "a decision about one pod must stay cheap"
+
+
+def test_plan_builds_no_manifest_before_it_is_executed() -> None:
+    plan = decide(starting(9999), DEFAULTS)
+    (first, *_) = created = only(plan.actions, CreatePod)
+    assert len(created) == 9999
+    assert first.manifest["metadata"]["name"] == first.name == "digits-0"
