@@ -65,7 +65,7 @@ SIDECAR: dict[str, Any] = {
     "name": "proxy",
     "image": f"{REPOSITORY}/trainer:{VERSION}",
     "imagePullPolicy": "Never",
-    "command": ["sleep", "3600"],
+    "command": ["bash", "-c", "trap 'exit 0' TERM; sleep 3600 & wait"],
     "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
 }
 
