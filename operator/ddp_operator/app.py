@@ -30,7 +30,7 @@ _log = logging.getLogger("ddp_operator")
 
 
 class WatchError(Exception):
-    """Final end of all watches: the resource is gone, or the credentials are refused."""
+    """Final end of all watches: no resource, refused credentials, or versions that decreased."""
 
 
 async def run(settings: Settings) -> None:
@@ -120,7 +120,8 @@ async def _watch(
     """Add keys to the queue from kopf's watches.
 
     Raises:
-        WatchError: Kopf stopped.
+        WatchError: Kopf stopped, or the API server was restored. The watches of a restored API
+            server would wait until it reaches the versions that it had before.
     """
     watching = await kopf.spawn_tasks(
         registry=build_registry(cache, queue),
@@ -130,12 +131,15 @@ async def _watch(
         namespaces=[settings.namespace] if settings.namespace else [],
     )
     _handle_signals(stop)  # kopf replaced our handlers by its own, which would stop only kopf.
+    restored = asyncio.ensure_future(cache.restored.wait())
     try:
-        done, _ = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait([*watching, restored], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in watching:
+        for task in [*watching, restored]:
             task.cancel()
-        await asyncio.gather(*watching, return_exceptions=True)
+        await asyncio.gather(*watching, restored, return_exceptions=True)
+    if restored in done:
+        raise WatchError("the API server has older versions than before, as after a restore")
     cause = next((e for t in done if not t.cancelled() and (e := t.exception())), None)
     raise WatchError(f"jobs and pods cannot be watched: {cause!r}") from cause
 

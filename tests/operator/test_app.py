@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 
 from tests.operator.fake_api import FakeApi, refusal
+from tests.operator.support import job_manifest
 
 
 class Process:
@@ -195,6 +196,40 @@ async def test_process_waits_for_an_unavailable_api_server(api: FakeApi, tmp_pat
         assert await process.get("/healthz") == (200, "ok")
         api.fault = lambda _: None
         await process.until_ready("ok")
+
+
+@pytest.mark.slow
+async def test_case_70_process_reexecutes_itself_when_the_api_server_was_restored(
+    api: FakeApi, tmp_path: Path
+) -> None:
+    """The restored job is written at once, and new watches start at the restored version."""
+    job, written = job_manifest(), list[int]()
+    job["metadata"]["resourceVersion"] = "9000"
+
+    async def write(request: web.Request) -> None:
+        if request.method == "PUT" and request.path.endswith("/status"):
+            written.append(int((await request.json())["metadata"]["resourceVersion"]))
+            job["metadata"]["resourceVersion"] = "40"
+
+    def answer(request: web.Request) -> web.StreamResponse | None:
+        if request.method == "PUT" and request.path.endswith("/status"):
+            return refusal(409, "the object has been modified")
+        if request.path.endswith("/ddpjobs/digits"):
+            return web.json_response(job)
+        if request.path.endswith("/ddpjobs") and request.query.get("watch") != "true":
+            return web.json_response({"items": [job], "metadata": version})
+        return None
+
+    version = {"resourceVersion": "9000"}
+    api.before, api.fault = write, answer
+    async with operator(api, tmp_path) as process:
+        await eventually(lambda: 40 in written)
+        process.child.terminate()
+        code, log = await process.ended()
+        assert code == 0, log
+        assert written[0] == 9000
+        assert log.count("re-executing the operator: the API server has older versions") == 1
+        assert "Traceback" not in log
 
 
 @pytest.mark.slow

@@ -1,7 +1,38 @@
-"""Cache of jobs and their children, filled by watches and relists."""
+"""Cache of jobs and their children, filled by watches and by answers of the API server."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from ddp_operator.cluster.base import Key, Listing, Manifest, Snapshot
 from ddp_wire import contract
+
+_JOB = "DDPJob"
+_ObjectKey = tuple[str, str, str]
+"""Kind, namespace and name."""
+
+
+@dataclass
+class _Contents:
+    """Contents of a cache, which its pending requests share."""
+
+    jobs: dict[Key, Manifest] = field(default_factory=dict)
+    children: dict[str, dict[Key, dict[str, Manifest]]] = field(
+        default_factory=lambda: {"Pod": {}, "Service": {}}
+    )
+    listed_version: int = 0
+    """Resource version of the last list of jobs."""
+    restored: asyncio.Event = field(default_factory=asyncio.Event)
+    pending: set["PendingRequest"] = field(default_factory=set)
+    """Requests that have no answer yet."""
+
+    def record_change(
+        self, kind: str, changed: Manifest, *, deleted: bool = False, by: "PendingRequest | None"
+    ) -> None:
+        """Record a watch event, or an object in the answer of one request, for all other ones."""
+        for request in self.pending - {by}:
+            request.record_change(kind, changed, deleted=deleted)
 
 
 class Cache:
@@ -11,8 +42,10 @@ class Cache:
     """
 
     def __init__(self) -> None:
-        self._jobs: dict[Key, Manifest] = {}
-        self._children: dict[str, dict[Key, dict[str, Manifest]]] = {"Pod": {}, "Service": {}}
+        self._contents = _Contents()
+        self._jobs, self._children = self._contents.jobs, self._contents.children
+        self.restored = self._contents.restored
+        """Set when the API server returned older versions than before, as a restored etcd does."""
 
     def job(self, key: Key) -> Manifest | None:
         """Return the job with a key, or None."""
@@ -27,15 +60,17 @@ class Cache:
         return list(self._children[kind].get(key, {}).values())
 
     def put_job(self, job: Manifest) -> Key:
-        """Store a job unless a newer version is known. Return its key."""
-        key = (job["metadata"]["namespace"], job["metadata"]["name"])
+        """Store a job from a watch unless a newer version is known. Return its key."""
+        key = _job_key(job)
+        self._contents.record_change(_JOB, job, by=None)
         if _is_newer(job, self._jobs.get(key)):
             self._jobs[key] = job
         return key
 
     def drop_job(self, job: Manifest) -> Key:
         """Remove a deleted job, but not a later job with the same name. Return its key."""
-        key = (job["metadata"]["namespace"], job["metadata"]["name"])
+        key = _job_key(job)
+        self._contents.record_change(_JOB, job, deleted=True, by=None)
         known = self._jobs.get(key)
         if known is not None and known["metadata"]["uid"] == job["metadata"]["uid"]:
             del self._jobs[key]
@@ -46,10 +81,11 @@ class Cache:
         self._jobs.pop(key, None)
 
     def put_child(self, kind: str, child: Manifest) -> Key | None:
-        """Store a child unless a newer version is known. Return its job's key."""
+        """Store a child from a watch unless a newer version is known. Return its job's key."""
         key = job_key(child)
         if key is None:
             return None
+        self._contents.record_change(kind, child, by=None)
         known = self._children[kind].setdefault(key, {})
         name = child["metadata"]["name"]
         if _is_newer(child, known.get(name)):
@@ -65,6 +101,7 @@ class Cache:
         key = job_key(child)
         if key is None:
             return None
+        self._contents.record_change(kind, child, deleted=True, by=None)
         known = self._children[kind].get(key, {})
         name = child["metadata"]["name"]
         if name in known and known[name]["metadata"]["uid"] == child["metadata"]["uid"]:
@@ -74,28 +111,111 @@ class Cache:
         return key
 
     def replace(self, snapshot: Snapshot) -> set[Key]:
-        """Replace the contents by a relist, but keep objects that a watch delivered since.
+        """Replace the contents by a relist. No watch event may have arrived since its request.
 
         Returns:
             Keys of all jobs that are known or were known before.
         """
-        affected = set(self._jobs) | set(self._children["Pod"])
-        self._jobs = {k: j for k, j in self._jobs.items() if _is_later(j, snapshot.jobs)}
+        with self.pending_request() as relist:
+            return relist.replace(snapshot)
+
+    @contextmanager
+    def pending_request(self) -> Iterator["PendingRequest"]:
+        """Enter this context before a request, and store the answer before leaving it."""
+        request = PendingRequest(self._contents)
+        self._contents.pending.add(request)
+        try:
+            yield request
+        finally:
+            self._contents.pending.discard(request)
+
+
+class PendingRequest:
+    """A request to the API server, and the watch events and other answers since it was sent.
+
+    The answer replaces what the cache knew before the request, even a higher resourceVersion.
+    The versions of an API server decrease when its etcd is restored from a backup. The answer may
+    be older than an event since the request, so that the versions of these two are compared.
+    """
+
+    def __init__(self, contents: "_Contents") -> None:
+        """Create a request that stores its answer in the contents of a cache."""
+        self._contents = contents
+        self._changed: set[_ObjectKey] = set()
+        self._deleted_uids: set[str] = set()
+
+    def record_change(self, kind: str, changed: Manifest, *, deleted: bool) -> None:
+        """Record a watch event or another answer that arrived since the request."""
+        self._changed.add(_object_key(kind, changed))
+        if deleted:
+            self._deleted_uids.add(changed["metadata"]["uid"])
+
+    def put_job(self, job: Manifest) -> None:
+        """Store a job from the answer."""
+        known = self._contents.jobs.get(_job_key(job))
+        if not self._wins(_JOB, job, known):
+            return
+        if known is not None and not _is_newer(job, known):
+            self._contents.restored.set()
+        self._contents.jobs[_job_key(job)] = job
+        self._contents.record_change(_JOB, job, by=self)
+
+    def forget_job(self, key: Key) -> None:
+        """Remove a job that the API server does not have."""
+        if (_JOB, *key) not in self._changed:
+            self._contents.jobs.pop(key, None)
+
+    def put_child(self, kind: str, child: Manifest) -> None:
+        """Store a child from the answer."""
+        key = job_key(child)
+        if key is None:
+            return
+        name = child["metadata"]["name"]
+        if self._wins(kind, child, self._contents.children[kind].get(key, {}).get(name)):
+            self._contents.children[kind].setdefault(key, {})[name] = child
+            self._contents.record_change(kind, child, by=self)
+
+    def replace(self, snapshot: Snapshot) -> set[Key]:
+        """Replace the contents of the cache by a relist.
+
+        Returns:
+            Keys of all jobs that are known or were known before.
+        """
+        contents = self._contents
+        affected = set(contents.jobs) | set(contents.children["Pod"])
+        if snapshot.jobs.version < contents.listed_version:
+            contents.restored.set()
+        contents.listed_version = snapshot.jobs.version
+        listed = {_job_key(job) for job in snapshot.jobs.items}
+        for key, known in list(contents.jobs.items()):
+            if key not in listed and not self._outlives(_JOB, known, snapshot.jobs):
+                del contents.jobs[key]
         for job in snapshot.jobs.items:
             self.put_job(job)
         for kind, listing in (("Pod", snapshot.pods), ("Service", snapshot.services)):
-            self._children[kind] = {
-                key: {name: c for name, c in known.items() if _is_later(c, listing)}
-                for key, known in self._children[kind].items()
-            }
-            for child in listing.items:
-                self.put_child(kind, child)
-            self._children[kind] = {k: known for k, known in self._children[kind].items() if known}
-        return affected | set(self._jobs)
+            self._replace_children(kind, listing)
+        return affected | set(contents.jobs)
 
+    def _replace_children(self, kind: str, listing: Listing) -> None:
+        children = self._contents.children[kind]
+        for key, known in list(children.items()):
+            children[key] = {n: c for n, c in known.items() if self._outlives(kind, c, listing)}
+            if not children[key]:
+                del children[key]
+        for child in listing.items:
+            self.put_child(kind, child)
 
-def _is_later(known: Manifest, listing: Listing) -> bool:
-    return int(known["metadata"]["resourceVersion"]) > listing.version
+    def _wins(self, kind: str, answer: Manifest, known: Manifest | None) -> bool:
+        """Return whether an object of the answer replaces the known one."""
+        if answer["metadata"]["uid"] in self._deleted_uids:
+            return False
+        if known is None or _object_key(kind, answer) not in self._changed:
+            return True
+        return _version(answer) >= _version(known)
+
+    def _outlives(self, kind: str, known: Manifest, listing: Listing) -> bool:
+        """Return whether a known object was created or changed after a list was made."""
+        return _object_key(kind, known) in self._changed and _version(known) > listing.version
 
 
 def job_key(child: Manifest) -> Key | None:
@@ -105,8 +225,20 @@ def job_key(child: Manifest) -> Key | None:
     return (metadata["namespace"], name) if name else None
 
 
+def _job_key(job: Manifest) -> Key:
+    return (job["metadata"]["namespace"], job["metadata"]["name"])
+
+
+def _object_key(kind: str, manifest: Manifest) -> _ObjectKey:
+    return (kind, manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+
+
+def _version(manifest: Manifest) -> int:
+    return int(manifest["metadata"]["resourceVersion"])
+
+
 def _is_newer(new: Manifest, old: Manifest | None) -> bool:
-    """Return whether `new` replaces `old`. Resource versions of one object only grow."""
+    """Return whether a watch event `new` replaces `old`. Only versions of one uid are compared."""
     if old is None or new["metadata"]["uid"] != old["metadata"]["uid"]:
         return True
-    return int(new["metadata"]["resourceVersion"]) >= int(old["metadata"]["resourceVersion"])
+    return _version(new) >= _version(old)

@@ -128,17 +128,17 @@ class Controller:
         if status is None:
             return
         _log.error("the job is invalid and is not reconciled: %s", sentence)
-        written = await self._cluster.write_status(raw, status)
-        self._cache.put_job(written)
+        written = await self._write_status(raw, status)
         await self._cluster.emit(written, Event(EventType.WARNING, INVALID, sentence))
 
     async def refresh(self, key: Key) -> None:
         """Read a job again after a write showed that the cache lags behind."""
-        raw = await self._cluster.get_job(key)
-        if raw is not None:
-            self._cache.put_job(raw)
-        else:
-            self._cache.forget_job(key)
+        with self._cache.pending_request() as request:
+            raw = await self._cluster.get_job(key)
+            if raw is not None:
+                request.put_job(raw)
+            else:
+                request.forget_job(key)
 
     def _observe(self, job: DDPJob, pods: Sequence[Manifest]) -> World:
         """Return the observed state. No observation waits for an agent."""
@@ -160,8 +160,7 @@ class Controller:
     async def _apply(self, key: Key, raw: Manifest, job: DDPJob, plan: Plan) -> float | None:
         if plan.status != job.status:
             status = plan.status.model_dump(mode="json", by_alias=True, exclude_none=True)
-            raw = await self._cluster.write_status(raw, status)
-            self._cache.put_job(raw)
+            raw = await self._write_status(raw, status)
             self._written[key] = self._clock()
         for event in plan.events:
             _log.info("%s: %s", event.reason, event.message)
@@ -177,6 +176,12 @@ class Controller:
             raise outcome
         self._blocked.pop(key, None)
         return plan.requeue_seconds
+
+    async def _write_status(self, raw: Manifest, status: Manifest) -> Manifest:
+        with self._cache.pending_request() as request:
+            written = await self._cluster.write_status(raw, status)
+            request.put_job(written)
+        return written
 
     async def _act(self, job: DDPJob, actions: Sequence[Action]) -> None:
         """Run the actions: deletions first because they free names, the Service, then all pods."""
@@ -197,8 +202,9 @@ class Controller:
         async with self._in_flight:
             match action:
                 case CreateService() | CreatePod():
-                    created = await cluster.create(action.manifest)
-                    self._cache.put_child(created["kind"], created)
+                    with self._cache.pending_request() as request:
+                        created = await cluster.create(action.manifest)
+                        request.put_child(created["kind"], created)
                 case DeletePod():
                     await cluster.delete_pod(
                         namespace, action.name, action.uid, action.grace_seconds
@@ -220,9 +226,10 @@ class Controller:
 
     async def _annotate(self, namespace: str, action: SetAttempt) -> None:
         annotations = {contract.ANNOTATION_ATTEMPT: action.value}
-        pod = await self._cluster.annotate_pod(namespace, action.name, action.uid, annotations)
-        if pod is not None:
-            self._cache.put_child("Pod", pod)
+        with self._cache.pending_request() as request:
+            pod = await self._cluster.annotate_pod(namespace, action.name, action.uid, annotations)
+            if pod is not None:
+                request.put_child("Pod", pod)
 
     async def _report_blocked(self, key: Key, raw: Manifest, error: ClusterError) -> None:
         """Store the error, so that the next reconcile writes it into the status."""

@@ -110,8 +110,9 @@ async def resync(take_snapshot: TakeSnapshot, cache: Cache, queue: WorkQueue[Key
     Raises:
         ClusterError: The API server refused or did not answer.
     """
-    for key in cache.replace(await take_snapshot()):
-        queue.add(key)
+    with cache.pending_request() as relist:
+        for key in relist.replace(await take_snapshot()):
+            queue.add(key)
 
 
 async def first_sync(

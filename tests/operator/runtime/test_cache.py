@@ -1,4 +1,7 @@
-"""Cache: newer versions win, a relist removes deleted objects, and the uid identifies an object."""
+"""Cache: newer versions win, a relist removes deleted objects, and the uid identifies an object.
+
+An answer of the API server wins over the cache, but not over watch events since its request.
+"""
 
 from typing import Any
 
@@ -128,10 +131,11 @@ def test_relist_removes_deleted_objects() -> None:
 
 def test_relist_keeps_newer_objects_from_the_watch() -> None:
     cache = Cache()
-    cache.put_job(job(12))
-    cache.put_child("Pod", pod(11, uid="p1", index=0))
-    cache.put_child("Pod", pod(3, uid="p2", index=1))
-    cache.replace(snapshot(9, [job(5)], [pod(4, uid="p1", index=0)]))
+    with cache.pending_request() as relist:
+        cache.put_job(job(12))
+        cache.put_child("Pod", pod(11, uid="p1", index=0))
+        cache.put_child("Pod", pod(3, uid="p2", index=1))
+        relist.replace(snapshot(9, [job(5)], [pod(4, uid="p1", index=0)]))
     found = cache.job(KEY)
     assert found is not None
     assert found["metadata"]["resourceVersion"] == "12"
@@ -154,3 +158,149 @@ def test_deleted_job_is_returned_by_one_relist_only() -> None:
     cache.put_child("Pod", pod(4))
     cache.replace(snapshot(9))
     assert cache.replace(snapshot(10)) == set()
+
+
+# --- Answers of the API server ----------------------------------------------------------------
+
+
+def job_version(cache: Cache) -> tuple[str, str] | None:
+    """Return uid and version of the job in the cache."""
+    found = cache.job(KEY)
+    return (found["metadata"]["uid"], found["metadata"]["resourceVersion"]) if found else None
+
+
+def test_case_70_answer_with_an_older_version_replaces_the_cached_job() -> None:
+    """A restored etcd counts versions from an older number."""
+    cache = Cache()
+    cache.put_job(job(90))
+    with cache.pending_request() as get:
+        get.put_job(job(40))
+    assert job_version(cache) == ("u1", "40")
+    cache.put_job(job(41))
+    assert job_version(cache) == ("u1", "41")
+
+
+def test_case_70_relist_with_older_versions_replaces_the_cache() -> None:
+    cache = Cache()
+    cache.put_job(job(90))
+    cache.put_job(job(91, name="created-after-the-backup"))
+    cache.put_child("Pod", pod(92, uid="p1", index=0))
+    cache.put_child("Pod", pod(93, uid="p2", index=1))
+    cache.replace(snapshot(45, [job(40)], [pod(41, uid="p1", index=0)]))
+    assert cache.keys() == [KEY]
+    assert job_version(cache) == ("u1", "40")
+    assert known(cache) == [("p1", "41")]
+
+
+@pytest.mark.parametrize(
+    ("cached", "answered", "is_restored"),
+    [
+        (90, job(40), True),
+        (90, job(90), False),
+        (90, job(91), False),
+        (90, job(40, uid="u2"), False),
+        (None, job(40), False),
+    ],
+    ids=["older", "same", "newer", "older of another job", "not cached"],
+)
+def test_case_70_older_answer_shows_that_the_server_was_restored(
+    cached: int | None, answered: Manifest, is_restored: bool
+) -> None:
+    cache = Cache()
+    if cached is not None:
+        cache.put_job(job(cached))
+    with cache.pending_request() as get:
+        get.put_job(answered)
+    assert cache.restored.is_set() == is_restored
+
+
+def test_case_70_older_relist_shows_that_the_server_was_restored() -> None:
+    cache = Cache()
+    cache.replace(snapshot(50))
+    cache.replace(snapshot(50))
+    assert not cache.restored.is_set()
+    cache.replace(snapshot(40))
+    assert cache.restored.is_set()
+
+
+def test_answer_that_is_older_than_a_watch_event_since_its_request_is_ignored() -> None:
+    cache = Cache()
+    cache.put_job(job(3))
+    cache.put_child("Pod", pod(4))
+    with cache.pending_request() as request:
+        cache.put_job(job(12))
+        cache.put_child("Pod", pod(13))
+        request.put_job(job(5))
+        request.put_child("Pod", pod(6))
+    assert job_version(cache) == ("u1", "12")
+    assert known(cache) == [("p1", "13")]
+    assert not cache.restored.is_set()
+
+
+def test_relist_keeps_newer_answers_to_other_requests() -> None:
+    """A write is answered before the watch delivers it."""
+    cache = Cache()
+    cache.put_job(job(3))
+    with cache.pending_request() as relist:
+        with cache.pending_request() as write:
+            write.put_job(job(12))
+        with cache.pending_request() as create:
+            create.put_child("Pod", pod(13))
+        relist.replace(snapshot(9, [job(3)]))
+    assert job_version(cache) == ("u1", "12")
+    assert known(cache) == [("p1", "13")]
+
+
+def test_case_71_relist_does_not_bring_back_objects_deleted_since_its_request() -> None:
+    cache = Cache()
+    cache.put_job(job(3))
+    cache.put_child("Pod", pod(4))
+    with cache.pending_request() as relist:
+        cache.drop_job(job(10))
+        cache.drop_child("Pod", pod(11))
+        relist.replace(snapshot(9, [job(3)], [pod(4)]))
+    assert cache.job(KEY) is None
+    assert known(cache) == []
+
+
+def test_case_71_deleted_job_that_was_never_cached_is_not_brought_back() -> None:
+    cache = Cache()
+    with cache.pending_request() as relist:
+        cache.drop_job(job(10))
+        relist.replace(snapshot(9, [job(3)]))
+    assert cache.job(KEY) is None
+
+
+def test_case_71_late_response_to_a_write_does_not_bring_back_a_deleted_job() -> None:
+    cache = Cache()
+    cache.put_job(job(3))
+    with cache.pending_request() as write:
+        cache.drop_job(job(6))
+        write.put_job(job(5))
+    assert cache.job(KEY) is None
+
+
+def test_relist_shows_the_successor_of_a_job_deleted_since_its_request() -> None:
+    cache = Cache()
+    cache.put_job(job(3))
+    with cache.pending_request() as relist:
+        cache.drop_job(job(6))
+        relist.replace(snapshot(9, [job(8, uid="u2")]))
+    assert job_version(cache) == ("u2", "8")
+
+
+def test_absent_job_is_kept_when_a_watch_saw_it_since_the_request() -> None:
+    cache = Cache()
+    with cache.pending_request() as get:
+        cache.put_job(job(5))
+        get.forget_job(KEY)
+    assert job_version(cache) == ("u1", "5")
+
+
+def test_deletion_before_a_request_does_not_hide_its_answer() -> None:
+    """A restored etcd has objects again that were deleted after the backup."""
+    cache = Cache()
+    cache.put_job(job(3))
+    cache.drop_job(job(6))
+    cache.replace(snapshot(4, [job(3)]))
+    assert job_version(cache) == ("u1", "3")
