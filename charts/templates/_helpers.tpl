@@ -51,7 +51,7 @@ app.kubernetes.io/component: operator
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [services]
-  verbs: [get, list, watch, create]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
   resources: [events]
   verbs: [create]

@@ -1,5 +1,6 @@
 """Build the worker pod."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,7 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
     overlay = template.model_dump(by_alias=True, exclude_none=True)
     merged: dict[str, Any] = apply_overlay(pod, overlay)
     # The overlay cannot change these labels and annotations: the operator finds its pods by them.
+    merged["spec"]["tolerations"] = _tolerations(merged["spec"].get("tolerations") or [])
     merged["metadata"]["labels"] |= pod["metadata"]["labels"]
     merged["metadata"]["annotations"] |= pod["metadata"]["annotations"]
     return merged
@@ -91,27 +93,29 @@ def _pod_spec(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
         "volumes": _volumes(job),
         "nodeSelector": spec.node_selector,
         "affinity": _affinity(job),
-        "tolerations": _tolerations(job),
+        "tolerations": _tolerations(spec.tolerations or []),
         "priorityClassName": spec.priority_class_name,
         "imagePullSecrets": [{"name": name} for name in spec.image_pull_secrets or []],
     }
     return {key: value for key, value in out.items() if value is not None and value != []}
 
 
-def _tolerations(job: DDPJob) -> list[dict[str, Any]]:
-    """Return the job's tolerations, and 5 s for a lost node instead of Kubernetes' 300 s."""
-    given = job.spec.tolerations or []
+def _tolerations(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return these tolerations, and 5 s for a lost node instead of Kubernetes' 300 s."""
     keys = {t.get("key") for t in given}
-    return given + [
-        {
-            "key": key,
-            "operator": "Exists",
-            "effect": "NoExecute",
-            "tolerationSeconds": LOST_NODE_SECONDS,
-        }
-        for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-        # A toleration without a key tolerates every taint.
-        if key not in keys and None not in keys
+    return [
+        *given,
+        *(
+            {
+                "key": key,
+                "operator": "Exists",
+                "effect": "NoExecute",
+                "tolerationSeconds": LOST_NODE_SECONDS,
+            }
+            for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+            # A toleration without a key tolerates every taint.
+            if key not in keys and None not in keys
+        ),
     ]
 
 

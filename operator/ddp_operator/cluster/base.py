@@ -75,6 +75,11 @@ class Leases(Protocol):
         """
 
 
+def owner_uids(child: Manifest) -> frozenset[str]:
+    """Return the uids of the owners of an object."""
+    return frozenset(o["uid"] for o in child["metadata"].get("ownerReferences") or [])
+
+
 class Cluster(Protocol):
     """Access to jobs, their children and their agents. Every change is idempotent."""
 

@@ -26,6 +26,7 @@ from ddp_operator.cluster.base import (
     Manifest,
     NameTakenError,
     Snapshot,
+    owner_uids,
 )
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.world import PodView
@@ -138,12 +139,17 @@ class KubeCluster:
         try:
             return await self._call("POST", path, body=manifest)
         except ConflictError:
-            existing = await self._call("GET", f"{path}/{quote(metadata['name'])}")
-            owners = {o["uid"] for o in existing["metadata"].get("ownerReferences") or []}
-            if metadata["ownerReferences"][0]["uid"] not in owners:
+            path = f"{path}/{quote(metadata['name'])}"
+            existing = await self._call("GET", path)
+            if metadata["ownerReferences"][0]["uid"] not in owner_uids(existing):
                 name = f"{kind} {metadata['name']}"
                 raise NameTakenError(f"{name} exists already and is not this job's") from None
-            return existing
+            lost = _lost_fields(existing, manifest)
+            if not lost:
+                return existing
+            # Somebody removed a label or the Service's selector, by which the child is found.
+            lost.setdefault("metadata", {})["uid"] = existing["metadata"]["uid"]
+            return await self._call("PATCH", path, body=lost)
 
     async def delete_pod(
         self, namespace: str, name: str, uid: str, grace_seconds: int | None
@@ -330,6 +336,20 @@ class KubeCluster:
         except ValueError as error:
             raise ClusterError(f"the response to {method} {path} is not JSON") from error
         return document
+
+
+def _lost_fields(existing: Manifest, manifest: Manifest) -> Manifest:
+    """Return the labels of a child and the selector of a Service that must be restored."""
+    lost: Manifest = {}
+    labels = existing["metadata"].get("labels") or {}
+    missing = {k: v for k, v in manifest["metadata"]["labels"].items() if labels.get(k) != v}
+    if missing:
+        lost["metadata"] = {"labels": missing}
+    if manifest["kind"] == "Service":
+        wanted, found = manifest["spec"]["selector"], existing["spec"].get("selector") or {}
+        if wanted != found:
+            lost["spec"] = {"selector": {**dict.fromkeys(found), **wanted}}
+    return lost
 
 
 def _refusal(status: int, text: bytes, retry_after: str | None) -> ClusterError:

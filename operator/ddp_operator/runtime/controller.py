@@ -8,7 +8,14 @@ from datetime import datetime
 from ddp_operator.api.job import DDPJob, InvalidJobError, UnreadableStatusError, parse_job
 from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults
-from ddp_operator.cluster.base import Cluster, ClusterError, ConflictError, Key, Manifest
+from ddp_operator.cluster.base import (
+    Cluster,
+    ClusterError,
+    ConflictError,
+    Key,
+    Manifest,
+    owner_uids,
+)
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.invalid_spec import INVALID, invalid_spec_status
 from ddp_operator.reconcile.lifecycle import is_finished
@@ -149,7 +156,7 @@ class Controller:
             job=job,
             now=self._clock(),
             pods=views,
-            service_exists=any(_belongs(s, job) for s in services),
+            service_exists=any(_belongs(s, job) and _selects(s, job) for s in services),
             # The address may belong to a pod of another job by now.
             reports={u: s for u, s in known.items() if s.job_uid in {job.metadata.uid, ""}},
             silent=self._reports.silent(views),
@@ -240,5 +247,11 @@ class Controller:
 
 
 def _belongs(child: Manifest, job: DDPJob) -> bool:
-    labels = child["metadata"].get("labels") or {}
-    return bool(labels.get(contract.LABEL_JOB_UID) == job.metadata.uid)
+    """Return whether a child is the job's. Anybody may write a label, so the owner counts too."""
+    labels, uid = child["metadata"].get("labels") or {}, job.metadata.uid
+    return labels.get(contract.LABEL_JOB_UID) == uid and uid in owner_uids(child)
+
+
+def _selects(service: Manifest, job: DDPJob) -> bool:
+    """Return whether a Service still publishes the addresses of the job's pods."""
+    return (service.get("spec") or {}).get("selector") == names.pod_selector(job)

@@ -199,6 +199,14 @@ def test_pod_tolerates_a_lost_node_for_5_s() -> None:
     assert {(t["operator"], t["effect"]) for t in found.values()} == {("Exists", "NoExecute")}
 
 
+def test_overlay_keeps_the_tolerations_for_a_lost_node() -> None:
+    """Without them a pod of a lost Kubernetes node would stay for 300 s."""
+    mine = {"key": "gpu", "operator": "Exists"}
+    found = build(podTemplate={"spec": {"tolerations": [mine]}})["spec"]["tolerations"]
+    assert found[0] == mine
+    assert tuple(t["key"] for t in found[1:]) == LOST_NODE
+
+
 @pytest.mark.parametrize(
     ("given", "added"),
     [

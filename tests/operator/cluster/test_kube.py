@@ -46,18 +46,6 @@ async def bench() -> AsyncIterator[Bench]:
     await api.stop()
 
 
-class SilentAgents(Agents):
-    """Agents that never answer. Records whether each poll was required."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.required: list[bool] = []
-
-    async def get_status(self, host: str, *, required: bool = True) -> None:
-        del host
-        self.required.append(required)
-
-
 @pytest.mark.parametrize(
     ("status", "header", "retry_after", "served"),
     [
