@@ -34,6 +34,8 @@ ENTRYPOINT ["ddp-operator"]
 
 FROM base AS trainer
 ARG TORCH=cuda
+# A user's script may import a module beside it. The agent runs its own interpreters with -P.
+ENV PYTHONSAFEPATH=""
 COPY requirements/trainer.lock requirements/torch-${TORCH}.lock /tmp/requirements/
 RUN pip install --require-hashes -r /tmp/requirements/trainer.lock && \
     mkdir -p /wheels && \

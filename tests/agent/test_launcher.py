@@ -86,8 +86,8 @@ def test_task_runs_in_the_bundled_trainer(tmp_path: Path) -> None:
 
 def test_command_equals_the_printed_line_except_for_the_wrapper(tmp_path: Path) -> None:
     found = launch(tmp_path)
-    assert found.command[1:4] == ["-u", "-m", "ddp_agent.torchrun"]
-    assert found.command[4:] == found.line[1:] == found.arguments
+    assert found.command[1:5] == ["-u", "-P", "-m", "ddp_agent.torchrun"]
+    assert found.command[5:] == found.line[1:] == found.arguments
 
 
 def test_each_attempt_has_its_own_directories(tmp_path: Path) -> None:

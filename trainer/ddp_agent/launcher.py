@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ddp_agent.config import AgentConfig
 from ddp_agent.failures import FAILURE_FILE_ENV
+from ddp_agent.warm import FLAGS
 from ddp_wire.contract import Env, rendezvous_port
 from ddp_wire.machine import cpu_count, threads_per_rank
 
@@ -37,7 +38,7 @@ class Launch:
     @property
     def command(self) -> list[str]:
         """Command of a cold start: torchrun in a wrapper that writes the failure file."""
-        return [sys.executable, "-u", "-m", "ddp_agent.torchrun", *self.arguments]
+        return [sys.executable, *FLAGS, "-m", "ddp_agent.torchrun", *self.arguments]
 
 
 def prepare(

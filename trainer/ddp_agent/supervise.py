@@ -107,6 +107,7 @@ class WarmTree(ProcessTree):
 
     def poll(self) -> int | None:
         """Return the launcher's exit code, negative for a signal, or None while it runs."""
+        self._reap_orphans()  # As PID 1 must, for as long as the attempt runs.
         if self.returncode is None:
             try:
                 self.returncode = self._standby.exit_code(self.pid)
@@ -119,7 +120,6 @@ class WarmTree(ProcessTree):
         return [pid for pid in descendants(os.getpid()) if pid != self._standby.pid]
 
     def _reap(self) -> None:
-        self._reap_orphans()
         self.poll()
 
     def _reap_orphans(self) -> None:

@@ -58,6 +58,17 @@ def _record_failures_in_close(close: Callable[..., None]) -> Callable[..., None]
     return patched
 
 
+def _add_missing_results(context: Any) -> None:
+    """Add the result of ranks that exited with 0 by `sys.exit()` or `os._exit(0)`.
+
+    torch waits forever for the result that only a returning function delivers.
+    """
+    for rank, process in enumerate(context._pc.processes if context._pc else ()):  # noqa: SLF001
+        results = context._ret_vals[rank]  # noqa: SLF001 (there is no other access)
+        if process.exitcode == 0 and rank not in context._return_values and results.empty():  # noqa: SLF001
+            results.put(None)
+
+
 def _add_failures_to_poll(poll: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Wrap `_poll`: report all ranks that failed by themselves. torch reports only one of them.
 
@@ -66,6 +77,7 @@ def _add_failures_to_poll(poll: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     @functools.wraps(poll)
     def patched(self: Any) -> Any:
+        _add_missing_results(self)
         result = poll(self)
         if result is not None and result.failures:
             for rank, process in getattr(self, "ddp_failed", {}).items():

@@ -22,6 +22,8 @@ from ddp_wire.variables import Env
 
 READY_SECONDS = 120.0
 """Maximum wait of an attempt for the standby's imports, in seconds. A cold start takes as long."""
+FLAGS = ("-u", "-P")
+"""Flags of the agent's own interpreters: no module of the user's folders may replace theirs."""
 _POLL_SECONDS = 0.02
 
 
@@ -52,7 +54,7 @@ class Standby:
         orders_in, orders_out = os.pipe()
         messages_in, messages_out = os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "ddp_agent.standby", str(orders_in), str(messages_out)],
+            [sys.executable, *FLAGS, "-m", "ddp_agent.standby", str(orders_in), str(messages_out)],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             pass_fds=(orders_in, messages_out),

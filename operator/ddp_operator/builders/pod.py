@@ -139,7 +139,8 @@ def _container(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
         "name": contract.WORKER_CONTAINER,
         "image": spec.image or defaults.image,
         "imagePullPolicy": policy.value if policy else defaults.image_pull_policy,
-        "command": ["python3", "-m", "ddp_agent"],
+        # -P: no module of the user's working directory may replace one of the agent.
+        "command": ["python3", "-P", "-m", "ddp_agent"],
         "env": build_env(job, index),
         "ports": [
             {"name": "agent", "containerPort": contract.AGENT_PORT},

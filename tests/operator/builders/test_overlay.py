@@ -94,7 +94,7 @@ def test_overlay_changes_the_worker_by_name() -> None:
     worker = build({"spec": {"containers": [change]}})["spec"]["containers"][0]
     assert worker["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
     assert worker["securityContext"]["readOnlyRootFilesystem"] is True
-    assert worker["command"] == ["python3", "-m", "ddp_agent"]
+    assert worker["command"] == ["python3", "-P", "-m", "ddp_agent"]
 
 
 def test_overlay_merges_a_volume_by_name_and_keeps_the_rest() -> None:

@@ -1,0 +1,5 @@
+"""Unseeded generators differ between ranks and attempts."""
+
+import random
+
+print("draw random", random.random())

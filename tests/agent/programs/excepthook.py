@@ -1,0 +1,6 @@
+"""A hook for exceptions is called."""
+
+import sys
+
+sys.excepthook = lambda kind, value, trace: print("hook", kind.__name__, value)
+raise KeyError("k")

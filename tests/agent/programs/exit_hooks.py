@@ -1,0 +1,7 @@
+"""Exit hooks run, last one first."""
+
+import atexit
+
+atexit.register(print, "first")
+atexit.register(lambda: print("second"))
+print("body")

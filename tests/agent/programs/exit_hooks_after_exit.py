@@ -1,0 +1,7 @@
+"""Exit hooks run after sys.exit."""
+
+import atexit
+import sys
+
+atexit.register(print, "hook")
+sys.exit(7)

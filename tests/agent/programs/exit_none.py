@@ -1,0 +1,6 @@
+"""sys.exit without a code."""
+
+import sys
+
+print("end")
+sys.exit()

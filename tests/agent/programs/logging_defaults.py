@@ -1,0 +1,6 @@
+"""Logging is not configured."""
+
+import logging
+
+print(logging.root.handlers, logging.root.level, logging.lastResort.level)
+logging.warning("to stderr")

@@ -1,0 +1,16 @@
+"""A traceback names the program's frames alone."""
+
+import sys
+
+
+def inner():
+    raise RuntimeError("deep")
+
+
+try:
+    inner()
+except RuntimeError:
+    import traceback
+
+    frames = traceback.extract_tb(sys.exc_info()[2])
+    print([f.name for f in frames])

@@ -1,0 +1,9 @@
+"""The rank is the main process of its program."""
+
+import multiprocessing
+import threading
+
+now = multiprocessing.current_process()
+print(now.name, now.daemon, multiprocessing.parent_process(), multiprocessing.active_children())
+print(threading.current_thread().name, threading.active_count())
+print(threading.current_thread() is threading.main_thread())

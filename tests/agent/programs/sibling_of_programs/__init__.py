@@ -1,0 +1,3 @@
+"""A module beside the programs."""
+
+VALUE = 42

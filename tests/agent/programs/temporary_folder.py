@@ -1,0 +1,8 @@
+"""A temporary folder is removed at exit."""
+
+import os
+import tempfile
+import atexit
+
+folder = tempfile.TemporaryDirectory()
+atexit.register(lambda: print("exists", os.path.exists(folder.name)))

@@ -1,0 +1,16 @@
+"""The interpreter waits for threads before the exit hooks."""
+
+import atexit
+import threading
+import time
+
+atexit.register(print, "hook")
+
+
+def work():
+    time.sleep(0.2)
+    print("thread")
+
+
+threading.Thread(target=work).start()
+print("body")
