@@ -13,6 +13,8 @@ MAX_NAME_LENGTH = 58
 """Longest job name, in characters: a DNS label (63) without the `-9998` that ends a pod name."""
 MAX_RESTARTS_IN_WINDOW = 30
 """Largest maxRestarts of a job with restartWindowSeconds: the status holds 32 failure times."""
+RESERVED_POD_FIELDS = ("restartPolicy", "hostname", "subdomain")
+"""Fields of a pod on which restarts and the rendezvous depend. No overlay may set them."""
 _NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
 
 
@@ -87,4 +89,14 @@ def check_rules(name: str, spec: DDPJobSpec) -> str | None:
     """Return the message of the first broken rule, or None when all rules hold."""
     if len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
         return f"{NAME_RULE_MESSAGE}, got {name!r}"
-    return next((rule.message for rule in SPEC_RULES if not rule.holds(spec)), None)
+    broken = next((rule.message for rule in SPEC_RULES if not rule.holds(spec)), None)
+    return broken or _check_overlay(spec)
+
+
+def _check_overlay(spec: DDPJobSpec) -> str | None:
+    """Return which pod field the overlay must not set. CEL cannot see into it."""
+    overlay = (spec.pod_template.spec if spec.pod_template is not None else None) or {}
+    taken = next((name for name in RESERVED_POD_FIELDS if name in overlay), None)
+    if taken is None:
+        return None
+    return f"spec.podTemplate.spec.{taken}: must not be set, because the operator sets it"
