@@ -42,6 +42,9 @@ from ddp_wire.contract import AttemptOrder
 
 _log = logging.getLogger(__name__)
 
+FIRST_BATCH = 4
+"""Number of pods to create at first. Each later batch is twice as large."""
+
 
 class Controller:
     """Controller of all jobs. One instance serves all workers.
@@ -195,14 +198,32 @@ class Controller:
         stages: tuple[tuple[type[Action], ...], ...] = (
             (DeletePod, EndPod, DeleteJob),
             (CreateService,),
-            (CreatePod, SetAttempt),
         )
         for stage in stages:
-            running = [self._do(job, action) for action in actions if isinstance(action, stage)]
-            outcomes = await asyncio.gather(*running, return_exceptions=True)
-            for outcome in outcomes:
-                if isinstance(outcome, BaseException):
-                    raise outcome
+            await self._do_all(job, [one for one in actions if isinstance(one, stage)])
+        outcomes = await asyncio.gather(
+            self._do_all(job, [one for one in actions if isinstance(one, SetAttempt)]),
+            self._create_pods(job, [one for one in actions if isinstance(one, CreatePod)]),
+            return_exceptions=True,
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _create_pods(self, job: DDPJob, creations: Sequence[CreatePod]) -> None:
+        # A refusal, for example by a quota, usually holds for all pods. The growing batches of
+        # client-go's controllers find it at the cost of a few requests.
+        size = FIRST_BATCH
+        while creations:
+            await self._do_all(job, creations[:size])
+            creations, size = creations[size:], 2 * size
+
+    async def _do_all(self, job: DDPJob, actions: Sequence[Action]) -> None:
+        """Run actions at once. Raise the first error after all have ended."""
+        running = [self._do(job, action) for action in actions]
+        for outcome in await asyncio.gather(*running, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def _do(self, job: DDPJob, action: Action) -> None:
         namespace, cluster = job.metadata.namespace, self._cluster

@@ -9,7 +9,7 @@ from ddp_operator.api.job import parse_job
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.cluster.base import ClusterError, ConflictError, NameTakenError
 from ddp_operator.runtime.cache import Cache
-from ddp_operator.runtime.controller import Controller
+from ddp_operator.runtime.controller import FIRST_BATCH, Controller
 from ddp_wire import contract
 from ddp_wire.contract import AgentStatus, AttemptOrder, Progress
 from tests.operator.fake_cluster import DirectReports, FakeCluster
@@ -266,6 +266,14 @@ async def test_refusal_of_one_pod_does_not_block_the_others() -> None:
     with pytest.raises(ClusterError):
         await bench.reconcile()
     assert [p["metadata"]["name"] for p in bench.cluster.pods()] == ["digits-1", "digits-2"]
+
+
+async def test_case_30_refusal_of_all_pods_costs_few_requests() -> None:
+    bench = Bench(nodes=200)
+    bench.cluster.refusals["create Pod"] = ClusterError("exceeded quota: pods", status=403)
+    with pytest.raises(ClusterError):
+        await bench.reconcile()
+    assert len([w for w in bench.cluster.writes if w.startswith("create Pod")]) == FIRST_BATCH
 
 
 async def test_pods_are_not_created_before_their_service() -> None:
