@@ -7,6 +7,11 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
+_LONGEST_HOLD_SECONDS = 1.0
+"""Longest time after a failure in which an event does not hand out the key early."""
+
+_TIMER_SECONDS = 0.001
+"""Time by which a timer may fire early."""
 
 
 class WorkQueue(Generic[K]):
@@ -31,6 +36,9 @@ class WorkQueue(Generic[K]):
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
         self._held_until: dict[K, float] = {}
+        """Loop time before which a failed key is not handed out, not even after an event."""
+        self._backoff_ends: dict[K, float] = {}
+        """Loop time at which the backoff of a failed key ends."""
         self._wakeup = asyncio.Event()
 
     def __len__(self) -> int:
@@ -42,7 +50,7 @@ class WorkQueue(Generic[K]):
         return frozenset(self._active)
 
     def add(self, key: K) -> None:
-        """Add a key for the next free worker. `retry` may hold the key back for longer."""
+        """Add a key for the next free worker, or once `retry` no longer holds it back."""
         remaining = (
             self._held_until.get(key, 0.0) - asyncio.get_running_loop().time()
             if self._held_until
@@ -94,6 +102,9 @@ class WorkQueue(Generic[K]):
     def retry(self, key: K, at_least: float | None = None) -> float:
         """Add a failed key again after its backoff.
 
+        An event may hand out the key before its backoff ends, at most once per second. Such an
+        early failure neither doubles the backoff nor moves its end.
+
         Args:
             key: The key.
             at_least: Seconds for which the key is held back, even if it is added again. This is
@@ -102,17 +113,22 @@ class WorkQueue(Generic[K]):
         Returns:
             Seconds until the key is handed out.
         """
-        failures = self._failures.get(key, 0)
-        self._failures[key] = failures + 1
-        delay = min(self._cap, self._base * 2.0 ** min(failures, 30))
-        delay *= self._random.uniform(0.5, 1.0)
-        if at_least:
-            delay = max(delay, at_least)
-            self._held_until[key] = asyncio.get_running_loop().time() + at_least
+        now = asyncio.get_running_loop().time()
+        delay = self._backoff_ends.get(key, 0.0) - now
+        if delay <= _TIMER_SECONDS:
+            failures = self._failures.get(key, 0)
+            self._failures[key] = failures + 1
+            delay = min(self._cap, self._base * 2.0 ** min(failures, 30))
+            delay *= self._random.uniform(0.5, 1.0)
+            self._backoff_ends[key] = now + delay
+        hold = min(delay, max(self._base, min(delay / 8.0, _LONGEST_HOLD_SECONDS)))
+        self._held_until[key] = now + max(hold, at_least or 0.0)
+        delay = max(delay, at_least or 0.0)
         self.add_after(key, delay)
         return delay
 
     def forget(self, key: K) -> None:
         """Reset the backoff of a key that was processed without an error."""
         self._failures.pop(key, None)
+        self._backoff_ends.pop(key, None)
         self._held_until.pop(key, None)

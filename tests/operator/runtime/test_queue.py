@@ -116,6 +116,8 @@ def test_backoff_doubles_up_to_its_cap() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         for failures in range(40):
             delay = queue.retry("a")
+            await queue.get()
+            queue.done("a")
             full = min(60.0, 2.0**failures)
             assert full / 2 <= delay <= full
 
@@ -160,6 +162,63 @@ def test_key_held_back_by_the_server_is_not_handed_out_after_a_change() -> None:
         queue.done("a")
         queue.add("a")
         assert await arrival(queue) == ("a", 30.0)
+
+    in_fake_time(body)
+
+
+async def fail(queue: WorkQueue[str], times: int) -> float:
+    """Let a key fail so many times, each time when its backoff has ended. Return the last delay."""
+    delay = queue.retry("a")
+    for _ in range(times - 1):
+        await queue.get()
+        delay = queue.retry("a")
+        queue.done("a")
+    return delay
+
+
+def test_case_72_wake_ups_within_a_backoff_do_not_lengthen_it() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        loop = asyncio.get_running_loop()
+        delay = await fail(queue, 5)
+        assert delay >= 8, "the backoff must be long enough for several wake-ups"
+        end = loop.time() + delay
+        while loop.time() < end - 1:
+            queue.add("a")
+            await queue.get()
+            delay = queue.retry("a")
+            assert loop.time() + delay == pytest.approx(end)
+            queue.done("a")
+        assert await arrival(queue) == ("a", round(end, 3))
+        assert 16 <= queue.retry("a") <= 32
+
+    in_fake_time(body)
+
+
+def test_case_72_wake_ups_within_a_backoff_do_not_cause_a_busy_loop() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        loop = asyncio.get_running_loop()
+        await fail(queue, 5)
+        start, tries = loop.time(), 0
+        while loop.time() < start + 5:
+            queue.add("a")
+            if len(queue):
+                await queue.get()
+                queue.retry("a")
+                queue.done("a")
+                tries += 1
+            await asyncio.sleep(0.001)
+        assert 4 <= tries <= 6
+
+    in_fake_time(body)
+
+
+def test_case_72_event_long_after_the_failure_is_handed_out_at_once() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        await fail(queue, 5)
+        await asyncio.sleep(1)
+        now = asyncio.get_running_loop().time()
+        queue.add("a")
+        assert await arrival(queue) == ("a", round(now, 3))
 
     in_fake_time(body)
 
