@@ -2,7 +2,7 @@
 
 import re
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 
 import pytest
 
@@ -10,6 +10,7 @@ from tests.api.client import Api
 from tests.api.control_plane import ControlPlane
 from tests.api.in_process_operator import OperatorEnvironment
 from tests.api.kubelet import FakeAgents
+from tests.tools import diagnosis
 
 
 @pytest.fixture(scope="package")
@@ -52,3 +53,11 @@ async def environment(
     """Yield the operator's client and recorders of all changes."""
     async with OperatorEnvironment.of(control_plane, api, agents) as ready:
         yield ready
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the state of the cluster to the report of a failed test."""
+    return diagnosis.add_to_failure((yield), item)

@@ -60,6 +60,13 @@ def _install(cluster: Cluster) -> None:
     processes.stop(_CONTROLLER_MANAGER, signal.SIGTERM)
     processes.recorded(_CONTROLLER_MANAGER).start()
     cluster.kubectl("create", "namespace", SYSTEM_NAMESPACE)
+    account = ("-n", SYSTEM_NAMESPACE, "get", "serviceaccount", "default")
+    processes.wait_for(
+        "the service account of a new namespace",
+        lambda: cluster.kubectl(*account, check=False).returncode == 0,
+        deadline_s=60.0,
+        needs=(_CONTROLLER_MANAGER,),
+    )
     chart = cluster.helm("template", RELEASE, str(ROOT / "charts"), "-n", SYSTEM_NAMESPACE).stdout
     grants = [d for d in yaml.safe_load_all(chart) if d and d["kind"] in _GRANTS]
     for grant in grants:

@@ -3,13 +3,13 @@
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.harness.cluster import Cluster
-from tests.tools import install
+from tests.tools import diagnosis, install
 
 
 @pytest.fixture(scope="package")
@@ -36,3 +36,11 @@ def namespace(request: pytest.FixtureRequest, cluster: Cluster) -> str:
     name = f"{words[:40].strip('-')}-{zlib.crc32(test.encode()):08x}"
     install.create_namespace(cluster, name)
     return name
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the state of the cluster to the report of a failed test."""
+    return diagnosis.add_to_failure((yield), item)

@@ -16,7 +16,8 @@ from tests.harness.run import Figures
 APISERVER: Final = "kube-apiserver"
 _START_LIMIT_S: Final = 60.0
 _RESTART_LOOP: Final = (
-    "trap 'kill $child; exit' TERM; while :; do \"$@\" & child=$!; wait $child; sleep 1; done"
+    "trap 'kill $child; wait $child; exit' TERM;"
+    ' while :; do "$@" & child=$!; wait $child; sleep 1; done'
 )
 _RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
 _KUBELET_CLIENT: Final = "kube-apiserver"
@@ -74,7 +75,7 @@ class ControlPlane:
             wait_for_apiserver(self.api)
         self._client("kube-controller-manager", "system:kube-controller-manager")
         arguments = control_config.controller_manager(nodes=self.nodes > 0)
-        self._start("kube-controller-manager", arguments)
+        self._start_in_loop("kube-controller-manager", arguments)
         if self.nodes:
             self._start_for_pods()
 
@@ -122,8 +123,11 @@ class ControlPlane:
         Service(name=name, argv=argv, search_path=self.tools.search_path).start()
 
     def _start_in_loop(self, name: str, arguments: Sequence[str]) -> None:
-        """Start a process that exits by design, as the scheduler does with a wrong cache, in a
-        loop."""
+        """Start a process in a loop, as a kubelet does, because it exits by design.
+
+        The scheduler exits when its cache is wrong. The controller manager exits when the API
+        server does not answer for 10 s while it starts.
+        """
         program = (str(self.tools.binary(name)), *arguments, *self.extra.get(name, ()))
         argv = ("/bin/sh", "-c", _RESTART_LOOP, "sh", *program)
         Service(name=name, argv=argv, search_path=self.tools.search_path).start()

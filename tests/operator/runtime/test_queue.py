@@ -176,7 +176,7 @@ async def fail(queue: WorkQueue[str], times: int) -> float:
     return delay
 
 
-def test_case_72_wake_ups_within_a_backoff_do_not_lengthen_it() -> None:
+def test_case_73_wake_ups_within_a_backoff_do_not_lengthen_it() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         loop = asyncio.get_running_loop()
         delay = await fail(queue, 5)
@@ -194,7 +194,7 @@ def test_case_72_wake_ups_within_a_backoff_do_not_lengthen_it() -> None:
     in_fake_time(body)
 
 
-def test_case_72_wake_ups_within_a_backoff_do_not_cause_a_busy_loop() -> None:
+def test_case_73_wake_ups_within_a_backoff_do_not_cause_a_busy_loop() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         loop = asyncio.get_running_loop()
         await fail(queue, 5)
@@ -212,7 +212,7 @@ def test_case_72_wake_ups_within_a_backoff_do_not_cause_a_busy_loop() -> None:
     in_fake_time(body)
 
 
-def test_case_72_event_long_after_the_failure_is_handed_out_at_once() -> None:
+def test_case_73_event_long_after_the_failure_is_handed_out_at_once() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         await fail(queue, 5)
         await asyncio.sleep(1)
