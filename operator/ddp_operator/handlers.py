@@ -12,8 +12,10 @@ from typing import Any
 
 import kopf
 
-from ddp_operator.api.base import API_GROUP, API_VERSION_NAME, PLURAL
-from ddp_operator.cluster.base import Key, Manifest
+from ddp_operator.api.base import API_GROUP, API_VERSION_NAME, KIND, PLURAL
+from ddp_operator.cluster.base import Key
+from ddp_operator.cluster.kube import PAGE
+from ddp_operator.cluster.used_fields import keep_used_fields
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_wire import contract
@@ -29,12 +31,12 @@ def build_registry(cache: Cache, queue: WorkQueue[Key]) -> kopf.OperatorRegistry
 
     @kopf.on.event(API_GROUP, API_VERSION_NAME, PLURAL, registry=registry)
     async def on_job(event: Any, **_: Any) -> None:
-        job = event["object"]
+        job = keep_used_fields(KIND, event["object"])
         deleted = event["type"] == "DELETED"
         queue.add(cache.drop_job(job) if deleted else cache.put_job(job))
 
     def on_child(kind: str, event: Any) -> None:
-        child: Manifest = event["object"]
+        child = keep_used_fields(kind, event["object"])
         deleted = event["type"] == "DELETED"
         key = cache.drop_child(kind, child) if deleted else cache.put_child(kind, child)
         if key is not None:
@@ -57,6 +59,9 @@ def build_settings() -> kopf.OperatorSettings:
     selector = f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"
     settings.watching.label_selectors["pods"] = selector
     settings.watching.label_selectors["services"] = selector
+    settings.watching.chunk_size = PAGE
+    # The task of an object keeps its last event until it has been idle for this long.
+    settings.queueing.idle_timeout = 0.2
     settings.posting.enabled = False
     # Otherwise kopf needs permission to watch all namespaces and CRDs of the cluster.
     settings.scanning.disabled = True

@@ -124,7 +124,12 @@ class FakeCluster:
     async def get_job(self, key: Key) -> Manifest | None:
         return copy.deepcopy(self.jobs.get(key))
 
-    async def list_pods(self, namespace: str, labels: Mapping[str, str]) -> Sequence[Manifest]:
+    async def list_pods(
+        self,
+        namespace: str,
+        labels: Mapping[str, str],
+        expected: int,  # noqa: ARG002
+    ) -> Sequence[Manifest]:
         return [
             copy.deepcopy(p)
             for p in self.pods()

@@ -17,10 +17,11 @@ from ddp_operator.api.status import (
 from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import Manifest
+from ddp_operator.cluster.used_fields import keep_used_fields
 from ddp_operator.reconcile.children import fresh_pods
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import Action, Plan
-from ddp_operator.reconcile.world import PodView, Termination, World
+from ddp_operator.reconcile.world import PodView, Termination, World, view_pod
 from ddp_wire import contract
 from ddp_wire.contract import AgentPhase, AgentStatus, Failure
 
@@ -205,6 +206,13 @@ def to_wire(status: DDPJobStatus) -> dict[str, Any]:
     """Return the status as it is sent to the API server."""
     sent: dict[str, Any] = json.loads(status.model_dump_json(by_alias=True, exclude_none=True))
     return sent
+
+
+def view_of(manifest: Manifest) -> PodView:
+    """Return the view of a pod, which must not depend on the fields that the operator drops."""
+    view = view_pod(manifest)
+    assert view_pod(keep_used_fields("Pod", manifest)) == view
+    return view
 
 
 def pod_manifest(job: DDPJob, index: int = 0, *, version: int = 1, **status: Any) -> Manifest:

@@ -86,8 +86,10 @@ class Cluster(Protocol):
     async def get_job(self, key: Key) -> Manifest | None:
         """Return the job, or None if it does not exist."""
 
-    async def list_pods(self, namespace: str, labels: Mapping[str, str]) -> Sequence[Manifest]:
-        """Return the pods with these labels."""
+    async def list_pods(
+        self, namespace: str, labels: Mapping[str, str], expected: int
+    ) -> Sequence[Manifest]:
+        """Return the pods with these labels, of which about `expected` exist."""
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Create a child and return it. Return an existing child if the same job owns it.

@@ -28,6 +28,8 @@ from ddp_operator.cluster.base import (
     Snapshot,
     owner_uids,
 )
+from ddp_operator.cluster.documents import COMPONENT, event_document, lost_fields, status_document
+from ddp_operator.cluster.used_fields import keep_used_fields
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.world import PodView
 from ddp_wire import contract
@@ -38,11 +40,12 @@ _log = logging.getLogger(__name__)
 _PLURALS = {"Pod": "pods", "Service": "services"}
 _MERGE_PATCH = "application/merge-patch+json"
 _REQUEST_SECONDS = 30
+PAGE = 500
+"""Number of objects in one answer to a list. Their JSON has some 5 MB and parses in 50 ms."""
 _GONE = {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}
 """HTTP statuses of a change with a uid precondition that mean that the object is gone."""
 _UNSERVED = {0, HTTPStatus.UNAUTHORIZED, *range(500, 600)}
 """HTTP statuses that mean that the server does not serve this process. 0 means no response."""
-_COMPONENT = "ddp-operator"
 
 
 class KubeCluster:
@@ -99,20 +102,35 @@ class KubeCluster:
         children = {"labelSelector": f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"}
         outcomes = await asyncio.gather(
             self._list_jobs(namespace),
-            self._call("GET", _core_path("Pod", namespace), query=children),
-            self._call("GET", _core_path("Service", namespace), query=children),
+            self._list("Pod", _core_path("Pod", namespace), children),
+            self._list("Service", _core_path("Service", namespace), children),
             return_exceptions=True,
         )
         listings = []
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome  # In list order and not in time order, so the log repeats one error.
-            listings.append(_listing(outcome))
+            listings.append(outcome)
         return Snapshot(*listings)
 
-    async def _list_jobs(self, namespace: str | None) -> Manifest:
+    async def _list(self, kind: str, path: str, query: Mapping[str, str]) -> Listing:
+        """List objects in pages, because the JSON of thousands would need much memory at once.
+
+        Raises:
+            ClusterError: A request failed, or the list became too old between two pages.
+        """
+        items: list[Manifest] = []
+        pages = {**query, "limit": str(PAGE)}
+        while True:
+            page = await self._call("GET", path, query=pages)
+            items += (keep_used_fields(kind, item) for item in page["items"])
+            if not page["metadata"].get("continue"):
+                return Listing(items, int(page["metadata"]["resourceVersion"]))
+            pages["continue"] = page["metadata"]["continue"]
+
+    async def _list_jobs(self, namespace: str | None) -> Listing:
         try:
-            return await self._call("GET", _jobs_path(namespace))
+            return await self._list(KIND, _jobs_path(namespace), {})
         except ClusterError as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
@@ -121,35 +139,39 @@ class KubeCluster:
 
     async def get_job(self, key: Key) -> Manifest | None:
         """See `Cluster`."""
-        return await self._get(_jobs_path(*key))
+        found = await self._get(_jobs_path(*key))
+        return keep_used_fields(KIND, found) if found is not None else None
 
-    async def list_pods(self, namespace: str, labels: Mapping[str, str]) -> Sequence[Manifest]:
+    async def list_pods(
+        self, namespace: str, labels: Mapping[str, str], expected: int
+    ) -> Sequence[Manifest]:
         """See `Cluster`."""
         selector = ",".join(f"{k}={v}" for k, v in labels.items())
-        found = await self._call(
-            "GET", _core_path("Pod", namespace), query={"labelSelector": selector}
-        )
-        items: list[Manifest] = found["items"]
-        return items
+        query = {"labelSelector": selector}
+        if expected > PAGE:
+            return (await self._list("Pod", _core_path("Pod", namespace), query)).items
+        # A list without a limit can come from the API server's cache. A page comes from etcd.
+        found = await self._call("GET", _core_path("Pod", namespace), query=query)
+        return [keep_used_fields("Pod", item) for item in found["items"]]
 
     async def create(self, manifest: Manifest) -> Manifest:
         """See `Cluster`."""
         kind, metadata = manifest["kind"], manifest["metadata"]
         path = _core_path(kind, metadata["namespace"])
         try:
-            return await self._call("POST", path, body=manifest)
+            return keep_used_fields(kind, await self._call("POST", path, body=manifest))
         except ConflictError:
             path = f"{path}/{quote(metadata['name'])}"
             existing = await self._call("GET", path)
             if metadata["ownerReferences"][0]["uid"] not in owner_uids(existing):
                 name = f"{kind} {metadata['name']}"
                 raise NameTakenError(f"{name} exists already and is not this job's") from None
-            lost = _lost_fields(existing, manifest)
+            lost = lost_fields(existing, manifest)
             if not lost:
-                return existing
+                return keep_used_fields(kind, existing)
             # Somebody removed a label or the Service's selector, by which the child is found.
             lost.setdefault("metadata", {})["uid"] = existing["metadata"]["uid"]
-            return await self._call("PATCH", path, body=lost)
+            return keep_used_fields(kind, await self._call("PATCH", path, body=lost))
 
     async def delete_pod(
         self, namespace: str, name: str, uid: str, grace_seconds: int | None
@@ -174,11 +196,12 @@ class KubeCluster:
 
     async def _patch_pod(self, namespace: str, name: str, body: Manifest) -> Manifest | None:
         try:
-            return await self._call("PATCH", _core_path("Pod", namespace, name), body=body)
+            pod = await self._call("PATCH", _core_path("Pod", namespace, name), body=body)
         except ClusterError as error:
             if error.status not in _GONE:
                 raise
             return None
+        return keep_used_fields("Pod", pod)
 
     async def delete_job(self, key: Key, uid: str) -> None:
         """See `Cluster`."""
@@ -188,52 +211,21 @@ class KubeCluster:
     async def write_status(self, job: Manifest, status: Manifest) -> Manifest:
         """See `Cluster`."""
         metadata = job["metadata"]
-        names = {k: metadata[k] for k in ("name", "namespace", "uid", "resourceVersion")}
-        body = {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "metadata": names,
-            "spec": job["spec"],
-            "status": status,
-        }
         path = _jobs_path(metadata["namespace"], metadata["name"]) + "/status"
         try:
-            return await self._call("PUT", path, body=body)
+            written = await self._call("PUT", path, body=status_document(job, status))
         except ClusterError as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 raise ConflictError(str(error), status=error.status) from error
             raise
+        return keep_used_fields(KIND, written)
 
     async def emit(self, job: Manifest, event: Event) -> None:
         """See `Cluster`."""
-        metadata = job["metadata"]
-        now = datetime.now(UTC)
-        body = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {
-                "name": f"{metadata['name']}.{now.timestamp():.6f}".replace(".", "-"),
-                "namespace": metadata["namespace"],
-            },
-            "involvedObject": {
-                "apiVersion": API_VERSION,
-                "kind": KIND,
-                "name": metadata["name"],
-                "namespace": metadata["namespace"],
-                "uid": metadata["uid"],
-                "resourceVersion": metadata["resourceVersion"],
-            },
-            "type": event.type.value,
-            "reason": event.reason,
-            "message": event.message[:1024],
-            "source": {"component": _COMPONENT},
-            "reportingComponent": _COMPONENT,
-            "firstTimestamp": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "lastTimestamp": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "count": 1,
-        }
+        body = event_document(job, event, datetime.now(UTC))
+        path = _core_path("Event", job["metadata"]["namespace"])
         try:
-            await self._call("POST", _core_path("Event", metadata["namespace"]), body=body)
+            await self._call("POST", path, body=body)
         except ClusterError as error:
             _log.warning("event %s was not published: %s", event.reason, error)
 
@@ -316,7 +308,7 @@ class KubeCluster:
         self, method: str, path: str, body: Manifest | None, query: Mapping[str, str] | None
     ) -> Manifest:
         url = self._api.configuration.host + path + (f"?{urlencode(query)}" if query else "")
-        headers = {"Accept": "application/json", "User-Agent": _COMPONENT}
+        headers = {"Accept": "application/json", "User-Agent": COMPONENT}
         headers["Content-Type"] = _MERGE_PATCH if method == "PATCH" else "application/json"
         await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         if method != "GET":
@@ -338,20 +330,6 @@ class KubeCluster:
         return document
 
 
-def _lost_fields(existing: Manifest, manifest: Manifest) -> Manifest:
-    """Return the labels of a child and the selector of a Service that must be restored."""
-    lost: Manifest = {}
-    labels = existing["metadata"].get("labels") or {}
-    missing = {k: v for k, v in manifest["metadata"]["labels"].items() if labels.get(k) != v}
-    if missing:
-        lost["metadata"] = {"labels": missing}
-    if manifest["kind"] == "Service":
-        wanted, found = manifest["spec"]["selector"], existing["spec"].get("selector") or {}
-        if wanted != found:
-            lost["spec"] = {"selector": {**dict.fromkeys(found), **wanted}}
-    return lost
-
-
 def _refusal(status: int, text: bytes, retry_after: str | None) -> ClusterError:
     try:
         message = json.loads(text)["message"]
@@ -360,10 +338,6 @@ def _refusal(status: int, text: bytes, retry_after: str | None) -> ClusterError:
     wait = float(retry_after) if retry_after and retry_after.isdigit() else None
     kind = ConflictError if status == HTTPStatus.CONFLICT else ClusterError
     return kind(str(message), status=status, retry_after=wait)
-
-
-def _listing(found: Manifest) -> Listing:
-    return Listing(found["items"], int(found["metadata"]["resourceVersion"]))
 
 
 def _jobs_path(namespace: str | None, name: str | None = None) -> str:

@@ -98,7 +98,12 @@ class LocalCluster:
         """See `Cluster`."""
         return self._jobs.get(key)
 
-    async def list_pods(self, namespace: str, labels: Mapping[str, str]) -> Sequence[Manifest]:
+    async def list_pods(
+        self,
+        namespace: str,
+        labels: Mapping[str, str],
+        expected: int,  # noqa: ARG002
+    ) -> Sequence[Manifest]:
         """See `Cluster`."""
         return [
             pod.manifest

@@ -106,7 +106,7 @@ class Controller:
         if plan.actions and job.status.attempt > 0:
             # Actions are decided on fresh pods, because the cache may lag behind. A job without an
             # attempt needs none: it has nothing to lose yet, and its creations are idempotent.
-            pods = await self._cluster.list_pods(key[0], names.pod_selector(job))
+            pods = await self._cluster.list_pods(key[0], names.pod_selector(job), job.nodes)
             world = self._observe(job, pods)
             plan = decide(world, self._defaults)
         if plan.undecided:
@@ -232,7 +232,7 @@ class Controller:
                 case CreateService() | CreatePod():
                     with self._cache.pending_request() as request:
                         created = await cluster.create(action.manifest)
-                        request.put_child(created["kind"], created)
+                        request.put_child(action.manifest["kind"], created)
                 case DeletePod():
                     await cluster.delete_pod(
                         namespace, action.name, action.uid, action.grace_seconds

@@ -11,7 +11,7 @@ from ddp_operator.reconcile import node_ranges
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, EndPod, SetAttempt
 from ddp_operator.reconcile.status_throttle import ENDING_INTERVAL, seconds_until_write
-from ddp_operator.reconcile.world import PodView, view_pod
+from ddp_operator.reconcile.world import PodView
 from tests.operator.support import (
     DEFAULTS,
     active_job,
@@ -24,6 +24,7 @@ from tests.operator.support import (
     plan_for,
     pod,
     summary,
+    view_of,
     with_status,
     world,
 )
@@ -118,7 +119,7 @@ def manifest(phase: str, state: dict[str, Any]) -> dict[str, Any]:
 def test_pod_lingers_when_only_its_worker_has_ended(
     phase: str, state: dict[str, Any], lingers: bool
 ) -> None:
-    assert view_pod(manifest(phase, state)).lingers is lingers
+    assert view_of(manifest(phase, state)).lingers is lingers
 
 
 def test_all_pods_of_a_running_job_stay() -> None:

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.reconcile.world import PodView, parse_time, view_pod
+from ddp_operator.reconcile.world import PodView, parse_time
 from ddp_wire import contract
-from tests.operator.support import NOW, active_job, failed_status, pod_manifest, world
+from tests.operator.support import NOW, active_job, failed_status, pod_manifest, view_of, world
 
 
 def view(**status: Any) -> PodView:
-    return view_pod(pod_manifest(active_job(), 1, **status))
+    return view_of(pod_manifest(active_job(), 1, **status))
 
 
 def worker(**state: Any) -> dict[str, Any]:
@@ -35,14 +35,14 @@ def test_view_of_a_running_pod_has_its_fields() -> None:
 
 def test_pod_without_a_status_is_pending() -> None:
     bare = {"metadata": {"name": "a", "uid": "u"}}
-    found = view_pod(bare)
+    found = view_of(bare)
     assert (found.phase, found.index, found.ready, found.node) == ("Pending", -1, False, None)
 
 
 def test_invalid_index_label_is_ignored() -> None:
     manifest = pod_manifest(active_job(), 1)
     manifest["metadata"]["labels"][contract.LABEL_NODE_INDEX] = "first"
-    assert view_pod(manifest).index == -1
+    assert view_of(manifest).index == -1
 
 
 @pytest.mark.parametrize("status", ["False", "Unknown"])
@@ -53,7 +53,7 @@ def test_pod_is_ready_only_when_the_ready_condition_is_true(status: str) -> None
 def test_pod_with_a_deletion_timestamp_is_being_deleted() -> None:
     manifest = pod_manifest(active_job())
     manifest["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:00Z"
-    assert view_pod(manifest).deleting
+    assert view_of(manifest).deleting
     assert not view().deleting
 
 

@@ -1,0 +1,59 @@
+"""Documents that the operator sends to the API server."""
+
+from datetime import datetime
+
+from ddp_operator.api.base import API_VERSION, KIND
+from ddp_operator.cluster.base import Manifest
+from ddp_operator.reconcile.plan import Event
+
+COMPONENT = "ddp-operator"
+"""Name of the operator in Events and in the API server's audit log."""
+
+
+def status_document(job: Manifest, status: Manifest) -> Manifest:
+    """Return the body of a status write, which fails if the job has another version by then."""
+    metadata = job["metadata"]
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {k: metadata[k] for k in ("name", "namespace", "uid", "resourceVersion")},
+        "spec": job["spec"],
+        "status": status,
+    }
+
+
+def event_document(job: Manifest, event: Event, now: datetime) -> Manifest:
+    """Return a core/v1 Event about a job."""
+    metadata, time = job["metadata"], now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    identity = {k: metadata[k] for k in ("name", "namespace", "uid", "resourceVersion")}
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {
+            "name": f"{metadata['name']}.{now.timestamp():.6f}".replace(".", "-"),
+            "namespace": metadata["namespace"],
+        },
+        "involvedObject": {"apiVersion": API_VERSION, "kind": KIND, **identity},
+        "type": event.type.value,
+        "reason": event.reason,
+        "message": event.message[:1024],
+        "source": {"component": COMPONENT},
+        "reportingComponent": COMPONENT,
+        "firstTimestamp": time,
+        "lastTimestamp": time,
+        "count": 1,
+    }
+
+
+def lost_fields(existing: Manifest, manifest: Manifest) -> Manifest:
+    """Return the labels of a child and the selector of a Service that must be restored."""
+    lost: Manifest = {}
+    labels = existing["metadata"].get("labels") or {}
+    missing = {k: v for k, v in manifest["metadata"]["labels"].items() if labels.get(k) != v}
+    if missing:
+        lost["metadata"] = {"labels": missing}
+    if manifest["kind"] == "Service":
+        wanted, found = manifest["spec"]["selector"], existing["spec"].get("selector") or {}
+        if wanted != found:
+            lost["spec"] = {"selector": {**dict.fromkeys(found), **wanted}}
+    return lost

@@ -1,0 +1,92 @@
+"""Keep only the fields of an object that this operator reads.
+
+A pod of an API server has some 10 kB of JSON, most of it managed fields, volumes and containers
+that nothing here reads. The operator keeps all its pods in memory.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ddp_operator.cluster.base import Manifest
+from ddp_wire import contract
+
+_IDENTITY = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+)
+_POD_STATUS = ("phase", "podIP", "reason")
+_CONDITIONS = {"Ready", "PodScheduled", "DisruptionTarget"}
+_CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+def keep_used_fields(kind: str, manifest: Manifest) -> Manifest:
+    """Return the fields in use of a DDPJob, Pod or Service.
+
+    A job keeps its whole spec and status, because a status write sends both.
+    """
+    match kind:
+        case "Pod":
+            return {
+                "metadata": _child_metadata(manifest["metadata"]),
+                "spec": _pod_spec(manifest.get("spec") or {}),
+                "status": _pod_status(manifest.get("status") or {}),
+            }
+        case "Service":
+            selector = (manifest.get("spec") or {}).get("selector")
+            return {
+                "metadata": _child_metadata(manifest["metadata"]),
+                "spec": {"selector": selector},
+            }
+        case _:
+            return {**manifest, "metadata": _job_metadata(manifest["metadata"])}
+
+
+def _job_metadata(metadata: Mapping[str, Any]) -> Manifest:
+    out = {key: value for key, value in metadata.items() if key != "managedFields"}
+    annotations = out.get("annotations") or {}
+    if _LAST_APPLIED in annotations:
+        out["annotations"] = {k: v for k, v in annotations.items() if k != _LAST_APPLIED}
+    return out
+
+
+def _child_metadata(metadata: Mapping[str, Any]) -> Manifest:
+    owners = metadata.get("ownerReferences") or []
+    return {
+        **_only(_IDENTITY, metadata),
+        "labels": _ours(metadata.get("labels")),
+        "annotations": _ours(metadata.get("annotations")),
+        "ownerReferences": [{"uid": owner["uid"]} for owner in owners],
+    }
+
+
+def _pod_spec(spec: Mapping[str, Any]) -> Manifest:
+    workers = (c for c in spec.get("containers") or [] if c["name"] == contract.WORKER_CONTAINER)
+    return {
+        **_only(("nodeName",), spec),
+        "containers": [_only(("name", "image"), worker) for worker in workers],
+    }
+
+
+def _pod_status(status: Mapping[str, Any]) -> Manifest:
+    conditions = (c for c in status.get("conditions") or [] if c["type"] in _CONDITIONS)
+    containers = status.get("containerStatuses") or []
+    workers = (c for c in containers if c.get("name") == contract.WORKER_CONTAINER)
+    return {
+        **_only(_POD_STATUS, status),
+        "conditions": [_only(_CONDITION, condition) for condition in conditions],
+        "containerStatuses": [_only(("name", "state"), worker) for worker in workers],
+    }
+
+
+def _only(keys: Iterable[str], given: Mapping[str, Any]) -> Manifest:
+    return {key: given[key] for key in keys if key in given}
+
+
+def _ours(given: Mapping[str, Any] | None) -> Manifest:
+    """Return the labels or annotations of this product."""
+    return {k: v for k, v in (given or {}).items() if k.startswith(contract.GROUP)}

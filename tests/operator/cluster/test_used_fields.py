@@ -1,0 +1,58 @@
+"""Objects that the operator keeps in memory, without the fields that it does not read."""
+
+import json
+from typing import Any
+
+from ddp_operator.api.job import parse_job
+from ddp_operator.builders.pod import build_pod
+from ddp_operator.cluster.used_fields import keep_used_fields
+from tests.operator.support import DEFAULTS, active_job, job_manifest, pod_manifest
+
+MANAGED = [{"manager": "kubelet", "fieldsV1": {f"f:{n}": {} for n in range(200)}}]
+
+
+def real_pod() -> dict[str, Any]:
+    """Return a pod with everything that an API server adds to what the operator sent."""
+    job = active_job()
+    pod = build_pod(job, 1, 1, DEFAULTS)
+    seen = pod_manifest(job, 1, conditions=[{"type": "Ready", "status": "True"}])
+    pod["metadata"] |= {**seen["metadata"], "managedFields": MANAGED}
+    pod["metadata"]["labels"]["team"] = "vision"
+    return {**pod, "status": seen["status"], "spec": {**pod["spec"], "nodeName": "machine-1"}}
+
+
+def test_pod_shrinks_to_less_than_a_kilobyte() -> None:
+    kept = keep_used_fields("Pod", real_pod())
+    assert len(json.dumps(kept)) < 1024 < len(json.dumps(real_pod())) / 4
+    assert keep_used_fields("Pod", kept) == kept
+    assert "team" not in kept["metadata"]["labels"]
+
+
+def test_service_keeps_its_selector_and_owner() -> None:
+    metadata = {"name": "digits", "namespace": "team-a", "uid": "s", "resourceVersion": "7"}
+    owner = {"apiVersion": "v1", "kind": "DDPJob", "name": "digits", "uid": "j"}
+    service = {
+        "metadata": {**metadata, "ownerReferences": [owner], "managedFields": MANAGED},
+        "spec": {"selector": {"a": "b"}, "clusterIP": "None"},
+    }
+    kept = keep_used_fields("Service", service)
+    assert kept["spec"] == {"selector": {"a": "b"}}
+    assert kept["metadata"].items() >= metadata.items()
+    assert kept["metadata"]["ownerReferences"] == [{"uid": "j"}]
+
+
+def test_job_keeps_spec_status_and_the_annotations_of_its_user() -> None:
+    job = job_manifest()
+    last = {"kubectl.kubernetes.io/last-applied-configuration": "{}"}
+    full = {
+        **job,
+        "metadata": {
+            **job["metadata"],
+            "managedFields": MANAGED,
+            "annotations": {"team": "vision", **last},
+        },
+    }
+    kept = keep_used_fields("DDPJob", full)
+    assert kept["metadata"] == {**job["metadata"], "annotations": {"team": "vision"}}
+    assert {**kept, "metadata": job["metadata"]} == job
+    assert parse_job(kept).spec == parse_job(full).spec
