@@ -95,7 +95,7 @@ async def _reconcile_jobs(
     cache = Cache()
     queue: WorkQueue[Key] = WorkQueue()
     defaults = Defaults(settings.trainer_image, settings.image_pull_policy)
-    watcher = AgentWatcher(cluster, queue.add)
+    watcher = AgentWatcher(cluster, queue.add, settings.status_writes_per_second)
     controller = Controller(cluster, cache, defaults, lambda: datetime.now(UTC), reports=watcher)
 
     def take_snapshot() -> Coroutine[Any, Any, Any]:

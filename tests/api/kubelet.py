@@ -101,6 +101,8 @@ class FakeReports:
         found = {pod.uid: self._agents.status(pod.ip) for pod in pods}
         return {uid: status for uid, status in found.items() if status is not None}
 
+    progress_seconds = 5.0
+
     def silent(self, pods: Sequence[PodView]) -> frozenset[str]:
         return frozenset(pod.uid for pod in pods if self._agents.status(pod.ip) is None)
 

@@ -143,6 +143,10 @@ class Job:
         uid = self.read()["metadata"]["uid"]
         return self.cluster.shared_dir / self.namespace / f"{self.name}-{uid}"
 
+    def has_saved_in(self, attempt: int) -> bool:
+        """Return whether the volume has a committed checkpoint of an attempt."""
+        return any(self.run_directory.glob(f"step-*.attempt-{attempt}"))
+
     def wait_for(self, reason: str, seconds: float = 120.0) -> JSON:
         """Wait until STATUS shows a reason, and return the status.
 

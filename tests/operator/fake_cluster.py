@@ -284,5 +284,7 @@ class DirectReports:
         agents = self._cluster.agents
         return {p.uid: agents[p.uid] for p in pods if p.uid in agents and p.ip}
 
+    progress_seconds = 5.0
+
     def silent(self, pods: Sequence[PodView]) -> frozenset[str]:
         return frozenset(p.uid for p in pods if p.uid not in self._cluster.agents)

@@ -21,7 +21,7 @@ from ddp_operator.cluster.used_fields import keep_used_fields
 from ddp_operator.reconcile.children import fresh_pods
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import Action, Plan
-from ddp_operator.reconcile.world import PodView, Termination, World, view_pod
+from ddp_operator.reconcile.world import PROGRESS_INTERVAL, PodView, Termination, World, view_pod
 from ddp_wire import contract
 from ddp_wire.contract import AgentPhase, AgentStatus, Failure
 
@@ -162,6 +162,7 @@ def world(
     blocked: str | None = None,
     silent: Iterable[int] = (),
     undecided: float | None = 3.0,
+    progress_interval: timedelta = PROGRESS_INTERVAL,
 ) -> World:
     """Return the observed world of a job, with agent statuses and silent agents by node index.
 
@@ -177,6 +178,7 @@ def world(
         service_exists=service,
         reports=reports,
         silent=quiet,
+        progress_interval=progress_interval,
         undecided_since=None if undecided is None else now - timedelta(seconds=undecided),
         blocked=blocked,
     )

@@ -8,6 +8,7 @@ import kopf
 import pytest
 
 from ddp_operator.cluster.base import Key, Manifest
+from ddp_operator.cluster.used_fields import keep_used_fields
 from ddp_operator.handlers import build_registry, build_settings
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.queue import WorkQueue
@@ -49,7 +50,7 @@ async def test_event_of_a_child_queues_its_job(plural: str, kind: str) -> None:
     bench = Bench()
     child = pod_manifest(active_job())
     await bench.event(plural, "MODIFIED", child)
-    assert bench.cache.children(kind, KEY) == [child]
+    assert bench.cache.children(kind, KEY) == [keep_used_fields(kind, child)]
     assert await bench.queue.get() == KEY
     bench.queue.done(KEY)
     await bench.event(plural, "DELETED", child)

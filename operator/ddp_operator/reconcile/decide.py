@@ -157,6 +157,7 @@ def _new_attempt(
             "attempt_start_time": (world.now + backoff.delay(status)).replace(microsecond=0),
             "attempt_spec_hash": world.job.spec_hash,
             "succeeded_nodes": None,
+            "resumed_from_step": None,
             "attempt_start_step": escalation.newest_step(status),
         }
     )

@@ -1,14 +1,12 @@
 """Compute the training progress in the status from the report of node 0's agent."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from ddp_operator.api.status import CheckpointStatus, DDPJobStatus, ProgressStatus
+from ddp_operator.reconcile.escalation import has_saved
 from ddp_operator.reconcile.world import World
-from ddp_wire.contract import AgentPhase, AgentStatus, Progress
-
-PROGRESS_INTERVAL = timedelta(seconds=5)
-"""Minimum time between two status writes that change only the progress."""
+from ddp_wire.contract import AgentStatus, Progress
 
 METRICS = 32
 """Maximum number of metrics in the status."""
@@ -17,20 +15,20 @@ METRIC_NAME_CHARACTERS = 128
 _LARGEST_RATE = 1e15
 """Samples per second from which a rate is nonsense, infinity and NaN included."""
 
-_ENDED = {AgentPhase.SUCCEEDED, AgentPhase.FAILED, AgentPhase.PREEMPTED}
-
 
 def with_progress(world: World, status: DDPJobStatus, *, at_the_end: bool = False) -> DDPJobStatus:
     """Return the status with the newest progress, checkpoint and resumed step.
 
-    While an attempt runs, a new value may wait for `PROGRESS_INTERVAL`. `at_the_end` applies every
-    value, to count a checkpoint committed just before the attempt ended as progress.
+    While an attempt runs, a new value may wait for `World.progress_interval`. `at_the_end` applies
+    every value, to count a checkpoint committed just before the attempt ended as progress.
     """
     report = _rank_zero_report(world, status.attempt)
     if report is None:
         return status
-    resumed = next((b.resumed_from for b in report.ranks if b.rank == 0), None)
-    update: dict[str, Any] = {"resumed_from_step": resumed}
+    update: dict[str, Any] = {}
+    if status.resumed_from_step is None:  # Reported once: an attempt resumes once.
+        resumed = next((b.resumed_from for b in report.ranks if b.rank == 0), None)
+        update["resumed_from_step"] = resumed
     if report.checkpoint is not None:
         update["last_checkpoint"] = CheckpointStatus(
             step=report.checkpoint.step,
@@ -42,7 +40,7 @@ def with_progress(world: World, status: DDPJobStatus, *, at_the_end: bool = Fals
     changed = status.model_copy(update=update)
     if at_the_end:
         return changed
-    return changed if _worth_writing(status, changed, world.now, report) else status
+    return changed if _worth_writing(world, status, changed) else status
 
 
 def render(progress: Progress, now: datetime) -> ProgressStatus:
@@ -80,16 +78,18 @@ def _rank_zero_report(world: World, attempt: int) -> AgentStatus | None:
     return report if report is not None and report.attempt == attempt else None
 
 
-def _worth_writing(
-    old: DDPJobStatus, new: DDPJobStatus, now: datetime, report: AgentStatus
-) -> bool:
-    """Return whether to write a change now. A change at the end of an attempt is never delayed."""
-    if report.phase in _ENDED or new.resumed_from_step != old.resumed_from_step:
-        return _content(old) != _content(new)
+def _worth_writing(world: World, old: DDPJobStatus, new: DDPJobStatus) -> bool:
+    """Return whether to write a change now.
+
+    The first checkpoint of an attempt decides whether the attempt counts as stalled, and must not
+    be lost together with the agent's pod.
+    """
+    if new.resumed_from_step != old.resumed_from_step or has_saved(new) != has_saved(old):
+        return True
     shown = old.progress.time if old.progress else None
     # abs() handles a shown time in the future, after the clock was set back.
     return _content(old) != _content(new) and (
-        shown is None or abs(now - shown) >= PROGRESS_INTERVAL
+        shown is None or abs(world.now - shown) >= world.progress_interval
     )
 
 

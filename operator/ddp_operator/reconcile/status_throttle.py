@@ -44,6 +44,18 @@ def seconds_until_write(world: World, plan: Plan, written: datetime | None) -> f
     return max(0.0, (interval - abs(world.now - written)).total_seconds())
 
 
+def is_minor(world: World, plan: Plan) -> bool:
+    """Return whether a plan only shows what was observed, and leaves the job's course as it is.
+
+    A hostile agent can cause such plans without end.
+    """
+    if plan.status == world.job.status or plan.actions or plan.events or is_finished(plan.status):
+        return False
+    old, new = world.job.status, plan.status
+    same_course = (old.attempt, old.observed_generation) == (new.attempt, new.observed_generation)
+    return same_course and world.blocked is None
+
+
 def _only_counts_change(world: World, plan: Plan) -> bool:
     """Return whether the plan changes nothing but the counts of existing and training pods."""
     if plan.status == world.job.status or is_finished(plan.status) or world.job.spec.suspend:

@@ -15,6 +15,9 @@ from ddp_operator.reconcile import node_ranges
 from ddp_wire import contract
 from ddp_wire.contract import AgentStatus
 
+PROGRESS_INTERVAL = timedelta(seconds=5)
+"""Minimum time between two status writes that change only the progress of one job."""
+
 
 @dataclass(frozen=True)
 class Termination:
@@ -82,6 +85,8 @@ class World:
     """Uids of the pods whose agent did not answer the newest request."""
     undecided_since: datetime | None = None
     """Time at which this operator first saw losses without a root cause, or None before."""
+    progress_interval: timedelta = PROGRESS_INTERVAL
+    """Minimum time between two status writes that change only the progress."""
     blocked: str | None = None
     """Error of the API server when the actions of the last plan ran."""
 

@@ -7,16 +7,23 @@ from typing import Protocol
 
 from ddp_operator.cluster.base import Cluster, Key
 from ddp_operator.reconcile.world import PodView
+from ddp_operator.runtime.token_bucket import TokenBucket
 from ddp_wire.contract import LONGEST_WAIT_SECONDS, AgentPhase, AgentStatus
 
 PROGRESS_SECONDS = 5.0
-"""Longest wait of a watch of node 0's agent, whose progress has no revision of its own."""
+"""Shortest time between two readings of a job's progress, which has no revision of its own."""
+STATUS_WRITES_PER_SECOND = 20.0
+"""Status writes for the progress of all jobs together, in the long run."""
 _FIRST_RETRY_SECONDS = 0.25
 _LONGEST_RETRY_SECONDS = 5.0
 _BURST = 8
 """Answers of one agent that may follow each other at once."""
 _ANSWERS_PER_SECOND = 2.0
 """Answers of one agent per second in the long run. A hostile agent could answer without end."""
+_WAKE_BURST = 16
+"""Wakes of one job that may follow each other at once."""
+_WAKES_PER_SECOND = 5.0
+"""Wakes of one job per second in the long run. A thousand agents may have news at once."""
 _FINAL_PHASES = frozenset({AgentPhase.SUCCEEDED, AgentPhase.FAILED, AgentPhase.PREEMPTED})
 
 
@@ -32,6 +39,10 @@ class AgentReports(Protocol):
     def silent(self, pods: Sequence[PodView]) -> frozenset[str]:
         """Return the uids of those pods whose agent did not answer the newest request."""
 
+    @property
+    def progress_seconds(self) -> float:
+        """Seconds between two status writes that change only the progress of one job."""
+
 
 @dataclass
 class _Watch:
@@ -44,6 +55,15 @@ class _Watch:
     silent: bool = False
 
 
+@dataclass
+class _Wakes:
+    """Wakes of one job."""
+
+    bucket: TokenBucket
+    timer: asyncio.TimerHandle | None = None
+    """A wake that is due later, which covers all news until then."""
+
+
 class AgentWatcher:
     """One open request to the agent of each pod of an active job.
 
@@ -51,10 +71,17 @@ class AgentWatcher:
     the pod alone, seconds later.
     """
 
-    def __init__(self, cluster: Cluster, wake: Callable[[Key], None]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        wake: Callable[[Key], None],
+        status_writes_per_second: float = STATUS_WRITES_PER_SECOND,
+    ) -> None:
         """Create a watcher that calls `wake` with a job's key when an agent's status changes."""
-        self._cluster, self._wake = cluster, wake
+        self._cluster, self._wake_job = cluster, wake
+        self._status_writes_per_second = status_writes_per_second
         self._watches: dict[Key, dict[str, _Watch]] = {}
+        self._wakes: dict[Key, _Wakes] = {}
         self._by_uid: dict[str, _Watch] = {}
 
     def follow(self, key: Key, pods: Sequence[PodView]) -> None:
@@ -68,6 +95,7 @@ class AgentWatcher:
             self._ensure(key, current, uid, pod)
         if not current:
             del self._watches[key]
+            self._stop_wakes(key)
 
     def statuses(self, pods: Sequence[PodView]) -> dict[str, AgentStatus]:
         """Return the newest known agent statuses of these pods, by pod uid."""
@@ -78,11 +106,21 @@ class AgentWatcher:
         """Return the uids of those pods whose agent did not answer the newest request."""
         return frozenset(uid for uid, watch in self._of(pods) if watch.silent)
 
+    @property
+    def progress_seconds(self) -> float:
+        """Seconds between two status writes that change only the progress of one job.
+
+        All followed jobs share the budget of status writes evenly.
+        """
+        return max(PROGRESS_SECONDS, len(self._watches) / self._status_writes_per_second)
+
     async def close(self) -> None:
         """Stop all watches."""
         tasks = [watch.task for watch in self._by_uid.values() if watch.task is not None]
         for task in tasks:
             task.cancel()
+        for key in list(self._wakes):
+            self._stop_wakes(key)
         self._watches.clear()
         self._by_uid.clear()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -113,9 +151,11 @@ class AgentWatcher:
 
     async def _run(self, key: Key, pod: PodView, watch: _Watch) -> None:
         revision, delay = -1, _FIRST_RETRY_SECONDS
-        wait = PROGRESS_SECONDS if pod.index == 0 else LONGEST_WAIT_SECONDS
-        pace = _Pace()
+        loop = asyncio.get_running_loop()
+        answers = TokenBucket(_BURST, _ANSWERS_PER_SECOND, loop.time())
         while True:
+            wait = self.progress_seconds if pod.index == 0 else LONGEST_WAIT_SECONDS
+            wait = min(wait, LONGEST_WAIT_SECONDS)
             status = await self._cluster.watch_agent_status(pod, revision, wait)
             if status is None:
                 revision = -1
@@ -131,7 +171,33 @@ class AgentWatcher:
                 self._wake(key)
             # A current agent waits before it repeats a revision. One that cannot wait answers at
             # once, and must not be asked in a busy loop.
-            await asyncio.sleep(max(pace.seconds(), _FIRST_RETRY_SECONDS if repeated else 0.0))
+            await asyncio.sleep(
+                max(answers.take(loop.time()), _FIRST_RETRY_SECONDS if repeated else 0.0)
+            )
+
+    def _wake(self, key: Key) -> None:
+        """Wake a job now, or later together with the news until then if it had many."""
+        loop = asyncio.get_running_loop()
+        if key not in self._wakes:
+            bucket = TokenBucket(_WAKE_BURST, _WAKES_PER_SECOND, loop.time())
+            self._wakes[key] = _Wakes(bucket)
+        wakes = self._wakes[key]
+        if wakes.timer is not None:
+            return
+        seconds = wakes.bucket.take(loop.time())
+        if seconds > 0.0:
+            wakes.timer = loop.call_later(seconds, self._wake_now, key)
+        else:
+            self._wake_job(key)
+
+    def _wake_now(self, key: Key) -> None:
+        self._wakes[key].timer = None
+        self._wake_job(key)
+
+    def _stop_wakes(self, key: Key) -> None:
+        wakes = self._wakes.pop(key, None)
+        if wakes is not None and wakes.timer is not None:
+            wakes.timer.cancel()
 
     def _record_silence(self, key: Key, pod: PodView, watch: _Watch) -> None:
         """Drop the status of an agent that does not answer, unless it is final and remains true."""
@@ -141,17 +207,3 @@ class AgentWatcher:
         if lost or (pod.deleting and not watch.silent):
             self._wake(key)
         watch.silent = True
-
-
-class _Pace:
-    """Token bucket of one agent's answers."""
-
-    def __init__(self) -> None:
-        self._tokens, self._since = float(_BURST), asyncio.get_running_loop().time()
-
-    def seconds(self) -> float:
-        """Count one answer. Return the seconds to wait before the next request."""
-        now = asyncio.get_running_loop().time()
-        gained = (now - self._since) * _ANSWERS_PER_SECOND
-        self._tokens, self._since = min(float(_BURST), self._tokens + gained) - 1.0, now
-        return max(0.0, -self._tokens / _ANSWERS_PER_SECOND)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob, InvalidJobError, UnreadableStatusError, parse_job
 from ddp_operator.builders import names
@@ -31,12 +31,13 @@ from ddp_operator.reconcile.plan import (
     Plan,
     SetAttempt,
 )
-from ddp_operator.reconcile.status_throttle import seconds_until_write
+from ddp_operator.reconcile.status_throttle import is_minor, seconds_until_write
 from ddp_operator.reconcile.world import World
 from ddp_operator.runtime.agent_watcher import AgentReports
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.logs import add_log_fields
 from ddp_operator.runtime.pod_views import PodViews
+from ddp_operator.runtime.token_bucket import TokenBucket
 from ddp_wire import contract
 from ddp_wire.contract import AttemptOrder
 
@@ -44,6 +45,8 @@ _log = logging.getLogger(__name__)
 
 FIRST_BATCH = 4
 """Number of pods to create at first. Each later batch is twice as large."""
+MINOR_WRITES = 16
+"""Status writes of one job that may follow each other at once without any action."""
 
 
 class Controller:
@@ -71,6 +74,7 @@ class Controller:
         self._undecided_since: dict[Key, datetime] = {}
         self._warned: dict[Key, str] = {}
         self._written: dict[Key, datetime] = {}
+        self._minor_writes: dict[Key, TokenBucket] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """Move one job a step closer to its spec.
@@ -83,10 +87,7 @@ class Controller:
         """
         raw = self._cache.job(key)
         if raw is None:
-            for state in (self._blocked, self._undecided_since, self._warned, self._written):
-                state.pop(key, None)
-            self._views.forget(key)
-            self._reports.follow(key, ())
+            self._forget(key)
             return None
         try:
             job = parse_job(raw)
@@ -120,9 +121,27 @@ class Controller:
             attempt=plan.status.attempt or None, cause=failure.reason if failure else None
         )
         wait = seconds_until_write(world, plan, self._written.get(key))
+        if is_minor(world, plan):
+            wait = max(wait, self._minor_writes_of(key).seconds_until_token(world.now.timestamp()))
         if wait > 0.0:
             return min(wait, plan.requeue_seconds or wait)
         return await self._apply(key, raw, job, plan)
+
+    def _forget(self, key: Key) -> None:
+        """Forget a job that no longer exists."""
+        states = (self._blocked, self._undecided_since, self._warned, self._written)
+        for state in (*states, self._minor_writes):
+            state.pop(key, None)
+        self._views.forget(key)
+        self._reports.follow(key, ())
+
+    def _minor_writes_of(self, key: Key) -> TokenBucket:
+        """Return the budget of a job's status writes that change only what its agents report."""
+        if key not in self._minor_writes:
+            now = self._clock().timestamp()
+            self._minor_writes[key] = TokenBucket(MINOR_WRITES, 1.0, now)
+        self._minor_writes[key].per_second = 1.0 / self._reports.progress_seconds
+        return self._minor_writes[key]
 
     async def _warn_once(self, key: Key, raw: Manifest, sentence: str) -> None:
         """Log a sentence and publish it as an Event, unless this process did so before."""
@@ -163,6 +182,7 @@ class Controller:
             # The address may belong to a pod of another job by now.
             reports={u: s for u, s in known.items() if s.job_uid in {job.metadata.uid, ""}},
             silent=self._reports.silent(views),
+            progress_interval=timedelta(seconds=self._reports.progress_seconds),
             undecided_since=self._undecided_since.get(job.key),
             blocked=self._blocked.get(job.key),
         )
@@ -172,6 +192,7 @@ class Controller:
             status = plan.status.model_dump(mode="json", by_alias=True, exclude_none=True)
             raw = await self._write_status(raw, status)
             self._written[key] = self._clock()
+            self._minor_writes_of(key).take(self._clock().timestamp())
         for event in plan.events:
             _log.info("%s: %s", event.reason, event.message)
         # Events describe the status change that was just written. No later reconcile emits them

@@ -13,6 +13,8 @@ from pydantic import (
     field_validator,
 )
 
+from ddp_operator.runtime.agent_watcher import STATUS_WRITES_PER_SECOND
+
 PREFIX = "DDP_OPERATOR_"
 
 
@@ -35,6 +37,9 @@ class Settings(BaseModel):
     """Number of workers, which is the number of jobs reconciled at the same time, 1 to 256."""
     resync_seconds: int = Field(default=600, ge=10)
     """Seconds between two full relists, at least 10. A relist finds events that a watch missed."""
+    status_writes_per_second: float = Field(default=STATUS_WRITES_PER_SECOND, ge=1)
+    """Status writes per second for the progress of all jobs together, at least 1. With more jobs
+    than this number times 5 s allows, each job's progress is written less often."""
     health_port: int = Field(default=8080, ge=1, le=65535)
     """TCP port of /healthz and /readyz."""
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")

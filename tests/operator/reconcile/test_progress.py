@@ -1,13 +1,14 @@
 """Training progress in the status: its source, its write interval, and the final report."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, ProgressStatus
-from ddp_operator.reconcile.progress import PROGRESS_INTERVAL, render
+from ddp_operator.reconcile.progress import render
+from ddp_operator.reconcile.world import PROGRESS_INTERVAL
 from ddp_wire.contract import CheckpointInfo, Heartbeat, Progress, RankPhase
 from tests.operator.schema_tools import server_findings
 from tests.operator.support import (
@@ -207,8 +208,37 @@ def test_resumed_step_is_written_and_emitted_immediately() -> None:
     assert plan_for(again, all_pods(again), now=after(2), statuses={0: report}).events == ()
 
 
-def test_attempt_without_a_checkpoint_has_no_resumed_step() -> None:
+def test_new_attempt_has_no_resumed_step_until_it_reports_one() -> None:
     job = with_status(active_job(), resumed_from_step=8)
-    plan = plan_for(job, all_pods(job), statuses={0: agent_status(0, ranks=[beat(None)])})
+    plan = plan_for(job, all_pods(job), statuses={1: failed_status(1)})
+    assert (plan.status.attempt, plan.status.resumed_from_step) == (2, None)
+    fresh = active_job()
+    plan = plan_for(fresh, all_pods(fresh), statuses={0: agent_status(0, ranks=[beat(None)])})
     assert plan.status.resumed_from_step is None
     assert plan.events == ()
+
+
+@pytest.mark.parametrize("later", [None, 9])
+def test_attempt_resumes_once_whatever_its_rank_reports_later(later: int | None) -> None:
+    job = with_status(shown(10), resumed_from_step=8)
+    report = at_step(10, ranks=[beat(resumed_from=later)])
+    plan = plan_for(job, all_pods(job), now=after(1), statuses={0: report})
+    assert plan.status.resumed_from_step == 8
+    assert plan.events == ()
+
+
+def test_progress_waits_for_the_interval_of_the_fleet_but_the_first_checkpoint_does_not() -> None:
+    job, minute = shown(10), timedelta(seconds=60)
+    report = at_step(11)
+    for seconds, step in ((59, 10), (60, 11)):
+        status = plan_for(
+            job, all_pods(job), now=after(seconds), statuses={0: report}, progress_interval=minute
+        ).status
+        assert status.progress is not None
+        assert status.progress.step == step
+    saved = report.model_copy(update={"checkpoint": CHECKPOINT})
+    status = plan_for(
+        job, all_pods(job), now=after(1), statuses={0: saved}, progress_interval=minute
+    ).status
+    assert status.last_checkpoint is not None
+    assert status.last_checkpoint.step == CHECKPOINT.step

@@ -210,6 +210,39 @@ def test_hostile_agent_wakes_its_job_at_a_bounded_rate() -> None:
     assert wakeups <= 8 + 2 * 100 + 1
 
 
+def test_news_of_a_thousand_agents_at_once_wakes_their_job_a_few_times() -> None:
+    woken: list[float] = []
+
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        watcher = AgentWatcher(StubbornCluster(), lambda _: woken.append(loop.time()))
+        watcher.follow(KEY, [pod(JOB, index) for index in range(1000)])
+        await asyncio.sleep(10)
+        watcher.follow(KEY, ())
+        await asyncio.sleep(10)
+        await watcher.close()
+
+    run_in_fake_time(body())
+    assert len(woken) <= 16 + 5 * 10 + 1
+    assert woken[0] < 0.1  # The first news is never delayed.
+    assert max(woken) <= 10.0  # A job that is not followed any more is not woken.
+
+
+def test_progress_of_a_large_fleet_is_read_less_often() -> None:
+    async def body() -> None:
+        cluster = WatchableCluster()
+        watcher = AgentWatcher(cluster, lambda _: None, status_writes_per_second=20.0)
+        assert watcher.progress_seconds == PROGRESS_SECONDS
+        for number in range(1000):
+            watcher.follow(("team-a", f"job-{number}"), [pod(JOB, 0, uid=f"uid-{number}")])
+        assert watcher.progress_seconds == 50.0
+        await asyncio.sleep(0)
+        assert set(cluster.waits) == {LONGEST_WAIT_SECONDS}  # An agent waits no longer.
+        await watcher.close()
+
+    run_in_fake_time(body())
+
+
 def test_unreachable_agent_is_asked_again_when_its_pod_becomes_ready() -> None:
     """Without this the operator would see the ranks join up to 5 s late."""
     asked: list[float] = []

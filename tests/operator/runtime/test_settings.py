@@ -20,6 +20,7 @@ def test_only_image_and_lease_namespace_are_required() -> None:
     assert settings.namespace is None
     assert settings.workers == 8
     assert settings.resync_seconds == 600
+    assert settings.status_writes_per_second == 20
     assert settings.health_port == 8080
     assert settings.log_level == "INFO"
     assert settings.image_pull_policy == "IfNotPresent"
@@ -36,6 +37,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "namespace": "team-a",
         "workers": "2",
         "resync_seconds": "30",
+        "status_writes_per_second": "5.0",
         "health_port": "9090",
         "log_level": "DEBUG",
         "log_format": "json",
@@ -69,6 +71,10 @@ def test_other_variables_are_ignored() -> None:
         ({**IMAGE, "DDP_OPERATOR_WORKERS": "many"}, "DDP_OPERATOR_WORKERS: Input should be"),
         ({**IMAGE, "DDP_OPERATOR_HEALTH_PORT": "70000"}, "DDP_OPERATOR_HEALTH_PORT: Input should"),
         ({**IMAGE, "DDP_OPERATOR_RESYNC_SECONDS": "1"}, "DDP_OPERATOR_RESYNC_SECONDS: Input"),
+        (
+            {**IMAGE, "DDP_OPERATOR_STATUS_WRITES_PER_SECOND": "0"},
+            "DDP_OPERATOR_STATUS_WRITES_PER_SECOND: Input should be greater",
+        ),
         ({**IMAGE, "DDP_OPERATOR_LOG_LEVEL": "LOUD"}, "DDP_OPERATOR_LOG_LEVEL: String should"),
         ({**IMAGE, "DDP_OPERATOR_LOG_FORMAT": "xml"}, "DDP_OPERATOR_LOG_FORMAT: String should"),
         (
@@ -90,6 +96,7 @@ def test_other_variables_are_ignored() -> None:
         "workers not a number",
         "port out of range",
         "resync interval too short",
+        "no status writes",
         "log level",
         "log format",
         "no lease namespace",

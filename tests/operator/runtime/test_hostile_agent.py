@@ -1,0 +1,27 @@
+"""Agents that change what they say without end: the cost of their job is bounded."""
+
+from datetime import timedelta
+
+from ddp_operator.runtime.controller import MINOR_WRITES
+from ddp_wire.contract import Progress
+from tests.operator.runtime.test_controller import Bench
+from tests.operator.support import NOW, agent_status
+
+SECONDS = 100
+
+
+async def test_case_74_agent_that_flaps_costs_a_bounded_number_of_writes_and_events() -> None:
+    bench = Bench()
+    await bench.reconcile_until_idle()
+    for index in range(2):
+        bench.set_agent_status(f"digits-{index}", agent_status(index))
+    await bench.reconcile_until_idle()
+    before, events = bench.cluster.writes.count("status digits"), len(bench.cluster.events)
+    for tenth in range(10 * SECONDS):
+        bench.now = NOW + timedelta(seconds=tenth / 10)
+        phase = "Starting" if tenth % 2 else "Training"
+        report = agent_status(0, phase=phase, progress=Progress(step=tenth), revision=tenth)
+        bench.set_agent_status("digits-0", report, ready=phase == "Training")
+        await bench.reconcile()
+    assert bench.cluster.writes.count("status digits") - before <= MINOR_WRITES + SECONDS / 5 + 1
+    assert len(bench.cluster.events) - events <= 1
