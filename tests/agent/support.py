@@ -103,6 +103,10 @@ class FakeAgent:
         self.orders = FakeOrders()
         self.alive = True
 
-    def server(self, port: int = 0, bind: str = "127.0.0.1") -> AgentServer:
+    def is_alive(self) -> bool:
+        """Return what the test has set."""
+        return self.alive
+
+    def server(self, port: int = 0, bind: str = "127.0.0.1", secret: str = "") -> AgentServer:
         """Return a server of this agent, not started yet."""
-        return AgentServer(bind, port, self.cell, self.orders, lambda: self.alive)
+        return AgentServer(bind, port, self.cell, self.orders, self.is_alive, secret=secret)

@@ -12,9 +12,16 @@ from typing import Any
 from aiohttp import web
 
 from ddp_operator.cluster.base import Key
-from ddp_operator.reconcile.world import PodView
+from ddp_operator.reconcile.world import PodView, view_pod
 from ddp_wire import contract
 from ddp_wire.contract import AgentStatus
+from ddp_wire.signatures import (
+    NONCE_HEADER,
+    SIGNATURE_HEADER,
+    is_genuine,
+    sign_answer,
+    sign_request,
+)
 from tests.api.client import Api, RefusedError, path_of
 from tests.scenarios.pods import (
     EndContainer,
@@ -37,6 +44,7 @@ class FakeAgents:
 
     def __init__(self) -> None:
         self._statuses: dict[str, AgentStatus] = {}
+        self._secrets: dict[str, str] = {}
         self._numbers = itertools.count(2)
         self._revisions = itertools.count(1)
         self._changed = asyncio.Event()
@@ -61,6 +69,10 @@ class FakeAgents:
         number = next(self._numbers)
         return f"127.{64 + number // 62500}.{number // 250 % 250}.{1 + number % 250}"
 
+    def set_secret(self, address: str, secret: str) -> None:
+        """Set the secret of the pod at an address."""
+        self._secrets[address] = secret
+
     def set_agent(self, address: str, status: AgentStatus | None) -> None:
         """Set the status of an agent; with None no agent answers at the address."""
         if status is None:
@@ -77,6 +89,10 @@ class FakeAgents:
     async def _answer(self, request: web.Request) -> web.Response:
         assert request.transport is not None
         address = request.transport.get_extra_info("sockname")[0]
+        secret, nonce = self._secrets.get(address, ""), request.headers.get(NONCE_HEADER, "")
+        expected = sign_request(secret, nonce, request.method, request.path_qs)
+        if secret and not is_genuine(request.headers.get(SIGNATURE_HEADER), expected):
+            return web.Response(status=403)
         known, wait = int(request.query.get("revision", "-1")), request.query.get("wait", "0")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(float(wait)):
@@ -85,7 +101,10 @@ class FakeAgents:
         status = self._statuses.get(address)
         if status is None:
             return web.Response(status=503)
-        return web.Response(text=status.to_json(), content_type="application/json")
+        body = status.to_json().encode()
+        signature = sign_answer(secret, nonce, 200, body)
+        headers = {SIGNATURE_HEADER: signature}
+        return web.Response(body=body, content_type="application/json", headers=headers)
 
 
 class FakeReports:
@@ -141,6 +160,7 @@ class FakeKubelet:
         """Set the pod Running with this agent status. Bind the pod first if necessary."""
         await self.bind(pod)
         address = pod["status"].get("podIP") or self._agents.address()
+        self._agents.set_secret(address, view_pod(pod).secret)
         self._agents.set_agent(address, status)
         running = running_status(address, ready=ready)
         await self.set_status(pod, {**running, "podIPs": [{"ip": address}]})

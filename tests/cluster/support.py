@@ -8,7 +8,9 @@ from typing import Any
 
 import yaml
 
+from ddp_operator.reconcile.world import view_pod
 from ddp_wire.contract import AGENT_PORT, AgentStatus, Heartbeat
+from ddp_wire.signatures import NONCE_HEADER, SIGNATURE_HEADER, random_text, sign_request
 from tests.harness.cluster import Cluster
 from tests.tools.install import OPERATOR_USER, ROOT, eventually
 
@@ -113,7 +115,7 @@ class Job:
     def agent_statuses(self) -> list[tuple[JSON, AgentStatus]]:
         """Return the statuses of all running agents, each with its pod."""
         here = [pod for pod in self.pods() if "deletionTimestamp" not in pod["metadata"]]
-        statuses = [(pod, query_agent(pod["status"].get("podIP"))) for pod in here]
+        statuses = [(pod, query_agent(pod)) for pod in here]
         return [(pod, status) for pod, status in statuses if status is not None]
 
     def heartbeats(self) -> list[tuple[JSON, Heartbeat]]:
@@ -162,12 +164,18 @@ class Job:
         return self.status
 
 
-def query_agent(address: str | None) -> AgentStatus | None:
-    """Return the status of the agent at an address; None while it does not answer."""
+def query_agent(pod: JSON) -> AgentStatus | None:
+    """Return the status of a pod's agent; None while it does not answer."""
+    address = pod["status"].get("podIP")
     if address is None:
         return None
+    nonce, secret = random_text(), view_pod(pod).secret
+    signature = sign_request(secret, nonce, "GET", "/status")
+    url = f"http://{address}:{AGENT_PORT}/status"
+    headers = {NONCE_HEADER: nonce, SIGNATURE_HEADER: signature}
     try:
-        with urllib.request.urlopen(f"http://{address}:{AGENT_PORT}/status", timeout=1) as response:
+        request = urllib.request.Request(url, headers=headers)
+        with urllib.request.urlopen(request, timeout=1) as response:  # noqa: S310
             return AgentStatus.model_validate_json(response.read())
     except OSError:
         return None

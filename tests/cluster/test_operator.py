@@ -115,12 +115,10 @@ def test_case_52_training_continues_without_the_api_server(
     manifest["spec"]["podTemplate"] = {"spec": {"tolerations": DEFAULT_TOLERATIONS}}
     job = Job.apply(api_server, namespace, manifest)
     job.wait_for_checkpoint()
-    address = next(
-        pod["status"]["podIP"] for pod, status in job.agent_statuses() if status.node_index == 0
-    )
+    first = next(pod for pod, status in job.agent_statuses() if status.node_index == 0)
 
     def step() -> int:
-        agent = query_agent(address)
+        agent = query_agent(first)
         return agent.progress.step if agent is not None and agent.progress is not None else 0
 
     goal = step() + updates

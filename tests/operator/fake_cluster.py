@@ -230,7 +230,8 @@ class FakeCluster:
         status = self.agents.get(pod.uid)
         return status if status is None or status.revision != revision else None
 
-    async def order_attempt(self, address: str, order: AttemptOrder) -> None:
+    async def order_attempt(self, address: str, secret: str, order: AttemptOrder) -> None:
+        del secret
         self.orders.append((address, order))
 
     # --- Storage ----------------------------------------------------------------------------------

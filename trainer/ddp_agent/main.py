@@ -1,6 +1,7 @@
 """Wires the parts of the agent: configuration, loop, HTTP server and signal handlers."""
 
 import logging
+import os
 import signal
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from ddp_agent.reporter import AttemptReporter
 from ddp_agent.server import AgentServer
 from ddp_agent.termination import write_termination_message
 from ddp_agent.warm import Standby
-from ddp_wire.contract import ExitCode
+from ddp_wire.contract import Env, ExitCode
 from ddp_wire.processes import adopt_orphans
 
 
@@ -33,6 +34,7 @@ def main(standby: Standby | None = None) -> None:
         if standby is not None:
             standby.close()
         sys.exit(f"ddp-agent: {error}")
+    os.environ.pop(Env.AGENT_SECRET, None)  # No program of the user needs it.
     adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="ddp-agent-") as scratch:
         ticker = Ticker(Clock())
@@ -55,7 +57,14 @@ def main(standby: Standby | None = None) -> None:
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: orders.stop())
-        server = AgentServer(config.bind, config.port, reporter.cell, orders, agent.is_alive)
+        server = AgentServer(
+            config.bind,
+            config.port,
+            reporter.cell,
+            orders,
+            agent.is_alive,
+            secret=config.secret,
+        )
         server.start()
         code: int = ExitCode.FAILED
         try:

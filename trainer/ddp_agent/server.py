@@ -1,4 +1,7 @@
-"""HTTP endpoints of the agent: /healthz, /readyz, /status and /attempt."""
+"""HTTP endpoints of the agent: /healthz, /readyz, /status and /attempt.
+
+The first two are for the kubelet. The others need the operator's signature.
+"""
 
 import math
 import socket
@@ -15,6 +18,13 @@ from pydantic import ValidationError
 from ddp_agent.orders import AttemptOrders
 from ddp_agent.status_cell import AgentStatusCell
 from ddp_wire.contract import LONGEST_WAIT_SECONDS, AgentPhase, AttemptOrder
+from ddp_wire.signatures import (
+    NONCE_HEADER,
+    SIGNATURE_HEADER,
+    is_genuine,
+    sign_answer,
+    sign_request,
+)
 
 _POLL_SECONDS = 0.05
 """Maximum time to close the server, in seconds. It delays the end of the container."""
@@ -32,6 +42,8 @@ class AgentServer:
         status: AgentStatusCell,
         orders: AttemptOrders,
         is_alive: Callable[[], bool],
+        *,
+        secret: str = "",
     ) -> None:
         """Bind to an address.
 
@@ -41,8 +53,9 @@ class AgentServer:
             status: Agent status to serve.
             orders: Receiver of attempt orders.
             is_alive: Whether the agent's loop advances. Threads of the server call it.
+            secret: Secret of this pod, or "" to accept and send messages without a signature.
         """
-        self._server = _Server((bind, port), status, orders, is_alive)
+        self._server = _Server((bind, port), status, orders, is_alive, secret=secret)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_SECONDS,), daemon=True
         )
@@ -64,6 +77,8 @@ class AgentServer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128
+    """Connections that wait to be accepted. With few of them a flood would delay a probe by 1 s."""
 
     def __init__(
         self,
@@ -71,11 +86,14 @@ class _Server(ThreadingHTTPServer):
         status: AgentStatusCell,
         orders: AttemptOrders,
         is_alive: Callable[[], bool],
+        *,
+        secret: str,
     ) -> None:
         # All addresses of the pod, because a cluster may use IPv4, IPv6 or both.
         if ":" in address[0] or (not address[0] and socket.has_dualstack_ipv6()):
             self.address_family = socket.AF_INET6
         super().__init__(address, _Handler)
+        self.secret = secret
         self.status, self.orders, self.is_alive = status, orders, is_alive
 
     def server_bind(self) -> None:
@@ -104,7 +122,8 @@ class _Handler(BaseHTTPRequestHandler):
                 ready = now.phase is AgentPhase.TRAINING
                 self._send_probe(ready, f"attempt {now.attempt} is {now.phase}\n")
             case "/status":
-                self._send_status(parse_qs(address.query))
+                if self._is_from_operator(b""):
+                    self._send_status(parse_qs(address.query))
             case _:
                 self._send(HTTPStatus.NOT_FOUND, "not found\n")
 
@@ -117,8 +136,11 @@ class _Handler(BaseHTTPRequestHandler):
             text = f"the body must be JSON of at most {_MAX_BODY_BYTES} bytes\n"
             self._refuse(HTTPStatus.BAD_REQUEST, text)
             return
+        body = self.rfile.read(int(length))
+        if not self._is_from_operator(body):
+            return
         try:
-            order = AttemptOrder.model_validate_json(self.rfile.read(int(length)))
+            order = AttemptOrder.model_validate_json(body)
         except ValidationError as error:
             self._send(HTTPStatus.BAD_REQUEST, f"{error.errors()[0]['msg']}\n")
             return
@@ -127,6 +149,18 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             text = "the order is for another job, or too far ahead of the pod's annotation\n"
             self._send(HTTPStatus.CONFLICT, text)
+
+    def _is_from_operator(self, body: bytes) -> bool:
+        """Return whether a request has the operator's signature. Otherwise refuse it."""
+        secret, nonce = self.server.secret, self.headers.get(NONCE_HEADER, "")
+        if not secret:
+            return True
+        expected = sign_request(secret, nonce, self.command, self.path, body)
+        if nonce and is_genuine(self.headers.get(SIGNATURE_HEADER), expected):
+            return True
+        text = "the request must be signed with the secret in the pod's spec\n"
+        self._refuse(HTTPStatus.FORBIDDEN, text)
+        return False
 
     def _send_status(self, query: dict[str, list[str]]) -> None:
         """Send the agent status, after waiting for a new revision if the query asks for it."""
@@ -156,6 +190,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(code)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
+        nonce = self.headers.get(NONCE_HEADER)
+        if nonce and self.server.secret:
+            signature = sign_answer(self.server.secret, nonce, code, body)
+            self.send_header(SIGNATURE_HEADER, signature)
         self.end_headers()
         self.wfile.write(body)
 

@@ -28,6 +28,8 @@ class Env(StrEnum):
     AGENT_BIND = "DDP_AGENT_BIND"
     """Address to which the agent's HTTP server binds. All addresses when unset."""
     AGENT_PORT = "DDP_AGENT_PORT"
+    AGENT_SECRET = "DDP_AGENT_SECRET"  # noqa: S105 (the name of a variable)
+    """Secret with which operator and agent sign their messages. Each pod has another one."""
     BARRIER_PORT = "DDP_BARRIER_PORT"
     """Port on which node 0's agent waits for the agents of the other nodes."""
     POD_INFO_DIR = "DDP_POD_INFO_DIR"

@@ -63,6 +63,19 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
     return merged
 
 
+def with_secret(pod: dict[str, Any], secret: str) -> dict[str, Any]:
+    """Return the pod with a secret, with which the operator and its agent sign their messages.
+
+    The secret is nowhere but in the pod's spec. Who may not read the pod does not learn it.
+    """
+    entry = {"name": str(contract.Env.AGENT_SECRET), "value": secret}
+    containers = [
+        {**c, "env": [*c["env"], entry]} if c["name"] == contract.WORKER_CONTAINER else c
+        for c in pod["spec"]["containers"]
+    ]
+    return {**pod, "spec": {**pod["spec"], "containers": containers}}
+
+
 def _pod_spec(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
     spec = job.spec
     out: dict[str, Any] = {

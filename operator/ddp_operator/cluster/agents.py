@@ -7,6 +7,14 @@ import aiohttp
 from pydantic import ValidationError
 
 from ddp_wire.contract import AGENT_PORT, AgentStatus, AttemptOrder
+from ddp_wire.signatures import (
+    NONCE_HEADER,
+    SIGNATURE_HEADER,
+    is_genuine,
+    random_text,
+    sign_answer,
+    sign_request,
+)
 
 _LIMIT = 1 << 18
 """Maximum size of a response, in bytes. The limit protects the operator from untrusted pods."""
@@ -28,26 +36,37 @@ class Agents:
         """Close all connections."""
         await self._session.close()
 
-    async def watch_status(self, host: str, revision: int, seconds: float) -> AgentStatus | None:
+    async def watch_status(
+        self, host: str, secret: str, revision: int, seconds: float
+    ) -> AgentStatus | None:
         """Return the agent's status once its revision differs, or after this many seconds.
 
         Returns:
-            The status, or None when there is no valid response in time.
+            The status, or None when there is no valid and signed response in time.
         """
-        url = f"{self._url(host)}/status?revision={revision}&wait={seconds:.0f}"
+        target = f"/status?revision={revision}&wait={seconds:.0f}"
+        nonce, headers = _signed(secret, "GET", target)
         limit = aiohttp.ClientTimeout(total=seconds + _CONNECT_SECONDS, connect=_CONNECT_SECONDS)
         try:
-            async with self._session.get(url, timeout=limit, allow_redirects=False) as response:
-                return _parse(await _read(response)) if response.status == _OK else None
+            async with self._session.get(
+                self._url(host, target), headers=headers, timeout=limit, allow_redirects=False
+            ) as response:
+                body = await _read(response)
+                if response.status != _OK or not _is_genuine(response, secret, nonce, body):
+                    return None
+                return _parse(body)
         except (aiohttp.ClientError, TimeoutError, OSError):
             return None  # The agent starts or stops, its node is lost, or a policy is in the way.
 
-    async def order_attempt(self, host: str, order: AttemptOrder) -> bool:
+    async def order_attempt(self, host: str, secret: str, order: AttemptOrder) -> bool:
         """Send an attempt order. Return whether the agent accepted it."""
+        body = order.to_json().encode()
+        _, headers = _signed(secret, "POST", "/attempt", body)
         try:
             async with self._session.post(
-                f"{self._url(host)}/attempt",
-                data=order.to_json(),
+                self._url(host, "/attempt"),
+                data=body,
+                headers=headers,
                 timeout=_SHORT,
                 allow_redirects=False,
             ) as response:
@@ -55,8 +74,26 @@ class Agents:
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
 
-    def _url(self, host: str) -> str:
-        return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
+    def _url(self, host: str, target: str) -> str:
+        place = f"[{host}]" if ":" in host else host
+        return f"http://{place}:{self._port}{target}"
+
+
+def _signed(secret: str, method: str, target: str, body: bytes = b"") -> tuple[str, dict[str, str]]:
+    """Return a new nonce, and the headers that sign a request; none for a pod without a secret."""
+    nonce = random_text()
+    if not secret:
+        return nonce, {}
+    signature = sign_request(secret, nonce, method, target, body)
+    return nonce, {NONCE_HEADER: nonce, SIGNATURE_HEADER: signature}
+
+
+def _is_genuine(response: aiohttp.ClientResponse, secret: str, nonce: str, body: bytes) -> bool:
+    """Return whether the pod with this secret answered the request with this nonce."""
+    if not secret:
+        return True
+    expected = sign_answer(secret, nonce, response.status, body)
+    return is_genuine(response.headers.get(SIGNATURE_HEADER), expected)
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

@@ -134,8 +134,8 @@ class Cluster(Protocol):
             The status, or None when the agent does not answer.
         """
 
-    async def order_attempt(self, address: str, order: AttemptOrder) -> None:
-        """Send an attempt order to the agent at an address.
+    async def order_attempt(self, address: str, secret: str, order: AttemptOrder) -> None:
+        """Send an attempt order to the agent at an address, signed with its pod's secret.
 
         A failure is ignored, because the pod's annotation carries the same order.
         """

@@ -185,11 +185,13 @@ class LocalCluster:
         self, pod: PodView, revision: int, seconds: float
     ) -> AgentStatus | None:
         """See `Cluster`."""
-        return await self._agents.watch_status(pod.ip, revision, seconds) if pod.ip else None
+        if not pod.ip:
+            return None
+        return await self._agents.watch_status(pod.ip, pod.secret, revision, seconds)
 
-    async def order_attempt(self, address: str, order: AttemptOrder) -> None:
+    async def order_attempt(self, address: str, secret: str, order: AttemptOrder) -> None:
         """See `Cluster`."""
-        await self._agents.order_attempt(address, order)
+        await self._agents.order_attempt(address, secret, order)
 
     def _store(self, job: Manifest) -> Manifest:
         self._set_version(job)

@@ -68,8 +68,14 @@ def _pod_spec(spec: Mapping[str, Any]) -> Manifest:
     workers = (c for c in spec.get("containers") or [] if c["name"] == contract.WORKER_CONTAINER)
     return {
         **_only(("nodeName",), spec),
-        "containers": [_only(("name", "image"), worker) for worker in workers],
+        "containers": [
+            {**_only(("name", "image"), worker), "env": _secrets(worker)} for worker in workers
+        ],
     }
+
+
+def _secrets(worker: Mapping[str, Any]) -> list[Manifest]:
+    return [e for e in worker.get("env") or [] if e["name"] == contract.Env.AGENT_SECRET]
 
 
 def _pod_status(status: Mapping[str, Any]) -> Manifest:

@@ -102,7 +102,7 @@ def _ensure_living(world: World, pod: PodView, *, recreate: bool) -> list[Action
         return [_delete(pod)]
     # A request to an agent that does not answer would only delay the annotation.
     address = pod.ip if pod.uid in world.reports else None
-    return [SetAttempt(pod.name, pod.uid, attempt, address)]
+    return [SetAttempt(pod.name, pod.uid, attempt, address, pod.secret)]
 
 
 def delete_pods(world: World) -> list[Action]:

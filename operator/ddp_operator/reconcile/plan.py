@@ -68,6 +68,8 @@ class SetAttempt:
     value: str
     ip: str | None = field(default=None, compare=False)
     """Address of the agent for a direct order, which arrives before the kubelet's update."""
+    secret: str = field(default="", compare=False, repr=False)
+    """Secret of the pod, which signs the direct order."""
 
 
 @dataclass(frozen=True)

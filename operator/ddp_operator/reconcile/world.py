@@ -13,7 +13,7 @@ from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.builders import names
 from ddp_operator.reconcile import node_ranges
 from ddp_wire import contract
-from ddp_wire.contract import AgentStatus
+from ddp_wire.contract import AgentStatus, Env
 
 PROGRESS_INTERVAL = timedelta(seconds=5)
 """Minimum time between two status writes that change only the progress of one job."""
@@ -55,6 +55,8 @@ class PodView:
     ip: str | None = None
     image: str | None = None
     """Image of the worker container."""
+    secret: str = field(default="", repr=False)
+    """Secret of the pod, which signs the messages to and from its agent. Old pods have none."""
     waiting: str | None = None
     """Why the pod does not run yet, as the scheduler or the kubelet reports it."""
     reason: str | None = None
@@ -162,6 +164,7 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         ),
         {},
     )
+    worker = _worker(spec)
     termination = _termination(container)
     deadline = parse_time(metadata.get("deletionTimestamp"))
     grace = timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
@@ -179,7 +182,8 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         deletion_deadline=deadline,
         node=spec.get("nodeName"),
         ip=status.get("podIP"),
-        image=_image(spec),
+        image=worker.get("image"),
+        secret=_secret(worker),
         waiting=_waiting(conditions, container),
         reason=status.get("reason"),
         disruption=_disruption(conditions),
@@ -188,11 +192,15 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
     )
 
 
-def _image(spec: Mapping[str, Any]) -> str | None:
+def _worker(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the worker container of a pod spec, or an empty one."""
     containers = spec.get("containers") or []
-    return next(
-        (c.get("image") for c in containers if c["name"] == contract.WORKER_CONTAINER), None
-    )
+    return next((c for c in containers if c["name"] == contract.WORKER_CONTAINER), {})
+
+
+def _secret(worker: Mapping[str, Any]) -> str:
+    values = [e.get("value") for e in worker.get("env") or [] if e["name"] == Env.AGENT_SECRET]
+    return str(values[-1]) if values and values[-1] else ""  # The last one takes effect.
 
 
 def _phase(status: Mapping[str, Any], termination: Termination | None) -> str:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob, InvalidJobError, UnreadableStatusError, parse_job
 from ddp_operator.builders import names
-from ddp_operator.builders.pod import Defaults
+from ddp_operator.builders.pod import Defaults, with_secret
 from ddp_operator.cluster.base import (
     Cluster,
     ClusterError,
@@ -40,6 +40,7 @@ from ddp_operator.runtime.pod_views import PodViews
 from ddp_operator.runtime.token_bucket import TokenBucket
 from ddp_wire import contract
 from ddp_wire.contract import AttemptOrder
+from ddp_wire.signatures import random_text
 
 _log = logging.getLogger(__name__)
 
@@ -250,10 +251,10 @@ class Controller:
         namespace, cluster = job.metadata.namespace, self._cluster
         async with self._in_flight:
             match action:
-                case CreateService() | CreatePod():
-                    with self._cache.pending_request() as request:
-                        created = await cluster.create(action.manifest)
-                        request.put_child(action.manifest["kind"], created)
+                case CreateService():
+                    await self._create(action.manifest)
+                case CreatePod():
+                    await self._create(with_secret(action.manifest, random_text()))
                 case DeletePod():
                     await cluster.delete_pod(
                         namespace, action.name, action.uid, action.grace_seconds
@@ -267,11 +268,15 @@ class Controller:
                 case DeleteJob():
                     await cluster.delete_job(job.key, action.uid)
 
+    async def _create(self, manifest: Manifest) -> None:
+        with self._cache.pending_request() as request:
+            request.put_child(manifest["kind"], await self._cluster.create(manifest))
+
     async def _order_attempt(self, job: DDPJob, action: SetAttempt) -> None:
         """Send the order to the agent directly, because the kubelet delays the annotation."""
         if action.ip is not None and action.value != contract.ATTEMPT_STOP:
             order = AttemptOrder(job_uid=job.metadata.uid, attempt=int(action.value))
-            await self._cluster.order_attempt(action.ip, order)
+            await self._cluster.order_attempt(action.ip, action.secret, order)
 
     async def _annotate(self, namespace: str, action: SetAttempt) -> None:
         annotations = {contract.ANNOTATION_ATTEMPT: action.value}

@@ -8,10 +8,20 @@ import pytest
 import yaml
 
 from ddp_agent.attempt_process import STOP_GRACE_SECONDS
-from ddp_operator.builders.pod import GPU_RESOURCE, LOST_NODE_SECONDS, Defaults, build_pod
+from ddp_operator.builders.pod import (
+    GPU_RESOURCE,
+    LOST_NODE_SECONDS,
+    Defaults,
+    build_pod,
+    with_secret,
+)
+from ddp_operator.cluster.used_fields import keep_used_fields
+from ddp_operator.reconcile.world import view_pod
 from ddp_wire import contract
-from tests.operator.support import DEFAULTS, UID, new_job
+from ddp_wire.signatures import random_text
+from tests.operator.support import DEFAULTS, UID, active_job, new_job
 
+SECRET = random_text()
 GOLDEN = Path(__file__).parent
 
 
@@ -218,3 +228,18 @@ def test_tolerations_of_the_job_are_kept(given: dict[str, Any], added: list[str]
     found = build(tolerations=[given])["spec"]["tolerations"]
     assert found[0] == given
     assert [t["key"] for t in found[1:]] == added
+
+
+def test_secret_is_the_last_variable_of_the_worker_and_of_no_other_container() -> None:
+    sidecar = {"containers": [{"name": "proxy", "image": "proxy:1"}]}
+    job = active_job(podTemplate={"spec": sidecar})
+    pod = build_pod(job, 0, 1, DEFAULTS)
+    signed = with_secret(pod, SECRET)
+    worker, proxy = signed["spec"]["containers"]
+    assert worker["env"][-1] == {"name": "DDP_AGENT_SECRET", "value": SECRET}
+    assert proxy == {"name": "proxy", "image": "proxy:1"}
+    assert with_secret(build_pod(job, 0, 1, DEFAULTS), SECRET) == signed
+    for seen in (signed, keep_used_fields("Pod", {**signed, "metadata": signed["metadata"]})):
+        view = view_pod({**seen, "metadata": {**signed["metadata"], "uid": "u"}})
+        assert view.secret == SECRET
+        assert SECRET not in repr(view)

@@ -9,6 +9,7 @@ import pytest
 from ddp_operator.cluster import agents as agents_module
 from ddp_operator.cluster.agents import Agents
 from ddp_wire.contract import AgentPhase, AgentStatus, AttemptOrder
+from ddp_wire.signatures import SIGNATURE_HEADER, random_text, sign_answer
 from tests.agent.support import FakeAgent, heartbeat
 from tests.operator.support import UID, agent_status
 
@@ -17,6 +18,7 @@ KEPT = STATUS.model_copy(update={"command": [], "ranks": STATUS.ranks[:1]})
 """The part of a status that the operator keeps."""
 BODY = STATUS.to_json().encode()
 
+SECRET = random_text()
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -47,27 +49,30 @@ async def agents_at(port: int) -> AsyncIterator[Agents]:
         await agents.close()
 
 
-async def get_status(port: int) -> AgentStatus | None:
+async def get_status(port: int, secret: str = "") -> AgentStatus | None:
     async with agents_at(port) as agents:
-        return await agents.watch_status("127.0.0.1", -1, 0)
+        return await agents.watch_status("127.0.0.1", secret, -1, 0)
 
 
-async def test_client_works_with_the_real_agent_server() -> None:
+@pytest.mark.parametrize("secret", ["", SECRET], ids=["old pod", "pod with a secret"])
+async def test_client_works_with_the_real_agent_server(secret: str) -> None:
     agent = FakeAgent(STATUS)
-    server = agent.server()
+    server = agent.server(secret=secret)
     server.start()
     try:
         async with agents_at(server.port) as agents:
-            assert await agents.watch_status("127.0.0.1", -1, 0) == KEPT
-            watch = asyncio.ensure_future(agents.watch_status("127.0.0.1", STATUS.revision, 30))
+            assert await agents.watch_status("127.0.0.1", secret, -1, 0) == KEPT
+            watch = asyncio.ensure_future(
+                agents.watch_status("127.0.0.1", secret, STATUS.revision, 30)
+            )
             agent.cell.enter(AgentPhase.FAILED, 5.0)
             changed = await watch
             assert changed is not None
             assert changed.phase is AgentPhase.FAILED
             order = AttemptOrder(job_uid=UID, attempt=4)
-            assert await agents.order_attempt("127.0.0.1", order)
+            assert await agents.order_attempt("127.0.0.1", secret, order)
             assert not await agents.order_attempt(
-                "127.0.0.1", AttemptOrder(job_uid="other", attempt=4)
+                "127.0.0.1", secret, AttemptOrder(job_uid="other", attempt=4)
             )
             assert agent.orders.received[0] == order
     finally:
@@ -76,7 +81,9 @@ async def test_client_works_with_the_real_agent_server() -> None:
 
 async def test_undelivered_order_is_not_an_error() -> None:
     async with agents_at(1) as agents:
-        assert not await agents.order_attempt("127.0.0.1", AttemptOrder(job_uid=UID, attempt=4))
+        assert not await agents.order_attempt(
+            "127.0.0.1", SECRET, AttemptOrder(job_uid=UID, attempt=4)
+        )
 
 
 async def test_response_in_pieces_is_read_completely() -> None:
@@ -148,3 +155,37 @@ async def test_slow_agent_counts_as_no_answer(
 
 async def test_closed_port_counts_as_no_answer() -> None:
     assert await get_status(1) is None
+
+
+async def test_client_with_another_secret_gets_no_status_and_gives_no_order() -> None:
+    agent = FakeAgent(STATUS)
+    server = agent.server(secret=SECRET)
+    server.start()
+    try:
+        async with agents_at(server.port) as agents:
+            for wrong in ("", SECRET[::-1]):
+                assert await agents.watch_status("127.0.0.1", wrong, -1, 0) is None
+                order = AttemptOrder(job_uid=UID, attempt=4)
+                assert not await agents.order_attempt("127.0.0.1", wrong, order)
+            assert agent.orders.received == []
+    finally:
+        await asyncio.to_thread(server.close)
+
+
+@pytest.mark.parametrize(
+    "signature",
+    ["", sign_answer(SECRET, "another nonce", 200, BODY), "f" * 64, "f" * 65536],
+    ids=["missing", "of another request", "invented", "too long"],
+)
+async def test_case_75_answer_without_the_pods_signature_counts_as_no_answer(
+    signature: str,
+) -> None:
+    async def lie(writer: asyncio.StreamWriter) -> None:
+        more = f"{SIGNATURE_HEADER}: {signature}\r\n" if signature else ""
+        writer.write(head(more=more) + BODY)
+        await writer.drain()
+
+    async with answering(lie) as port:
+        assert await get_status(port, SECRET) is None
+        if len(signature) < 1000:
+            assert await get_status(port) == KEPT  # The same answer of a pod without a secret.
