@@ -53,11 +53,12 @@ def test_case_63_job_starts_recovers_suspends_and_ends_without_a_word_from_its_a
 ) -> None:
     job = Job.apply(cluster, namespace, long_job())
     check_runs_again(job, 1)
+    # An attempt that ends before it saved a step counts as stalled, whoever hears of it.
+    eventually(lambda: job.has_saved_in(1), "attempt 1 saved a checkpoint", 60)
     kill_rank(job, 3)
     check_runs_again(job, 2)
     failure = job.status["lastFailure"]
     assert (failure["reason"], failure["signal"], failure["rank"]) == ("RankFailed", "SIGKILL", 3)
-    # An attempt that ends before it saved a step counts as stalled, whoever hears of it.
     eventually(lambda: job.has_saved_in(2), "attempt 2 saved a checkpoint", 60)
     delete_pod(job, "digits-0")
     check_runs_again(job, 3)

@@ -96,7 +96,8 @@ def _receives_reports(world: World, status: DDPJobStatus) -> bool:
     if any(report.attempt == status.attempt for report in known):
         return True
     started, progress = status.attempt_start_time, status.progress
-    return bool(started and progress and progress.time and progress.time >= started)
+    # The last progress of the previous attempt can have the second in which this one starts.
+    return bool(started and progress and progress.time and progress.time > started)
 
 
 def _with_strikes(status: DDPJobStatus, nodes: set[str], now: datetime) -> DDPJobStatus:

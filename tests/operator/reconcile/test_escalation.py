@@ -75,13 +75,21 @@ def test_attempt_without_a_newly_saved_step_counts_as_stalled(
 
 @pytest.mark.parametrize(
     ("reports", "count"),
-    [("none", 2), ("final, node 1", 2), ("final, node 0", 3), ("progress", 3), ("old progress", 2)],
+    [
+        ("none", 2),
+        ("final, node 1", 2),
+        ("final, node 0", 3),
+        ("progress", 3),
+        ("old progress", 2),
+        ("progress of the second in which the attempt starts", 2),
+    ],
 )
 def test_attempt_counts_as_stalled_only_if_the_operator_receives_reports(
     reports: str, count: int
 ) -> None:
     """An operator that cannot reach the agents sees no checkpoint, but the run may have saved."""
-    seconds = {"progress": 5.0, "old progress": -5.0}.get(reports)
+    times = {"progress": 5.0, "old progress": -5.0}
+    seconds = 0.0 if reports.startswith("progress of") else times.get(reports)
     progress = None if seconds is None else ProgressStatus(step=1, time=after(seconds))
     job = active_job(status={"stalled_attempts": 2, "progress": progress}, **SAVES)
     dead = 0 if reports == "final, node 0" else 1
