@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_agent.agent import NEXT_ORDER_SECONDS, UNREAD_SECONDS
+from ddp_agent.agent import NEXT_ORDER_SECONDS, READER_ABSENT_SECONDS, UNREAD_SECONDS
 from ddp_agent.attempt_process import REMINDER_SECONDS, STOP_GRACE_SECONDS
 from ddp_wire.contract import AgentPhase, AgentStatus, AttemptOrder, Env, ExitCode
 from tests.agent.harness import AgentHarness, phase, stub_torchrun
@@ -85,22 +85,30 @@ def test_agent_stopped_after_a_failed_attempt_exits_with_the_code_of_its_rank(
     assert node.status.phase is AgentPhase.FAILED
 
 
-@pytest.mark.parametrize("read", [True, False])
+@pytest.mark.parametrize(
+    ("read", "limit"),
+    [
+        ("the failure", NEXT_ORDER_SECONDS),
+        ("the start", READER_ABSENT_SECONDS),
+        ("nothing", UNREAD_SECONDS),
+    ],
+)
 def test_agent_exits_if_no_order_follows_a_failed_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: str, limit: float
 ) -> None:
     """It exits early if nobody has read the failure, because the operator may not reach it."""
     stub_torchrun(monkeypatch, "fail(signal='SIGKILL')")
-    limit = NEXT_ORDER_SECONDS if read else UNREAD_SECONDS
     node = AgentHarness(tmp_path, tick_seconds=limit / 4)
     node.write_order("1")
     failed_at: list[float] = []
 
     def on_failure() -> None:
         failed_at.append(node.monotonic)
-        if read:
+        if read == "the failure":
             node.reporter.cell.record_read(node.status)
 
+    if read == "the start":
+        node.reporter.cell.record_read(node.status)
     node.when(phase("Failed"), on_failure)
     assert node.run() == 128 + signal.SIGKILL
     assert limit <= node.monotonic - failed_at[0] <= 2 * limit

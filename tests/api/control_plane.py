@@ -10,12 +10,12 @@ import yaml
 
 from tests.harness import processes
 from tests.harness.cluster import Cluster
+from tests.harness.controlplane import CONTROLLER_MANAGER
 from tests.tools.install import RELEASE, ROOT, SYSTEM_NAMESPACE, eventually
 
 OPERATOR = "ddp-operator"
 """The operator's user name in the audit log."""
 _GRANTS = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
-_CONTROLLER_MANAGER = "kube-controller-manager"
 _CONTROLLERS = "--controllers=-endpointslice-controller,-endpoints-controller"
 """Disabled controllers: fake pods have loopback addresses, which EndpointSlices reject."""
 
@@ -31,7 +31,7 @@ class ControlPlane:
     @classmethod
     def up(cls) -> "ControlPlane":
         """Start the control plane. Stop it with `cluster.down()`."""
-        cluster = Cluster.up(0, extra_args={_CONTROLLER_MANAGER: [_CONTROLLERS]})
+        cluster = Cluster.up(0, extra_args={CONTROLLER_MANAGER: [_CONTROLLERS]})
         try:
             _install(cluster)
         except BaseException:
@@ -57,15 +57,15 @@ def _install(cluster: Cluster) -> None:
     # The API server serves a new kind only some time after the CRD is Established.
     eventually(lambda: cluster.kubectl("get", "ddpjobs", check=False).returncode == 0, "DDPJobs")
     # The garbage collector discovers new kinds every 30 s and when it starts.
-    processes.stop(_CONTROLLER_MANAGER, signal.SIGTERM)
-    processes.recorded(_CONTROLLER_MANAGER).start()
+    processes.stop(CONTROLLER_MANAGER, signal.SIGTERM)
+    processes.recorded(CONTROLLER_MANAGER).start()
     cluster.kubectl("create", "namespace", SYSTEM_NAMESPACE)
     account = ("-n", SYSTEM_NAMESPACE, "get", "serviceaccount", "default")
     processes.wait_for(
         "the service account of a new namespace",
         lambda: cluster.kubectl(*account, check=False).returncode == 0,
         deadline_s=60.0,
-        needs=(_CONTROLLER_MANAGER,),
+        needs=(CONTROLLER_MANAGER,),
     )
     chart = cluster.helm("template", RELEASE, str(ROOT / "charts"), "-n", SYSTEM_NAMESPACE).stdout
     grants = [d for d in yaml.safe_load_all(chart) if d and d["kind"] in _GRANTS]

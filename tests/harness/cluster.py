@@ -16,7 +16,12 @@ from tests.harness import binaries, clients, kubeconfig, machine, network, paths
 from tests.harness import node as node_module
 from tests.harness.api import Api
 from tests.harness.binaries import Tools
-from tests.harness.controlplane import APISERVER, ControlPlane, wait_for_apiserver
+from tests.harness.controlplane import (
+    APISERVER,
+    CONTROLLER_MANAGER,
+    ControlPlane,
+    wait_for_apiserver,
+)
 from tests.harness.errors import HarnessError
 from tests.harness.locks import FileLock
 from tests.harness.node import Node
@@ -200,7 +205,9 @@ class Cluster:
         processes.stop(APISERVER, signal.SIGTERM)
 
     def apiserver_start(self) -> None:
-        """Start the API server again, and wait until it is ready.
+        """Start the API server again, wait until it is ready, and restart the controllers.
+
+        After a long outage their clients would try again only every 30 to 60 s.
 
         Raises:
             HarnessError: It ended or took too long.
@@ -208,6 +215,8 @@ class Cluster:
         processes.recorded(APISERVER).start()
         authority = _authority()
         wait_for_apiserver(Api(authority, authority.files("admin")))
+        processes.stop(CONTROLLER_MANAGER, signal.SIGTERM)
+        processes.recorded(CONTROLLER_MANAGER).start()
 
 
 def _bring_up(

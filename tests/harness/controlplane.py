@@ -14,6 +14,7 @@ from tests.harness.processes import Service
 from tests.harness.run import Figures
 
 APISERVER: Final = "kube-apiserver"
+CONTROLLER_MANAGER: Final = "kube-controller-manager"
 _START_LIMIT_S: Final = 60.0
 _RESTART_LOOP: Final = (
     "trap 'kill $child; wait $child; exit' TERM;"
@@ -73,9 +74,9 @@ class ControlPlane:
         """Wait for the API server, then start its clients."""
         with figures.phase("API server ready"):
             wait_for_apiserver(self.api)
-        self._client("kube-controller-manager", "system:kube-controller-manager")
+        self._client(CONTROLLER_MANAGER, "system:kube-controller-manager")
         arguments = control_config.controller_manager(nodes=self.nodes > 0)
-        self._start_in_loop("kube-controller-manager", arguments)
+        self._start_in_loop(CONTROLLER_MANAGER, arguments)
         if self.nodes:
             self._start_for_pods()
 
@@ -88,7 +89,7 @@ class ControlPlane:
         self._await(
             "the default service account",
             lambda: self.api.get("/api/v1/namespaces/default/serviceaccounts/default") is not None,
-            "kube-controller-manager",
+            CONTROLLER_MANAGER,
         )
         if self.nodes:
             name = f"kubernetes.default.svc.{paths.CLUSTER_DOMAIN}"

@@ -20,7 +20,9 @@ _log = logging.getLogger("ddp_agent")
 NEXT_ORDER_SECONDS = 300.0
 """Maximum wait of a failed attempt for the next order, in seconds. Then the container ends."""
 UNREAD_SECONDS = 5.0
-"""The same if nobody has read the failure: the termination message must deliver it instead."""
+"""The same if nobody has ever read a status: the termination message must deliver the failure."""
+READER_ABSENT_SECONDS = 30.0
+"""The same if statuses were read, but not the failure. A new leader reads it after some 20 s."""
 _MAX_IDLE_SECONDS = STOP_GRACE_SECONDS + 15.0
 """Maximum time between two passes of the loop, in seconds, while the agent counts as alive."""
 _CONNECT_SECONDS = 0.5
@@ -74,11 +76,20 @@ class Agent:
                 return None
             if order is not None and order > after:
                 return order
-            limit = NEXT_ORDER_SECONDS if self._reporter.cell.is_read else UNREAD_SECONDS
+            limit = self._longest_wait()
             if self._reporter.status.phase is AgentPhase.FAILED and monotonic() > began + limit:
                 _log.warning("no attempt order arrived within %.0f s", limit)
                 return None
             self._ticker.tick()
+
+    def _longest_wait(self) -> float:
+        """Return the seconds that a failed attempt may wait for the next order."""
+        cell = self._reporter.cell
+        if cell.is_read:
+            return NEXT_ORDER_SECONDS
+        # An operator that has read this agent before is only away. A new pod would take longer, and
+        # another job may take its place on the Kubernetes node.
+        return READER_ABSENT_SECONDS if cell.was_ever_read else UNREAD_SECONDS
 
     def _run_attempt(self, attempt: int) -> None:
         """Run one attempt to its end: it succeeds, fails or is interrupted."""

@@ -23,6 +23,11 @@ class AgentStatusCell:
         """Whether a client has read the newest published status."""
         return self._read_revision == self._status.revision
 
+    @property
+    def was_ever_read(self) -> bool:
+        """Whether a client has read any status."""
+        return self._read_revision >= 0
+
     def record_read(self, status: AgentStatus) -> None:
         """Record that a client has received this status. Safe to call from any thread."""
         self._read_revision = max(self._read_revision, status.revision)
