@@ -4,7 +4,7 @@ import json
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -71,7 +71,7 @@ class Job:
     name: str
 
     @classmethod
-    def apply(cls, cluster: Cluster, namespace: str, manifest: JSON) -> "Job":
+    def apply(cls, cluster: Cluster, namespace: str, manifest: JSON) -> Self:
         """Create a job, as `kubectl apply` does."""
         cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(manifest))
         return cls(cluster, namespace, manifest["metadata"]["name"])
@@ -146,8 +146,9 @@ class Job:
         return self.cluster.shared_dir / self.namespace / f"{self.name}-{uid}"
 
     def has_saved_in(self, attempt: int) -> bool:
-        """Return whether the volume has a committed checkpoint of an attempt."""
-        return any(self.run_directory.glob(f"step-*.attempt-{attempt}"))
+        """Return whether the volume has a committed checkpoint after an update of an attempt."""
+        saved = {path.name for path in self.run_directory.glob(f"step-*.attempt-{attempt}")}
+        return bool(saved - {f"step-00000000.attempt-{attempt}"})
 
     def wait_for(self, reason: str, seconds: float = 120.0) -> JSON:
         """Wait until STATUS shows a reason, and return the status.

@@ -3,11 +3,12 @@
 import json
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from ddp_wire.contract import AGENT_PORT
-from tests.cluster.support import Job, long_job
+from ddp_wire.contract import AGENT_PORT, Heartbeat
+from tests.cluster.support import JSON, Job, long_job
 from tests.fault_player.containers import processes
 from tests.fault_player.faults import delete_pod, kill_rank
 from tests.harness.cluster import Cluster
@@ -24,6 +25,22 @@ def nft(pid: int, *commands: str) -> None:
     """Run nftables commands in the network namespace of a process."""
     line = ["nsenter", f"--net=/proc/{pid}/ns/net", "nft", "-f", "-"]
     subprocess.run(line, input="\n".join(commands), text=True, check=True)
+
+
+class UnaskedJob(Job):
+    """A job whose agents the test does not ask either: an agent tells whether it was ever read."""
+
+    def heartbeats(self) -> list[tuple[JSON, Heartbeat]]:
+        """Return the newest heartbeat of each rank from the files in the containers."""
+        return [(pod, beat) for pod in self.pods() for beat in _heartbeats_inside(pod)]
+
+
+def _heartbeats_inside(pod: JSON) -> list[Heartbeat]:
+    temporary = Path(f"/proc/{processes(pod)[1]}/root/tmp")
+    files = temporary.glob("ddp-agent-*/**/beats/*.json")
+    beats = [Heartbeat.model_validate_json(file.read_text(encoding="utf-8")) for file in files]
+    newest = max((beat.attempt for beat in beats), default=0)
+    return [beat for beat in beats if beat.attempt == newest]
 
 
 @pytest.fixture
@@ -51,7 +68,7 @@ def check_runs_again(job: Job, attempt: int) -> None:
 def test_case_63_job_starts_recovers_suspends_and_ends_without_a_word_from_its_agents(
     cluster: Cluster, namespace: str
 ) -> None:
-    job = Job.apply(cluster, namespace, long_job())
+    job = UnaskedJob.apply(cluster, namespace, long_job())
     check_runs_again(job, 1)
     # An attempt that ends before it saved a step counts as stalled, whoever hears of it.
     eventually(lambda: job.has_saved_in(1), "attempt 1 saved a checkpoint", 60)
