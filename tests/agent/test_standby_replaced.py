@@ -14,7 +14,7 @@ import pytest
 from ddp_wire.contract import AgentPhase, AgentStatus, Env
 from ddp_wire.processes import children, descendants
 from tests.agent.support import environment, wait_until
-from tests.agent.test_warm import free_port
+from tests.tools.ports import free_port
 
 pytestmark = [
     pytest.mark.slow,
@@ -37,7 +37,7 @@ class Container:
             Env.PROCS_PER_NODE: "1",
             Env.RENDEZVOUS_HOST: "127.0.0.1",
             Env.POD_ADDRESS: "127.0.0.1",
-            Env.RENDEZVOUS_PORT_BASE: str(free_port() - 1),
+            Env.RENDEZVOUS_PORT_BASE: str(free_port(2) - 1),
             Env.AGENT_BIND: "127.0.0.1",
             Env.AGENT_PORT: str(self.port),
             Env.TASK: None,
@@ -64,7 +64,10 @@ class Container:
                 return False
             return (status.attempt, status.phase) == (attempt, phase)
 
-        wait_until(reached, f"attempt {attempt} is {phase}", IMPORTS_SECONDS)
+        try:
+            wait_until(reached, f"attempt {attempt} is {phase}", IMPORTS_SECONDS)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{(self.home / 'log').read_text()}") from error
 
     def standby(self) -> int:
         """Return the process id of the only standby."""

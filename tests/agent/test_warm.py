@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from ddp_agent.warm import Standby, StandbyLostError
 from ddp_wire.contract import Env, Failure
 from ddp_wire.processes import descendants
 from tests.agent.support import adopting_orphans, config, environment, wait_until
+from tests.tools.ports import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does")
 
@@ -39,13 +39,6 @@ def _reaper(standby: Standby) -> Iterator[None]:
     assert standby.imports_seconds is not None
     with adopting_orphans():
         yield
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def prepared(home: Path, script: str, attempt: int = 1) -> Launch:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Self
 import yaml
 
 from tests.tools.install import ROOT
+from tests.tools.ports import free_port
 
 IMAGE = "ghcr.io/example/trainer:test"
 _END_SECONDS = 20.0
@@ -151,14 +151,6 @@ class OperatorProcess:
     async def wait_for_exit(self, seconds: float = _END_SECONDS) -> int:
         """Wait for the end and return the exit code, which is negative for a signal."""
         return await asyncio.to_thread(self.process.wait, seconds)
-
-
-def free_port() -> int:
-    """Return a TCP port on which no process listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def write_kubeconfig(file: Path, server: str, ca_file: Path, user: Mapping[str, str]) -> Path:

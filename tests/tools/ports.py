@@ -1,0 +1,29 @@
+"""TCP ports for servers that a test starts."""
+
+import random
+import socket
+
+_given: set[int] = set()
+
+
+def free_port(count: int = 1) -> int:
+    """Return the first of `count` consecutive ports on which no process listens.
+
+    They are below the range of outgoing connections, so none of those takes one of them before the
+    server listens. No port is returned twice.
+    """
+    while True:
+        first = random.randrange(10_000, 28_000)  # noqa: S311 - not used for security
+        ports = set(range(first, first + count))
+        if not ports & _given and all(_is_free(port) for port in ports):
+            _given.update(ports)
+            return first
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
