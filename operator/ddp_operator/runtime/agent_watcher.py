@@ -11,7 +11,7 @@ from ddp_operator.runtime.token_bucket import TokenBucket
 from ddp_wire.contract import LONGEST_WAIT_SECONDS, AgentPhase, AgentStatus
 
 PROGRESS_SECONDS = 5.0
-"""Shortest time between two readings of a job's progress, which has no revision of its own."""
+"""Shortest time between two readings of a job's progress. New progress changes no revision."""
 STATUS_WRITES_PER_SECOND = 20.0
 """Status writes for the progress of all jobs together, in the long run."""
 _FIRST_RETRY_SECONDS = 0.25
