@@ -69,6 +69,8 @@ def build_settings() -> kopf.OperatorSettings:
     settings.networking.error_backoffs = _Backoffs()
     # Event handlers add no finalizer. This keeps even kopf's default one off all objects.
     settings.persistence.finalizer = f"{API_GROUP}/unused"
+    settings.persistence.diffbase_storage = _NoDiffs()
+    settings.persistence.progress_storage = _NoProgress()
     return settings
 
 
@@ -94,3 +96,41 @@ class _Backoffs:
 
     def __iter__(self) -> Iterator[float]:
         return itertools.chain((1.0, 2.0, 3.0), itertools.repeat(5.0))
+
+
+class _NoDiffs(kopf.DiffBaseStorage):
+    """No last handled state: all objects have the same empty one.
+
+    Kopf copies each object several times to compute what changed since its last handling. Event
+    handlers never ask for that, and with a thousand pods it took an eighth of the CPU time.
+    """
+
+    def build(self, **_: Any) -> Any:
+        """Return an empty state."""
+        return {}
+
+    def fetch(self, **_: Any) -> None:
+        """Return no state."""
+
+    def store(self, **_: Any) -> None:
+        """Store nothing."""
+
+
+class _NoProgress(kopf.ProgressStorage):
+    """No progress of handlers, because an event handler runs once."""
+
+    def fetch(self, **_: Any) -> None:
+        """Return no progress."""
+
+    def store(self, **_: Any) -> None:
+        """Store nothing."""
+
+    def purge(self, **_: Any) -> None:
+        """Remove nothing."""
+
+    def touch(self, **_: Any) -> None:
+        """Change nothing."""
+
+    def clear(self, *, essence: Any) -> Any:
+        """Return the state as it is, because it has no progress in it."""
+        return essence

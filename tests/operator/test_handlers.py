@@ -108,3 +108,12 @@ def test_watches_in_a_pod_use_the_address_from_its_environment(
     (login,) = handlers
     found = login.fn()
     assert (found.server, found.token) == (server, "t")
+
+
+def test_kopf_copies_no_object() -> None:
+    persistence = build_settings().persistence
+    body: Any = kopf.Body({"metadata": {"name": "digits"}})
+    essence = persistence.diffbase_storage.build(body=body)
+    assert essence == {}
+    assert persistence.progress_storage.clear(essence=essence) is essence
+    assert persistence.diffbase_storage.fetch(body=body) is None

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
@@ -46,6 +47,11 @@ _log = logging.getLogger(__name__)
 
 FIRST_BATCH = 4
 """Number of pods to create at first. Each later batch is twice as large."""
+LARGE_JOB = 500
+"""Number of pods from which a decision takes long enough to delay other jobs on the event loop."""
+PAUSE_FACTOR = 2.0
+"""Pause of a job after a decision, as a multiple of the time that the decision took."""
+_SHORTEST_PAUSE_SECONDS = 0.02
 MINOR_WRITES = 16
 """Status writes of one job that may follow each other at once without any action."""
 
@@ -76,6 +82,16 @@ class Controller:
         self._warned: dict[Key, str] = {}
         self._written: dict[Key, datetime] = {}
         self._minor_writes: dict[Key, TokenBucket] = {}
+        self._decision_seconds: dict[Key, float] = {}
+
+    def pause_seconds(self, key: Key) -> float:
+        """Return for how long a job should not be decided again, in proportion to its cost.
+
+        Each of a thousand pods has several events. To decide after each one would cost the square
+        of the number of pods, and the other jobs would wait for it.
+        """
+        seconds = PAUSE_FACTOR * self._decision_seconds.get(key, 0.0)
+        return seconds if seconds >= _SHORTEST_PAUSE_SECONDS else 0.0
 
     async def reconcile(self, key: Key) -> float | None:
         """Move one job a step closer to its spec.
@@ -103,14 +119,12 @@ class Controller:
             fields = ", ".join(f"status.{name}" for name in job.unread)
             text = f"{fields}: a newer operator wrote values that this one does not know"
             await self._warn_once(key, raw, text)
-        world = self._observe(job, self._cache.children("Pod", key))
-        plan = decide(world, self._defaults)
+        world, plan = await self._decide(job, self._cache.children("Pod", key))
         if plan.actions and job.status.attempt > 0:
             # Actions are decided on fresh pods, because the cache may lag behind. A job without an
             # attempt needs none: it has nothing to lose yet, and its creations are idempotent.
             pods = await self._cluster.list_pods(key[0], names.pod_selector(job), job.nodes)
-            world = self._observe(job, pods)
-            plan = decide(world, self._defaults)
+            world, plan = await self._decide(job, pods)
         if plan.undecided:
             self._undecided_since.setdefault(key, world.now)
         else:
@@ -131,7 +145,7 @@ class Controller:
     def _forget(self, key: Key) -> None:
         """Forget a job that no longer exists."""
         states = (self._blocked, self._undecided_since, self._warned, self._written)
-        for state in (*states, self._minor_writes):
+        for state in (*states, self._minor_writes, self._decision_seconds):
             state.pop(key, None)
         self._views.forget(key)
         self._reports.follow(key, ())
@@ -169,6 +183,18 @@ class Controller:
                 request.put_job(raw)
             else:
                 request.forget_job(key)
+
+    async def _decide(self, job: DDPJob, pods: Sequence[Manifest]) -> tuple[World, Plan]:
+        """Return the observed state and the plan for it."""
+        started = time.monotonic()
+        world = self._observe(job, pods)
+        if max(len(pods), job.nodes) < LARGE_JOB:
+            plan = decide(world, self._defaults)
+        else:
+            # The Lease, the health endpoint and other jobs go on meanwhile.
+            plan = await asyncio.to_thread(decide, world, self._defaults)
+        self._decision_seconds[job.key] = time.monotonic() - started
+        return world, plan
 
     def _observe(self, job: DDPJob, pods: Sequence[Manifest]) -> World:
         """Return the observed state. No observation waits for an agent."""

@@ -127,6 +127,12 @@ class WorkQueue(Generic[K]):
         self.add_after(key, delay)
         return delay
 
+    def pause(self, key: K, seconds: float) -> None:
+        """Hold a key back for this many seconds. Changes until then are handed out together."""
+        if seconds > 0.0:
+            until = asyncio.get_running_loop().time() + seconds
+            self._held_until[key] = max(until, self._held_until.get(key, 0.0))
+
     def forget(self, key: K) -> None:
         """Reset the backoff of a key that was processed without an error."""
         self._failures.pop(key, None)

@@ -93,6 +93,7 @@ async def _reconcile_once(queue: WorkQueue[Key], controller: Controller, key: Ke
         _log.exception("reconcile failed, next try in %.1f s", delay)
     else:
         queue.forget(key)
+        queue.pause(key, controller.pause_seconds(key))
         if requeue_seconds is not None:
             queue.add_after(key, requeue_seconds)
 

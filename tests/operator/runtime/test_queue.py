@@ -299,3 +299,30 @@ def test_no_key_is_active_twice_and_no_change_is_missed(steps: list[Any]) -> Non
         assert workers.pending == set()
 
     in_fake_time(body)
+
+
+def test_pause_collects_the_events_until_its_end() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        queue.add("a")
+        await queue.get()
+        queue.add("a")
+        queue.pause("a", 3.0)
+        queue.done("a")
+        await asyncio.sleep(1.0)
+        queue.add("a")
+        queue.add("b")
+        assert await arrival(queue) == ("b", 1.0)
+        assert await arrival(queue) == ("a", 3.0)
+        queue.done("a")
+        assert len(queue) == 0
+
+    in_fake_time(body)
+
+
+def test_key_without_a_pause_is_handed_out_at_once() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        queue.pause("a", 0.0)
+        queue.add("a")
+        assert await arrival(queue) == ("a", 0.0)
+
+    in_fake_time(body)
