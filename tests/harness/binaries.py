@@ -44,6 +44,11 @@ def for_control_plane(figures: Figures) -> Tools:
     return _tools(figures, [gobuild.KUBERNETES])
 
 
+def for_fake_nodes(figures: Figures) -> Tools:
+    """Prepare the tools of a control plane with a scheduler and fake nodes."""
+    return Tools((*for_control_plane(figures).folders, gobuild.build(gobuild.KWOK, figures)))
+
+
 def for_nodes(figures: Figures) -> Tools:
     """Prepare the tools of a cluster with nodes."""
     debian.ensure(debian.RUNTIME_PACKAGES)

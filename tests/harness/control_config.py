@@ -44,7 +44,7 @@ def scheduler_config(kubeconfig: str) -> str:
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
         "leaderElection": {"leaderElect": False},
-        "clientConnection": {"kubeconfig": str(kubeconfig), "qps": 200, "burst": 400},
+        "clientConnection": {"kubeconfig": str(kubeconfig), "qps": 1000, "burst": 2000},
     }
     return yaml.safe_dump(config)
 
@@ -113,6 +113,18 @@ def scheduler() -> list[str]:
         "--authentication-skip-lookup=true",
         "--bind-address=127.0.0.1",
         f"--cert-dir={state('certificates', 'scheduler')}",
+    ]
+
+
+def kwok(kubeconfig: Path) -> list[str]:
+    """Return the arguments of kwok."""
+    return [
+        f"--config={paths.TOOLS_MODULES / 'kwok' / 'stages.yaml'}",
+        f"--kubeconfig={kubeconfig}",
+        "--manage-all-nodes=true",
+        f"--cidr={paths.FAKE_POD_NETWORK}",
+        "--node-ip=127.0.0.1",
+        "--node-lease-duration-seconds=0",
     ]
 
 

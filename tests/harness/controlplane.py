@@ -97,15 +97,26 @@ class ControlPlane:
             service = paths.API_SERVICE_ADDRESS
             self._await("Services", lambda: network.reachable(service, 443), "kube-proxy")
 
+    def start_scheduler(self) -> None:
+        """Start the scheduler. A cluster with real nodes has one already."""
+        config = self._client("kube-scheduler", "system:kube-scheduler")
+        _write_config("scheduler.yaml", control_config.scheduler_config(config))
+        self._start_in_loop("kube-scheduler", control_config.scheduler())
+
+    def start_kwok(self) -> None:
+        """Start kwok, which plays the kubelets of all nodes."""
+        pair = self.authority.issue("kwok", "kwok", ["system:masters"])
+        file = paths.STATE / "kubeconfigs" / "kwok.yaml"
+        kubeconfig.write(file, self.authority, pair)
+        self._start("kwok", control_config.kwok(file))
+
     def _start_for_pods(self) -> None:
         binding = role_binding("system:kubelet-api-admin", _KUBELET_CLIENT)
         self.api.create(f"{_RBAC}/clusterrolebindings", binding)
         self.api.create(f"{_RBAC}/clusterroles", cluster_role(_DNS_USER, _DNS_RULES))
         self.api.create(f"{_RBAC}/clusterrolebindings", role_binding(_DNS_USER, _DNS_USER))
         _write_config("resolv.conf", f"nameserver {paths.API_ADDRESS}\n")
-        scheduler = self._client("kube-scheduler", "system:kube-scheduler")
-        _write_config("scheduler.yaml", control_config.scheduler_config(scheduler))
-        self._start_in_loop("kube-scheduler", control_config.scheduler())
+        self.start_scheduler()
         proxy = self._client("kube-proxy", "system:kube-proxy")
         config = _write_config("kube-proxy.yaml", node_config.kube_proxy(proxy))
         self._start("kube-proxy", [f"--config={config}"])

@@ -117,6 +117,7 @@ COREDNS = ToolSet(
     module="github.com/coredns/coredns",
     packages=("github.com/coredns/coredns",),
 )
+KWOK = ToolSet(name="kwok", module="sigs.k8s.io/kwok", packages=("sigs.k8s.io/kwok/cmd/kwok",))
 
 
 def build(tool_set: ToolSet, figures: Figures) -> Path:

@@ -15,6 +15,8 @@ LOCK: Final = STATE.with_suffix(".lock")
 
 BRIDGE: Final = "ddp-br0"
 POD_NETWORK: Final = "10.244.0.0/16"
+FAKE_POD_NETWORK: Final = "10.128.0.0/12"
+"""Addresses of pods on fake nodes. All of them are local to this machine."""
 PREFIX_LENGTH: Final = 16
 API_ADDRESS: Final = "10.244.0.1"
 API_PORT: Final = 6443

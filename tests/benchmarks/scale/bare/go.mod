@@ -1,0 +1,3 @@
+module ddp-trainer.local/bare
+
+go 1.26.0

@@ -1,0 +1,164 @@
+"""What the operator is measured on: a real control plane, with fake nodes and agents."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.api.client import Api, eventually, path_of
+from tests.api.control_plane import OPERATOR, ControlPlane
+from tests.api.operator_process import OperatorProcess
+from tests.benchmarks.scale.audit import Audit, Request
+from tests.harness import fake_nodes
+from tests.tools.install import ROOT
+
+FAKE_NODES = 20
+LEASES = "scale-leases"
+_LIMIT_SECONDS = 300.0
+_SETTLE_SECONDS = 0.5
+"""Time until the API server has written what it answered to the audit log."""
+
+
+@dataclass
+class Stage:
+    """A control plane with fake nodes and agents, and the operator as a process."""
+
+    plane: ControlPlane
+    api: Api
+    operator: OperatorProcess
+
+    @classmethod
+    @asynccontextmanager
+    async def up(cls, folder: Path) -> AsyncIterator["Stage"]:
+        """Start everything. Logs go to a folder."""
+        plane = await asyncio.to_thread(ControlPlane.up)
+        try:
+            await asyncio.to_thread(fake_nodes.add, plane.cluster, FAKE_NODES)
+            async with Api.connect(plane.cluster) as api:
+                await api.create_namespace(LEASES)
+                _allow_leases(plane)
+                settings = {"lease_namespace": LEASES, "resync_seconds": 60}
+                operator = OperatorProcess(
+                    plane.operator_kubeconfig, folder / "operator.log", settings
+                )
+                with _agents(folder / "agents.log"), operator:
+                    await operator.wait_until_ready()
+                    yield cls(plane, api, operator)
+        finally:
+            await asyncio.to_thread(plane.cluster.down)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the operator."""
+        return self.operator.process.pid
+
+    def audit(self) -> Audit:
+        """Return the audit log from now on."""
+        return Audit(self.plane.cluster.audit_log)
+
+    async def operator_requests(self, audit: Audit, namespace: str) -> list[Request]:
+        """Return the operator's requests for objects of a namespace."""
+        found = await self.all_requests(audit, namespace)
+        return [request for request in found if request.user == OPERATOR]
+
+    async def all_requests(self, audit: Audit, namespace: str) -> list[Request]:
+        """Return everybody's requests for objects of a namespace."""
+        await asyncio.sleep(_SETTLE_SECONDS)
+        return await asyncio.to_thread(audit.requests, namespace)
+
+    async def is_gone(self, namespace: str) -> bool:
+        """Return whether a namespace has no job and no pod."""
+        for resource in ("ddpjobs", "pods"):
+            found = await self.api.call("GET", path_of(resource, namespace), query={"limit": "1"})
+            if found["items"]:
+                return False
+        return True
+
+    async def wait_until_gone(self, namespace: str) -> float:
+        """Wait until a namespace has no job and no pod. Return the seconds that this took."""
+        started = time.monotonic()
+        await eventually(lambda: self.is_gone(namespace), "all pods are gone", _LIMIT_SECONDS)
+        return time.monotonic() - started
+
+
+class RunningTimes:
+    """Moments at which the jobs of a namespace were first seen Running, by the job's name."""
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self._api, self._namespace = api, namespace
+        self.times: dict[str, float] = {}
+        self._changed = asyncio.Event()
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator["RunningTimes"]:
+        """Watch for the time of the context."""
+        task = asyncio.ensure_future(self._watch())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def wait_for(self, jobs: int) -> None:
+        """Wait until this many jobs were seen Running."""
+        async with asyncio.timeout(_LIMIT_SECONDS):
+            while len(self.times) < jobs:
+                await self._changed.wait()
+                self._changed.clear()
+
+    async def _watch(self) -> None:
+        path = path_of("ddpjobs", self._namespace)
+        async for line in self._api.stream(path, {"watch": "1"}):
+            job: dict[str, Any] = json.loads(line)["object"]
+            conditions = job.get("status", {}).get("conditions", [])
+            reason = next((c["reason"] for c in conditions if c["type"] == "Succeeded"), "")
+            name = job["metadata"]["name"]
+            if reason == "Running" and name not in self.times:
+                self.times[name] = time.time()
+                self._changed.set()
+
+
+def job(name: str, nodes: int) -> dict[str, Any]:
+    """Return a job of 8 GPUs per node."""
+    return {
+        "apiVersion": "ddp-trainer.dev/v1alpha1",
+        "kind": "DDPJob",
+        "metadata": {"name": name},
+        "spec": {
+            "nodes": nodes,
+            "gpusPerNode": 8,
+            "task": "ddp_trainer.tasks.miniresnet:build",
+        },
+    }
+
+
+def _allow_leases(plane: ControlPlane) -> None:
+    """Let the operator's user hold the Lease, as the chart's Role does in its own namespace."""
+    kubectl = plane.cluster.kubectl
+    verbs = "--verb=get,create,update,patch"
+    kubectl("-n", LEASES, "create", "role", "leases", verbs, "--resource=leases")
+    kubectl("-n", LEASES, "create", "rolebinding", "leases", "--role=leases", f"--user={OPERATOR}")
+
+
+class _agents:  # noqa: N801 (a context manager)
+    """The process that answers for all agents."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+
+    def __enter__(self) -> None:
+        command = ["setpriv", "--pdeathsig", "KILL", sys.executable]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "-m", "tests.benchmarks.scale.agents"], cwd=ROOT, stdout=log, stderr=log
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
