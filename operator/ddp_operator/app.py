@@ -1,6 +1,7 @@
 """The operator process: create all parts and run them until a signal stops the process."""
 
 import asyncio
+import functools
 import logging
 import os
 import signal
@@ -95,7 +96,8 @@ async def _reconcile_jobs(
     cache = Cache()
     queue: WorkQueue[Key] = WorkQueue()
     defaults = Defaults(settings.trainer_image, settings.image_pull_policy)
-    watcher = AgentWatcher(cluster, queue.add, settings.status_writes_per_second)
+    wake = functools.partial(queue.add, news=True)
+    watcher = AgentWatcher(cluster, wake, settings.status_writes_per_second)
     controller = Controller(cluster, cache, defaults, lambda: datetime.now(UTC), reports=watcher)
 
     def take_snapshot() -> Coroutine[Any, Any, Any]:

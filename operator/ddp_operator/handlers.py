@@ -40,7 +40,7 @@ def build_registry(cache: Cache, queue: WorkQueue[Key]) -> kopf.OperatorRegistry
         deleted = event["type"] == "DELETED"
         key = cache.drop_child(kind, child) if deleted else cache.put_child(kind, child)
         if key is not None:
-            queue.add(key)
+            queue.add(key, news=True)
 
     @kopf.on.event("", "v1", "pods", registry=registry)
     async def on_pod(event: Any, **_: Any) -> None:

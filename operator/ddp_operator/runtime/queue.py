@@ -10,6 +10,9 @@ K = TypeVar("K", bound=Hashable)
 _LONGEST_HOLD_SECONDS = 1.0
 """Longest time after a failure in which an event does not hand out the key early."""
 
+_NEWS_IN_A_ROW = 4
+"""Keys with news that are handed out in a row while other keys wait."""
+
 _TIMER_SECONDS = 0.001
 """Time by which a timer may fire early."""
 
@@ -30,9 +33,13 @@ class WorkQueue(Generic[K]):
         self._base, self._cap = base, cap
         self._random = random.Random(seed)  # noqa: S311 (jitter)
         self._ready: deque[K] = deque()
-        self._waiting: set[K] = set()
+        self._ready_with_news: deque[K] = deque()
+        self._news_in_a_row = 0
+        self._waiting: dict[K, bool] = {}
+        """Keys that are ready, with whether they have news. A key with news may be in both deques,
+        and its second entry is skipped."""
         self._active: set[K] = set()
-        self._added_while_active: set[K] = set()
+        self._added_while_active: dict[K, bool] = {}
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
         self._held_until: dict[K, float] = {}
@@ -42,15 +49,19 @@ class WorkQueue(Generic[K]):
         self._wakeup = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._ready)
+        return len(self._waiting)
 
     @property
     def active(self) -> frozenset[K]:
         """Return the keys that workers process now."""
         return frozenset(self._active)
 
-    def add(self, key: K) -> None:
-        """Add a key for the next free worker, or once `retry` no longer holds it back."""
+    def add(self, key: K, *, news: bool = False) -> None:
+        """Add a key for the next free worker, or once `retry` or `pause` no longer holds it back.
+
+        A key with news is handed out before keys without. So a job whose pods run is shown as
+        running, even while a thousand new jobs wait for their pods.
+        """
         remaining = (
             self._held_until.get(key, 0.0) - asyncio.get_running_loop().time()
             if self._held_until
@@ -59,10 +70,10 @@ class WorkQueue(Generic[K]):
         if remaining > 0.0:
             self.add_after(key, remaining)
         elif key in self._active:
-            self._added_while_active.add(key)
-        elif key not in self._waiting:
-            self._waiting.add(key)
-            self._ready.append(key)
+            self._added_while_active[key] = news or self._added_while_active.get(key, False)
+        elif key not in self._waiting or (news and not self._waiting[key]):
+            self._waiting[key] = news
+            (self._ready_with_news if news else self._ready).append(key)
             self._wakeup.set()
 
     def add_after(self, key: K, seconds: float) -> None:
@@ -81,23 +92,31 @@ class WorkQueue(Generic[K]):
 
     async def get(self) -> K:
         """Wait for the next key and return it. The worker must call `done` with it."""
-        while not self._ready:
+        while not self._waiting:
             self._wakeup.clear()
             await self._wakeup.wait()
-        key = self._ready.popleft()
-        self._waiting.discard(key)
+        key = self._next()
         self._active.add(key)
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
         return key
 
+    def _next(self) -> K:
+        """Remove and return the next ready key. There must be one."""
+        while True:
+            others_turn = self._ready and self._news_in_a_row >= _NEWS_IN_A_ROW
+            news = bool(self._ready_with_news) and not others_turn
+            key = (self._ready_with_news if news else self._ready).popleft()
+            if self._waiting.pop(key, None) is not None:
+                self._news_in_a_row = self._news_in_a_row + 1 if news else 0
+                return key
+
     def done(self, key: K) -> None:
         """Mark a key as processed. Hand it out again if it was added meanwhile."""
         self._active.discard(key)
         if key in self._added_while_active:
-            self._added_while_active.discard(key)
-            self.add(key)
+            self.add(key, news=self._added_while_active.pop(key))
 
     def retry(self, key: K, at_least: float | None = None) -> float:
         """Add a failed key again after its backoff.
