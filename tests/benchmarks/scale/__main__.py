@@ -1,47 +1,55 @@
-"""Measure the operator at the size of a company, on a real control plane with fake nodes.
+"""Measure the operator with large jobs and with many, on a real control plane with fake nodes.
 
-python -m tests.benchmarks.scale [--repeats 3] [--pods 1000] [--jobs 1000] [--large 9999]
-                                 [--only one|many|large]
+    python -m tests.benchmarks.scale [--repeats 3] [--pods 1000] [--jobs 1000] [--large 9999]
+                                     [--only one|many|large]
+
+The exit code is 1 if a goal is missed. The figures of one job are the medians of its repeats.
 """
 
 import argparse
 import asyncio
-import dataclasses
+import statistics
+import sys
 import tempfile
 from pathlib import Path
 
+from tests.benchmarks.host import Host
+from tests.benchmarks.scale import goals
+from tests.benchmarks.scale.goals import Figure
 from tests.benchmarks.scale.loads import many_jobs, one_job
-from tests.benchmarks.scale.stage import Stage
+from tests.benchmarks.scale.stage import FAKE_NODES, Stage
 from tests.harness import ending
 
 
-async def measure(options: argparse.Namespace, folder: Path) -> None:
-    """Measure all chosen loads and print their figures."""
+async def measure(options: argparse.Namespace, folder: Path, found: list[Figure]) -> None:
+    """Measure all chosen loads and append their figures."""
     async with Stage.up(folder) as stage:
         if options.only in {None, "one"}:
-            for repeat in range(options.repeats):
-                _show(await one_job(stage, f"one-{repeat}", options.pods))
+            found += await _repeat(stage, options.pods, options.repeats)
         if options.only in {None, "many"}:
-            _show(await many_jobs(stage, "many", options.jobs, 4))
+            many = await many_jobs(stage, "many", options.jobs, 4)
+            print("\n".join(many.notes), flush=True)
+            found += goals.of_many_jobs(many)
         if options.only in {None, "large"}:
-            _show(await one_job(stage, "large", options.large))
+            found += goals.of_one_job(await one_job(stage, "large", options.large))
 
 
-def _show(figures: object) -> None:
-    assert dataclasses.is_dataclass(figures)
-    for field in dataclasses.fields(figures):
-        value = getattr(figures, field.name)
-        print(
-            f"  {field.name:20} {value:.3f}"
-            if isinstance(value, float)
-            else f"  {field.name:20} {value}",
-            flush=True,
-        )
-    print(flush=True)
+async def _repeat(stage: Stage, pods: int, repeats: int) -> list[Figure]:
+    """Measure one job several times and return the median of each figure."""
+    runs = []
+    for repeat in range(repeats):
+        run = await one_job(stage, f"one-{repeat}", pods)
+        print(f"{pods:,} pods, repeat {repeat + 1}: {run}", flush=True)
+        runs.append(goals.of_one_job(run))
+    middle = [statistics.median(each.value for each in same) for same in zip(*runs, strict=True)]
+    return [
+        Figure(first.load, first.name, value, first.unit, first.goal)
+        for first, value in zip(runs[0], middle, strict=True)
+    ]
 
 
 def main() -> None:
-    """Read the command line and measure."""
+    """Read the command line, measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--pods", type=int, default=1000)
@@ -49,9 +57,18 @@ def main() -> None:
     parser.add_argument("--large", type=int, default=9999)
     parser.add_argument("--only", choices=["one", "many", "large"])
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="ddp-bench-scale-"))
+    folder, host = Path(tempfile.mkdtemp(prefix="ddp-bench-scale-")), Host()
     print(f"logs: {folder}", flush=True)
-    asyncio.run(measure(options, folder))
+    found: list[Figure] = []
+    try:
+        asyncio.run(measure(options, folder, found))
+    finally:
+        if found:
+            print(f"\n{goals.table(found)}\n\n- {FAKE_NODES} fake nodes, whose pods run at once;")
+            print(f"  CPU steal time {host.steal_fraction():.0%} of the busy time.")
+    missed = [f"{one.load}: {one.name}" for one in found if one.missed]
+    if missed:
+        sys.exit(f"goal missed: {'; '.join(missed)}")
 
 
 if __name__ == "__main__":

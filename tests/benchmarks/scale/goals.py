@@ -1,0 +1,69 @@
+"""Goals of the benchmark, and the table of its figures."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tests.benchmarks.scale.loads import ManyJobs, OneJob
+
+_FURTHER_REQUESTS = 8
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured value. `goal` is its largest permitted value, or None without a goal."""
+
+    load: str
+    name: str
+    value: float
+    unit: str
+    goal: float | None = None
+
+    @property
+    def missed(self) -> bool:
+        """Return whether the value is above its goal."""
+        return self.goal is not None and self.value > self.goal
+
+
+def of_one_job(found: OneJob) -> list[Figure]:
+    """Return the figures of one job."""
+    load = f"1 job x {found.nodes:,} pods"
+    return [
+        Figure(load, "apply to last pod created", found.created, "s"),
+        Figure(load, "last pod change to Running in the status", found.status_delay, "s", 1.0),
+        Figure(load, "requests to Running", found.requests, "", found.nodes + _FURTHER_REQUESTS),
+        Figure(load, "CPU time to Running", found.cpu_seconds, "s"),
+        Figure(load, "lag of the event loop p99", 1000 * found.loop_p99, "ms", 100.0),
+        Figure(load, "memory, peak", found.peak_megabytes, "MB"),
+        Figure(load, "delete to last pod gone", found.gone, "s"),
+    ]
+
+
+def of_many_jobs(found: ManyJobs) -> list[Figure]:
+    """Return the figures of many jobs."""
+    load = f"{found.jobs:,} jobs x {found.nodes} pods"
+    return [
+        Figure(load, "first apply to all Running", found.running, "s"),
+        Figure(load, "pods created per second", found.pods_per_second, ""),
+        Figure(load, "last pod change to Running p99", found.status_p99, "s", 1.0),
+        Figure(load, "memory while training", found.resident_megabytes, "MB", 256.0),
+        Figure(load, "memory, peak through a relist", found.peak_megabytes, "MB", 320.0),
+        Figure(load, "CPU while training", found.cores, "cores", 0.3),
+        Figure(load, "status writes per second", found.writes_per_second, "", 20.0),
+        Figure(load, "lag of the event loop p99", 1000 * found.loop_p99, "ms"),
+        Figure(load, "restart to first right action", found.restart, "s", 5.0),
+        Figure(load, "restart to ready", found.caught_up, "s", 30.0),
+        Figure(load, "delete to last pod gone", found.gone, "s"),
+    ]
+
+
+def table(figures: Iterable[Figure]) -> str:
+    """Return the figures as Markdown."""
+    lines = ["| load | figure | value | goal |", "| --- | --- | --- | --- |"]
+    for one in figures:
+        goal = "-" if one.goal is None else f"{one.goal:,.0f} {one.unit}".strip()
+        if one.goal is not None and one.goal < 1.0:
+            goal = f"{one.goal} {one.unit}"
+        mark = " (missed)" if one.missed else ""
+        value = f"{one.value:,.0f}" if one.value >= 100.0 else f"{one.value:.2f}"
+        lines.append(f"| {one.load} | {one.name} | {value} {one.unit}{mark} | {goal} |")
+    return "\n".join(lines)
