@@ -147,7 +147,7 @@ def _build_into(tool_set: ToolSet, target: Path) -> None:
     fresh.chmod(0o755)
     environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"}
     command(
-        [_go(), "build", "-o", f"{fresh}/", *tool_set.flags, *tool_set.packages],
+        [go(), "build", "-o", f"{fresh}/", *tool_set.flags, *tool_set.packages],
         f"Building {tool_set.name}",
         env=environment,
         cwd=tool_set.folder,
@@ -156,7 +156,12 @@ def _build_into(tool_set: ToolSet, target: Path) -> None:
     fresh.rename(target)
 
 
-def _go() -> str:
+def go() -> str:
+    """Return the path of the Go tool.
+
+    Raises:
+        HarnessError: It is missing.
+    """
     found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if found is None:
         raise HarnessError("Go was not found; the tools need Go 1.26 or newer to build.")

@@ -12,9 +12,11 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+from tests.api.client import path_of
 from tests.benchmarks.host import Host
-from tests.benchmarks.scale import goals
+from tests.benchmarks.scale import bare_client, goals
 from tests.benchmarks.scale.goals import Figure
 from tests.benchmarks.scale.loads import many_jobs, one_job
 from tests.benchmarks.scale.stage import FAKE_NODES, Stage
@@ -39,13 +41,23 @@ async def _repeat(stage: Stage, pods: int, repeats: int) -> list[Figure]:
     runs = []
     for repeat in range(repeats):
         run = await one_job(stage, f"one-{repeat}", pods)
-        print(f"{pods:,} pods, repeat {repeat + 1}: {run}", flush=True)
-        runs.append(goals.of_one_job(run))
+        bare = await _create_bare_pods(stage, f"bare-{repeat}", run.pod, pods)
+        print(f"{pods:,} pods, repeat {repeat + 1}: {run}, bare client {bare:.2f} s", flush=True)
+        runs.append([*goals.of_one_job(run), *goals.of_bare_client(run, bare)])
     middle = [statistics.median(each.value for each in same) for same in zip(*runs, strict=True)]
     return [
         Figure(first.load, first.name, value, first.unit, first.goal)
         for first, value in zip(runs[0], middle, strict=True)
     ]
+
+
+async def _create_bare_pods(stage: Stage, namespace: str, pod: dict[str, Any], count: int) -> float:
+    """Return the seconds that a bare client needs for the same pods, and delete them."""
+    cluster = stage.plane.cluster
+    seconds = await bare_client.create_pods(cluster, stage.api, namespace, pod, count)
+    await stage.api.call("DELETE", path_of("pods", namespace))
+    await stage.wait_until_gone(namespace)
+    return seconds
 
 
 def main() -> None:

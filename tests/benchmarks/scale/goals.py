@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from tests.benchmarks.scale.loads import ManyJobs, OneJob
 
 _FURTHER_REQUESTS = 8
+_BARE_RATIO = 1.2
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,16 @@ def of_one_job(found: OneJob) -> list[Figure]:
     ]
 
 
+def of_bare_client(found: OneJob, seconds: float) -> list[Figure]:
+    """Return the figures of a bare client with the same pods, and how much longer ours took."""
+    load = f"1 job x {found.nodes:,} pods"
+    ratio = found.created / seconds
+    return [
+        Figure(load, "the same pods by a bare client", seconds, "s"),
+        Figure(load, "ours as a multiple of the bare client", ratio, "", _BARE_RATIO),
+    ]
+
+
 def of_many_jobs(found: ManyJobs) -> list[Figure]:
     """Return the figures of many jobs."""
     load = f"{found.jobs:,} jobs x {found.nodes} pods"
@@ -61,8 +72,8 @@ def table(figures: Iterable[Figure]) -> str:
     lines = ["| load | figure | value | goal |", "| --- | --- | --- | --- |"]
     for one in figures:
         goal = "-" if one.goal is None else f"{one.goal:,.0f} {one.unit}".strip()
-        if one.goal is not None and one.goal < 1.0:
-            goal = f"{one.goal} {one.unit}"
+        if one.goal is not None and one.goal % 1.0:
+            goal = f"{one.goal} {one.unit}".strip()
         mark = " (missed)" if one.missed else ""
         value = f"{one.value:,.0f}" if one.value >= 100.0 else f"{one.value:.2f}"
         lines.append(f"| {one.load} | {one.name} | {value} {one.unit}{mark} | {goal} |")

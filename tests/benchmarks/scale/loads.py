@@ -3,6 +3,7 @@
 import asyncio
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.api.client import path_of
 from tests.benchmarks.scale.audit import by_verb, last_pod_changes, last_pod_created
@@ -40,6 +41,8 @@ class OneJob:
     peak_megabytes: float = 0.0
     gone: float = 0.0
     """Seconds from the deletion of the job to the end of its last pod."""
+    pod: dict[str, Any] = field(default_factory=dict, repr=False)
+    """One of its pods."""
 
 
 async def one_job(stage: Stage, namespace: str, nodes: int) -> OneJob:
@@ -62,6 +65,8 @@ async def one_job(stage: Stage, namespace: str, nodes: int) -> OneJob:
         found.requests, found.requests_by_verb = len(ours), by_verb(ours)
         await asyncio.sleep(_REST_SECONDS)
         found.rest_requests = len(await stage.operator_requests(audit, namespace)) - len(ours)
+        path = path_of("pods", namespace)
+        found.pod = (await stage.api.call("GET", path, query={"limit": "1"}))["items"][0]
         await stage.api.call("DELETE", path_of("ddpjobs", namespace, "large"))
         found.gone = await stage.wait_until_gone(namespace)
     found.loop_p99 = percentile(probe.seconds, 0.99)

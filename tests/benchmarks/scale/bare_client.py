@@ -1,0 +1,78 @@
+"""A client that only creates pods, as the limit of what this API server can do."""
+
+import asyncio
+import json
+from typing import Any
+
+from ddp_wire import contract
+from tests.api.client import Api
+from tests.harness import gobuild, paths
+from tests.harness.cluster import Cluster
+from tests.harness.pki import Authority
+from tests.harness.run import command
+from tests.tools.install import ROOT
+
+CONNECTIONS = 32
+"""Requests at the same time, which is the operator's limit too."""
+_SOURCE = ROOT / "tests" / "benchmarks" / "scale" / "bare"
+_BUILD_SECONDS = 600.0
+_RUN_SECONDS = 600.0
+
+
+def template(pod: dict[str, Any]) -> dict[str, Any]:
+    """Return a pod of ours as a new pod of nobody, with a name that the client replaces."""
+    labels = pod["metadata"]["labels"]
+    others = {k: v for k, v in labels.items() if k != contract.LABEL_MANAGED_BY}
+    volumes = [v for v in pod["spec"]["volumes"] if not _is_token(v["name"])]
+    containers = [
+        {**c, "volumeMounts": [m for m in c["volumeMounts"] if not _is_token(m["name"])]}
+        for c in pod["spec"]["containers"]
+    ]
+    metadata = {
+        "name": "POD-NAME",
+        "labels": others,
+        "annotations": pod["metadata"]["annotations"],
+    }
+    spec = {k: v for k, v in pod["spec"].items() if k != "nodeName"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {**spec, "volumes": volumes, "containers": containers},
+    }
+
+
+def _is_token(name: str) -> bool:
+    """Return whether the API server added this volume."""
+    return name.startswith("kube-api-access-")
+
+
+async def create_pods(
+    cluster: Cluster, api: Api, namespace: str, pod: dict[str, Any], count: int
+) -> float:
+    """Create pods in a new namespace. Return the seconds from the first request to the last answer.
+
+    Args:
+        cluster: The cluster.
+        api: The administrator's client.
+        namespace: Name of the namespace.
+        pod: A pod of ours.
+        count: Number of pods.
+    """
+    await api.create_namespace(namespace)
+    return await asyncio.to_thread(_run, cluster, namespace, template(pod), count)
+
+
+def _run(cluster: Cluster, namespace: str, pod: dict[str, Any], count: int) -> float:
+    program = paths.STATE / "bare"
+    build = [gobuild.go(), "build", "-o", str(program), "."]
+    command(build, "Building the bare client", cwd=_SOURCE, timeout_s=_BUILD_SECONDS)
+    file = paths.STATE / "bare-pod.json"
+    file.write_text(json.dumps(pod), encoding="utf-8")
+    admin = Authority(paths.STATE / "pki").files("admin")
+    words = [program, cluster.api_url, cluster.ca_file, admin.certificate, admin.key]
+    words += [namespace, file, count, CONNECTIONS]
+    done = command(
+        [str(word) for word in words], "Creating pods with the bare client", timeout_s=_RUN_SECONDS
+    )
+    return float(done)

@@ -1,0 +1,24 @@
+"""The table of the size benchmark marks a missed goal."""
+
+from tests.benchmarks.scale.goals import of_bare_client, of_many_jobs, of_one_job, table
+from tests.benchmarks.scale.loads import ManyJobs, OneJob
+
+
+def test_one_request_too_many_misses_the_goal() -> None:
+    figures = of_one_job(OneJob(nodes=1000, requests=1009))
+    assert [one.name for one in figures if one.missed] == ["requests to Running"]
+    assert "| 1 job x 1,000 pods | requests to Running | 1,009  (missed) | 1,008 |" in table(
+        figures
+    )
+
+
+def test_figures_at_their_goals_miss_none() -> None:
+    many = ManyJobs(1000, 4, status_p99=1.0, resident_megabytes=256.0, cores=0.3)
+    assert not [one for one in of_many_jobs(many) if one.missed]
+    one = OneJob(nodes=1000, requests=1008, created=6.0)
+    assert not [figure for figure in of_bare_client(one, 5.0) if figure.missed]
+
+
+def test_slower_than_the_bare_client_misses_the_goal() -> None:
+    figures = of_bare_client(OneJob(nodes=10, created=6.1), 5.0)
+    assert [one.missed for one in figures] == [False, True]
