@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 
 from ddp_wire.contract import AgentPhase, AgentStatus, AttemptOrder
+from ddp_wire.signatures import NONCE_HEADER, SIGNATURE_HEADER, random_text, sign_request
 from tests.agent.support import FakeAgent, heartbeat, wait_until
 from tests.operator.support import UID, agent_status
+
+SECRET = random_text()
 
 
 @dataclass
@@ -141,6 +144,32 @@ def test_one_connection_serves_several_requests(served: Served) -> None:
 def test_silent_client_does_not_delay_others(served: Served) -> None:
     with socket.create_connection(("127.0.0.1", served.port)):
         assert served.request("/healthz")[0] == 200
+
+
+def test_case_78_flood_of_connections_delays_no_probe_and_ends_no_request_of_the_operator() -> None:
+    """Each connection has a thread, so their number is bounded."""
+    agent, before = FakeAgent(), threading.active_count()
+    running = agent.server(secret=SECRET)
+    running.start()
+    place = ("127.0.0.1", running.port)
+    poll = http.client.HTTPConnection(*place, timeout=10)
+    revision = agent.cell.current().revision
+    target = f"/status?revision={revision}&wait=9"
+    signature = sign_request(SECRET, "nonce", "GET", target)
+    poll.request("GET", target, headers={NONCE_HEADER: "nonce", SIGNATURE_HEADER: signature})
+    wait_until(lambda: agent.cell.waits > 0, "the server handles the poll")
+    held = [socket.create_connection(place) for _ in range(400)]
+    probe = http.client.HTTPConnection(*place, timeout=2)
+    probe.request("GET", "/healthz")
+    assert probe.getresponse().status == 200
+    wait_until(lambda: threading.active_count() < before + 140, "old connections are closed")
+    agent.cell.enter(AgentPhase.FAILED, 5.0)
+    assert poll.getresponse().status == 200
+    for link in held:
+        link.close()
+    probe.close()
+    poll.close()
+    running.close()
 
 
 def test_probe_that_disconnects_early_is_not_logged(

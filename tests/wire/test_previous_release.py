@@ -9,7 +9,7 @@ import pytest
 from ddp_wire.contract import AgentPhase, AgentStatus, AttemptOrder, Heartbeat, WireModel
 
 RECORDED = Path(__file__).parent / "recorded"
-"""Written by the code of commit c9c9f86."""
+"""Written by the code of commit c9c9f86. `status-all-fields` also has all newer fields."""
 
 MODELS: dict[str, type[WireModel]] = {
     "attempt-order": AttemptOrder,

@@ -3,6 +3,8 @@
 A pod may wait for days for a free GPU or for its image, but torchrun's rendezvous has a timeout. So
 node 0's agent counts the agents of the other nodes, and all start torchrun at the same time. The
 agents meet by themselves: the barrier needs neither the operator nor the API server.
+
+Node 0's agent also hears here of a status of another node that nobody has read (`doorbell`).
 """
 
 import contextlib
@@ -10,6 +12,7 @@ import selectors
 import socket
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ValidationError
@@ -32,8 +35,18 @@ class Arrival(BaseModel):
     job_uid: str
     attempt: int
     node_index: int
-    agent: str
+    agent: str = ""
     """Random name of the agent process. A replaced pod has another one."""
+    news: bool = False
+    """The agent does not wait. It has a status that nobody has read."""
+
+    def send(self, link: socket.socket) -> None:
+        """Send this message.
+
+        Raises:
+            OSError: The connection broke.
+        """
+        link.sendall(self.model_dump_json().encode() + b"\n")
 
 
 @dataclass(eq=False)
@@ -67,7 +80,14 @@ class StartBarrier(ABC):
 class BarrierServer(StartBarrier):
     """Node 0's side: it counts the other nodes and sends them the start."""
 
-    def __init__(self, bind: str, port: int, job_uid: str, nodes: int) -> None:
+    def __init__(
+        self,
+        bind: str,
+        port: int,
+        job_uid: str,
+        nodes: int,
+        on_news: Callable[[], None] = lambda: None,
+    ) -> None:
         """Listen for the agents of the other nodes.
 
         Args:
@@ -75,6 +95,7 @@ class BarrierServer(StartBarrier):
             port: Port, or 0 for any free one.
             job_uid: UID of the job. Agents of other jobs are refused.
             nodes: Number of nodes of the job.
+            on_news: Called when another node has a status that nobody has read.
 
         Raises:
             OSError: The port is not free.
@@ -88,6 +109,7 @@ class BarrierServer(StartBarrier):
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._job_uid, self._others = job_uid, frozenset(range(1, nodes))
+        self._on_news = on_news
         self._connections: set[_Connection] = set()
         self._started: int | None = None
         self._members: dict[int, str] = {}
@@ -170,6 +192,10 @@ class BarrierServer(StartBarrier):
             self._close(one)
             return
         known = arrival.job_uid == self._job_uid and arrival.node_index in self._others
+        if known and arrival.news:
+            self._on_news()
+            self._close(one)
+            return
         if not known or (self._started is not None and arrival.attempt < self._started):
             self._close(one)
             return
@@ -238,7 +264,7 @@ class BarrierClient(StartBarrier):
         Raises:
             OSError: Node 0's agent does not accept the connection.
         """
-        link = _connected(self._address)
+        link = connected(self._address)
         self._socket = link
         _keep_alive(link)
         arrival = Arrival(
@@ -247,11 +273,16 @@ class BarrierClient(StartBarrier):
             node_index=self._node_index,
             agent=self._agent,
         )
-        link.sendall(arrival.model_dump_json().encode() + b"\n")
+        arrival.send(link)
         return link
 
 
-def _connected(address: tuple[str, int]) -> socket.socket:
+def connected(address: tuple[str, int]) -> socket.socket:
+    """Return a connection to the barrier at an address.
+
+    Raises:
+        OSError: Node 0's agent does not accept it within 0.5 s.
+    """
     try:
         return socket.create_connection(address, timeout=_CONNECT_SECONDS)
     except TimeoutError as error:  # It would read as "no answer yet".
@@ -270,8 +301,12 @@ def _keep_alive(link: socket.socket) -> None:
             link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def start_barrier(config: AgentConfig) -> StartBarrier | None:
+def start_barrier(
+    config: AgentConfig, on_news: Callable[[], None] = lambda: None
+) -> StartBarrier | None:
     """Return this node's side of the barrier, or None for a job with one node.
+
+    Node 0's side calls `on_news` when another node has a status that nobody has read.
 
     Raises:
         OSError: The port is not free.
@@ -279,7 +314,9 @@ def start_barrier(config: AgentConfig) -> StartBarrier | None:
     if config.nodes == 1:
         return None
     if config.node_index == 0:
-        return BarrierServer(config.bind, config.barrier_port, config.job_uid, config.nodes)
+        return BarrierServer(
+            config.bind, config.barrier_port, config.job_uid, config.nodes, on_news
+        )
     return BarrierClient(
         config.rendezvous_host, config.barrier_port, config.job_uid, config.node_index
     )

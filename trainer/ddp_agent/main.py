@@ -12,6 +12,7 @@ from ddp_agent.attempt_process import AttemptStarter
 from ddp_agent.barrier import start_barrier
 from ddp_agent.clock import Clock, Ticker
 from ddp_agent.config import AgentConfig, BadEnvironmentError
+from ddp_agent.doorbell import Doorbell
 from ddp_agent.orders import AttemptOrders
 from ddp_agent.reporter import AttemptReporter
 from ddp_agent.server import AgentServer
@@ -42,7 +43,7 @@ def main(standby: Standby | None = None) -> None:
         reporter = AttemptReporter(config, ticker.clock)
         starter = AttemptStarter(config, ticker, standby)
         try:
-            barrier = start_barrier(config)
+            barrier = start_barrier(config, reporter.cell.count_news)
         except OSError as error:
             starter.close()
             sys.exit(f"ddp-agent: port {config.barrier_port} must be free: {error}")
@@ -66,6 +67,7 @@ def main(standby: Standby | None = None) -> None:
             secret=config.secret,
         )
         server.start()
+        Doorbell(config, reporter.cell).start()
         code: int = ExitCode.FAILED
         try:
             code = agent.run()

@@ -20,6 +20,7 @@ class AttemptReporter:
         self.cell = AgentStatusCell(
             AgentStatus(
                 job_uid=config.job_uid,
+                news=0 if config.node_index == 0 else None,
                 node_index=config.node_index,
                 attempt=0,
                 phase=AgentPhase.WAITING,

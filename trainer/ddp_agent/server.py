@@ -3,6 +3,7 @@
 The first two are for the kubelet. The others need the operator's signature.
 """
 
+import contextlib
 import math
 import socket
 import threading
@@ -30,10 +31,14 @@ _POLL_SECONDS = 0.05
 """Maximum time to close the server, in seconds. It delays the end of the container."""
 _MAX_BODY_BYTES = 1024
 """Maximum request body, in bytes."""
+_MOST_CONNECTIONS = 128
+"""Maximum number of connections, and so of threads. Beyond it, the oldest stranger's is closed."""
+_MOST_KNOWN = 16
+"""Maximum number of connections that a flood cannot close. Two operators may ask at a time."""
 
 
 class AgentServer:
-    """HTTP server with one thread per request, so that no request delays a probe."""
+    """HTTP server with one thread per connection, so that no request delays a probe."""
 
     def __init__(
         self,
@@ -75,6 +80,38 @@ class AgentServer:
         self._server.server_close()
 
 
+class _Connections:
+    """Open connections, which a flood of strangers may neither exhaust nor close."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._strangers: dict[socket.socket, None] = {}
+        self._known: dict[socket.socket, None] = {}
+
+    def add(self, connection: socket.socket) -> None:
+        """Add a connection. Close the oldest stranger's if there are too many."""
+        with self._lock:
+            if len(self._strangers) >= _MOST_CONNECTIONS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # Its thread reads an end, and closes it.
+            self._strangers[connection] = None
+
+    def know(self, connection: socket.socket) -> None:
+        """Keep a connection in a flood, because the operator has signed its request."""
+        with self._lock:
+            if connection in self._strangers and len(self._known) < _MOST_KNOWN:
+                del self._strangers[connection]
+                self._known[connection] = None
+
+    def remove(self, connection: socket.socket) -> None:
+        """Forget a connection that has ended."""
+        with self._lock:
+            self._strangers.pop(connection, None)
+            self._known.pop(connection, None)
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
@@ -95,6 +132,17 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
         self.secret = secret
         self.status, self.orders, self.is_alive = status, orders, is_alive
+        self.connections = _Connections()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread of its own."""
+        self.connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """End a connection."""
+        self.connections.remove(request)
+        super().shutdown_request(request)
 
     def server_bind(self) -> None:
         """Bind without the base class' DNS query for the name of this host."""
@@ -157,6 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
             return True
         expected = sign_request(secret, nonce, self.command, self.path, body)
         if nonce and is_genuine(self.headers.get(SIGNATURE_HEADER), expected):
+            self.server.connections.know(self.connection)
             return True
         text = "the request must be signed with the secret in the pod's spec\n"
         self._refuse(HTTPStatus.FORBIDDEN, text)

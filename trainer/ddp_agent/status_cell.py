@@ -49,6 +49,7 @@ class AgentStatusCell:
         self._publish(
             AgentStatus(
                 job_uid=self._status.job_uid,
+                news=self._status.news,
                 node_index=self._status.node_index,
                 attempt=attempt,
                 phase=AgentPhase.WAITING,
@@ -63,6 +64,10 @@ class AgentStatusCell:
         if phase is not self._status.phase:
             update = {"phase": phase, "since": now, "failure": failure}
             self._publish(self._status.model_copy(update=update))
+
+    def count_news(self) -> None:
+        """Publish that another node's agent has a status that nobody has read."""
+        self._publish(self._status.model_copy(update={"news": (self._status.news or 0) + 1}))
 
     def set_timeline(self, timeline: Timeline) -> None:
         """Store the timeline. Publish it only when the local ranks complete their first update."""

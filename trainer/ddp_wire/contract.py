@@ -49,7 +49,10 @@ TERMINATION_MESSAGE_BYTES = 4096
 AGENT_PORT = 8470
 """Port of the agent's HTTP endpoints /healthz, /readyz, /status and /attempt."""
 BARRIER_PORT = 8471
-"""Port of node 0's agent, to which the other nodes' agents connect before each attempt starts."""
+"""Port of node 0's agent, to which the other nodes' agents connect before each attempt starts.
+
+They also connect when nobody reads their new status.
+"""
 LONGEST_WAIT_SECONDS = 30.0
 """Maximum time, in seconds, that the agent holds a long poll of `/status` open."""
 RENDEZVOUS_PORT_BASE = 29400
@@ -228,6 +231,11 @@ class AgentStatus(WireModel):
     """UID of the agent's job: the address may belong to a pod of another job by now."""
     revision: Number = 0
     """Number of published changes. `/status?revision=N&wait=S` waits up to S s for one not N."""
+    news: Number | None = None
+    """Number of times that other nodes' agents reported an unread status to node 0's agent.
+
+    Only node 0's agent counts them. An older one does not, and reports None.
+    """
     node_index: Number
     attempt: Number
     phase: AgentPhase

@@ -46,8 +46,9 @@ class AgentReports(Protocol):
 
 @dataclass
 class _Watch:
-    """Watch of one agent."""
+    """Watch of one agent. Its task ends while the job is quiet."""
 
+    pod: PodView
     state: tuple[object, ...]
     """State of the pod when the watch began. A change makes an answer likelier."""
     task: asyncio.Task[None] | None = None
@@ -65,7 +66,10 @@ class _Wakes:
 
 
 class AgentWatcher:
-    """One open request to the agent of each pod of an active job.
+    """Open requests to the agents of active jobs.
+
+    Node 0's agent always has one. The other agents have one as long as any agent of the job has
+    news. In a quiet job they tell node 0's agent when they have some.
 
     No reconcile waits for an agent. Without an answer the operator finds a loss by the state of
     the pod alone, seconds later.
@@ -81,6 +85,7 @@ class AgentWatcher:
         self._cluster, self._wake_job = cluster, wake
         self._status_writes_per_second = status_writes_per_second
         self._watches: dict[Key, dict[str, _Watch]] = {}
+        self._node_0: dict[Key, _Watch] = {}
         self._wakes: dict[Key, _Wakes] = {}
         self._by_uid: dict[str, _Watch] = {}
 
@@ -90,11 +95,14 @@ class AgentWatcher:
         wanted = {pod.uid: pod for pod in pods if pod.ip and not pod.terminal}
         for uid in current.keys() - wanted.keys():
             self._stop(current.pop(uid))
-            del self._by_uid[uid]
+            if self._by_uid.pop(uid) is self._node_0.get(key):
+                del self._node_0[key]
+                self._resume(key, *current.values())
         for uid, pod in wanted.items():
             self._ensure(key, current, uid, pod)
         if not current:
             del self._watches[key]
+            self._node_0.pop(key, None)
             self._stop_wakes(key)
 
     def statuses(self, pods: Sequence[PodView]) -> dict[str, AgentStatus]:
@@ -122,6 +130,7 @@ class AgentWatcher:
         for key in list(self._wakes):
             self._stop_wakes(key)
         self._watches.clear()
+        self._node_0.clear()
         self._by_uid.clear()
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -138,19 +147,36 @@ class AgentWatcher:
             # A pod that is being deleted may have lost its node: then the open request hangs.
             if known.status is not None and not pod.deleting:
                 known.state = state
+                self._resume(key, known)
                 return
             self._stop(known)
-        watch = _Watch(state, status=known.status if known else None)
+        watch = _Watch(pod, state, status=known.status if known else None)
         current[uid] = self._by_uid[uid] = watch
-        watch.task = asyncio.ensure_future(self._run(key, pod, watch))
+        if pod.index == 0:
+            self._node_0[key] = watch
+        watch.task = asyncio.ensure_future(self._run(key, watch))
 
     @staticmethod
     def _stop(watch: _Watch) -> None:
         if watch.task is not None:
             watch.task.cancel()
 
-    async def _run(self, key: Key, pod: PodView, watch: _Watch) -> None:
-        revision, delay = -1, _FIRST_RETRY_SECONDS
+    def _resume(self, key: Key, *watches: _Watch) -> None:
+        """Ask the agents again whose requests ended because the job was quiet."""
+        for watch in watches:
+            if watch.task is not None and watch.task.done():
+                watch.task = asyncio.ensure_future(self._run(key, watch))
+
+    def _is_spoken_for(self, key: Key, pod: PodView) -> bool:
+        """Return whether node 0's agent will tell when the agent of this pod has news."""
+        first = self._node_0.get(key)
+        if first is None or pod.index == 0 or first.silent or first.status is None:
+            return False
+        return first.status.news is not None
+
+    async def _run(self, key: Key, watch: _Watch) -> None:
+        """Ask one agent again and again, until its job is quiet."""
+        pod, revision, delay = watch.pod, -1, _FIRST_RETRY_SECONDS
         loop = asyncio.get_running_loop()
         answers = TokenBucket(_BURST, _ANSWERS_PER_SECOND, loop.time())
         while True:
@@ -159,21 +185,30 @@ class AgentWatcher:
             status = await self._cluster.watch_agent_status(pod, revision, wait)
             if status is None:
                 revision = -1
-                self._record_silence(key, pod, watch)
+                self._record_silence(key, watch)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _LONGEST_RETRY_SECONDS)
                 continue
             delay = _FIRST_RETRY_SECONDS
             repeated = status.revision == revision
             revision, watch.silent = status.revision, False
-            if status != watch.status:
-                watch.status = status
-                self._wake(key)
+            self._record(key, watch, status)
+            if repeated and self._is_spoken_for(key, pod):
+                return
             # A current agent waits before it repeats a revision. One that cannot wait answers at
             # once, and must not be asked in a busy loop.
             await asyncio.sleep(
                 max(answers.take(loop.time()), _FIRST_RETRY_SECONDS if repeated else 0.0)
             )
+
+    def _record(self, key: Key, watch: _Watch, status: AgentStatus) -> None:
+        known = watch.status
+        if status == known:
+            return
+        watch.status = status
+        self._wake(key)
+        if known is None or known.revision != status.revision:
+            self._resume(key, *self._watches.get(key, {}).values())
 
     def _wake(self, key: Key) -> None:
         """Wake a job now, or later together with the news until then if it had many."""
@@ -199,11 +234,13 @@ class AgentWatcher:
         if wakes is not None and wakes.timer is not None:
             wakes.timer.cancel()
 
-    def _record_silence(self, key: Key, pod: PodView, watch: _Watch) -> None:
+    def _record_silence(self, key: Key, watch: _Watch) -> None:
         """Drop the status of an agent that does not answer, unless it is final and remains true."""
         lost = watch.status is not None and watch.status.phase not in _FINAL_PHASES
         if lost:
             watch.status = None
-        if lost or (pod.deleting and not watch.silent):
+        if lost or (watch.pod.deleting and not watch.silent):
             self._wake(key)
         watch.silent = True
+        if lost:
+            self._resume(key, *self._watches.get(key, {}).values())

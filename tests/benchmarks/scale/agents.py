@@ -53,6 +53,7 @@ class _Agent:
         return AgentStatus(
             job_uid=self.job_uid,
             revision=self.attempt,
+            news=0 if self.index == 0 else None,
             node_index=self.index,
             attempt=self.attempt,
             phase=AgentPhase.TRAINING,

@@ -1,0 +1,152 @@
+"""Agent watcher: a quiet job costs one open request, however many pods it has."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from ddp_operator.cluster.base import Key
+from ddp_operator.reconcile.world import PodView
+from ddp_operator.runtime.agent_watcher import AgentWatcher
+from ddp_wire.contract import AgentStatus
+from tests.operator.fake_cluster import FakeCluster
+from tests.operator.fake_time import run_in_fake_time
+from tests.operator.support import active_job, agent_status, pod
+
+KEY: Key = ("team-a", "digits")
+JOB = active_job()
+NODES = 50
+
+
+class PollableCluster(FakeCluster):
+    """Cluster whose agents hold a request until their revision differs or its time is up."""
+
+    def __init__(self, news: int | None) -> None:
+        super().__init__()
+        self.open: list[int] = []
+        """Nodes whose agents hold a request."""
+        self.asked: list[int] = []
+        """Nodes in the order of the requests to their agents."""
+        self._changed = asyncio.Condition()
+        self.answers: dict[int, AgentStatus | None] = {
+            index: agent_status(index, news=None if index else news, revision=1)
+            for index in range(NODES)
+        }
+
+    async def change(self, index: int, status: AgentStatus | None) -> None:
+        async with self._changed:
+            self.answers[index] = status
+            self._changed.notify_all()
+
+    async def watch_agent_status(
+        self, pod: PodView, revision: int, seconds: float
+    ) -> AgentStatus | None:
+        def differs() -> bool:
+            now = self.answers[pod.index]
+            return now is None or now.revision != revision
+
+        self.asked.append(pod.index)
+        self.open.append(pod.index)
+        try:
+            async with asyncio.timeout(seconds), self._changed:
+                await self._changed.wait_for(differs)
+        except TimeoutError:
+            pass
+        finally:
+            self.open.remove(pod.index)
+        return self.answers[pod.index]
+
+
+Change = Callable[[PollableCluster, AgentWatcher], Awaitable[None]]
+
+
+def open_requests(change: Change | None = None, *, news: int | None = 0) -> list[int]:
+    """Return the nodes that hold a request a second after a change of a quiet job."""
+    found: list[int] = []
+
+    async def body() -> None:
+        cluster = PollableCluster(news)
+        watcher = AgentWatcher(cluster, lambda _: None)
+        watcher.follow(KEY, pods())
+        await asyncio.sleep(1)
+        assert sorted(cluster.open) == list(range(NODES))  # A job that starts has news.
+        await asyncio.sleep(60)
+        if change is not None:
+            assert cluster.open == [0]
+            await change(cluster, watcher)
+            await asyncio.sleep(1)
+        found.extend(sorted(cluster.open))
+        assert watcher.statuses(pods()).keys() <= {p.uid for p in pods()}
+        await watcher.close()
+        assert cluster.open == []
+
+    run_in_fake_time(body())
+    return found
+
+
+def pods(**changes: object) -> list[PodView]:
+    return [pod(JOB, index, **(changes if index == 7 else {})) for index in range(NODES)]
+
+
+def test_quiet_job_has_one_open_request() -> None:
+    assert open_requests() == [0]
+
+
+def test_agents_that_nobody_speaks_for_have_one_each() -> None:
+    """Node 0's agent belongs to an older version, which hears of no news."""
+    assert open_requests(news=None) == list(range(NODES))
+
+
+async def ring(cluster: PollableCluster, watcher: AgentWatcher) -> None:
+    del watcher
+    await cluster.change(7, agent_status(7, phase="Failed", revision=2))
+    await asyncio.sleep(1)
+    assert cluster.open == [0]  # Only node 0's agent can say so.
+    await cluster.change(0, agent_status(0, news=1, revision=2))
+
+
+async def fail(cluster: PollableCluster, watcher: AgentWatcher) -> None:
+    del watcher
+    await cluster.change(0, agent_status(0, news=0, phase="Failed", revision=2))
+
+
+async def replace_node_0(cluster: PollableCluster, watcher: AgentWatcher) -> None:
+    del cluster
+    watcher.follow(KEY, pods()[1:])
+
+
+@pytest.mark.parametrize(
+    ("change", "asked"),
+    [(ring, range(NODES)), (fail, range(NODES)), (replace_node_0, range(1, NODES))],
+)
+def test_case_77_news_of_any_agent_makes_the_operator_ask_all(change: Change, asked: range) -> None:
+    assert open_requests(change) == list(asked)
+
+
+async def silence_node_0(cluster: PollableCluster, watcher: AgentWatcher) -> None:
+    del watcher
+    await cluster.change(0, None)
+
+
+def test_silence_of_node_0_makes_the_operator_ask_all_others() -> None:
+    assert set(open_requests(silence_node_0)) >= set(range(1, NODES))
+
+
+async def lose_readiness(cluster: PollableCluster, watcher: AgentWatcher) -> None:
+    cluster.asked.clear()
+    watcher.follow(KEY, pods(ready=False))
+    await asyncio.sleep(0.1)
+    assert cluster.asked[0] == 7
+
+
+def test_change_of_a_pod_makes_the_operator_ask_its_agent() -> None:
+    """Nobody can tell of an agent that hangs, but the kubelet finds it not ready."""
+    assert open_requests(lose_readiness) == [0, 7]
+
+
+def test_job_with_news_becomes_quiet_again() -> None:
+    async def ring_and_wait(cluster: PollableCluster, watcher: AgentWatcher) -> None:
+        await ring(cluster, watcher)
+        await asyncio.sleep(60)
+
+    assert open_requests(ring_and_wait) == [0]
