@@ -11,7 +11,13 @@ from ddp_agent.launcher import Launch, can_be_forked
 from ddp_agent.log_mirror import LogMirror
 from ddp_agent.orders import Interruption
 from ddp_agent.supervise import ColdTree, ProcessTree, WarmTree
-from ddp_agent.warm import READY_SECONDS, Standby, StandbyLostError, standby_environment
+from ddp_agent.warm import (
+    READY_SECONDS,
+    Standby,
+    StandbyLostError,
+    StandbyUnusableError,
+    standby_environment,
+)
 from ddp_wire.contract import Failure
 from ddp_wire.machine import out_of_memory_kills
 
@@ -72,6 +78,7 @@ class AttemptStarter:
     def __init__(self, config: AgentConfig, ticker: Ticker, standby: Standby | None = None) -> None:
         """Take over a standby that has been started early, to use it or to close it."""
         self._config, self._ticker, self._standby = config, ticker, standby
+        self._may_fork = config.standby
         self._mirror: LogMirror | None = None
 
     def ensure_standby(self) -> None:
@@ -79,7 +86,7 @@ class AttemptStarter:
 
         A standby that has ended, for example for lack of memory, is replaced.
         """
-        wanted = self._config.standby and can_be_forked(self._config)
+        wanted = self._may_fork and can_be_forked(self._config)
         if self._standby is not None and not (wanted and self._standby.is_alive()):
             self._close_standby()
         if wanted and self._standby is None:
@@ -116,6 +123,11 @@ class AttemptStarter:
                 return WarmTree(self._standby, launch.arguments, launch.environment)
             except StandbyLostError as error:
                 _log.warning("%s", error)
+            except StandbyUnusableError as error:
+                _log.warning("attempts of this pod start cold, because %s", error)
+                self._may_fork = False
+                self._close_standby()
+                return None
         _log.warning("the standby is not usable, so attempt %d starts cold", launch.attempt)
         self._close_standby()
         return None

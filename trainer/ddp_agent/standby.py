@@ -1,7 +1,8 @@
 """The standby process: imports torch once, then forks one launcher per attempt.
 
 A fork is safe only from a process with one thread that has never opened the GPU. So the standby
-imports no user code, because user code may do anything at import.
+imports no user code, because user code may do anything at import. Each fork checks that it can use
+the pod's GPUs before it runs an attempt.
 """
 
 import contextlib
@@ -76,16 +77,43 @@ def main() -> None:
         for line in lines:
             order = json.loads(line)
             _exit_if_threaded()
-            pid = os.fork()
-            if pid == 0:
-                _become_launcher(order, [orders, messages, wakeup_in, wakeup_out])
-            _send(messages, started=pid)
+            pid, problem = _fork(order, [orders, messages, wakeup_in, wakeup_out])
+            if problem:
+                _send(messages, unusable=problem)
+            else:
+                _send(messages, started=pid)
 
 
 def _exit_if_threaded() -> None:
     """Exit if this process has several threads, because a fork has only the calling thread."""
     if threading.active_count() > 1:
         sys.exit("ddp-agent: the standby has several threads, so attempts start cold")
+
+
+def _fork(order: dict[str, Any], descriptors: list[int]) -> tuple[int, str]:
+    """Fork a launcher. Return its process id, and why it cannot use the GPUs or ""."""
+    from ddp_agent import torchrun  # noqa: PLC0415 (already imported by the standby)
+
+    verdict_in, verdict_out = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(verdict_in)
+        _state_verdict(verdict_out, torchrun.gpu_problem(order["environment"]))
+        _become_launcher(order, descriptors)
+    os.close(verdict_out)
+    with os.fdopen(verdict_in) as verdict:
+        problem = verdict.read()
+    if problem:
+        os.waitpid(pid, 0)
+    return pid, problem
+
+
+def _state_verdict(pipe: int, problem: str) -> None:
+    """Write why this fork cannot run an attempt, and exit. Return if it can."""
+    os.write(pipe, problem.encode())
+    os.close(pipe)
+    if problem:
+        os._exit(0)
 
 
 def _become_launcher(order: dict[str, Any], descriptors: list[int]) -> None:
@@ -120,7 +148,7 @@ def _report_exits(messages: int) -> None:
         _send(messages, exited=pid, code=os.waitstatus_to_exitcode(status))
 
 
-def _send(messages: int, **message: float) -> None:
+def _send(messages: int, **message: float | str) -> None:
     """Write a message to the agent's pipe."""
     os.write(messages, json.dumps(message).encode() + b"\n")
 

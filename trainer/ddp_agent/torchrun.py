@@ -7,9 +7,11 @@ launcher process, not in the agent itself.
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import elastic_launch
@@ -19,6 +21,25 @@ from ddp_agent import torchrun_patches
 from ddp_agent.entry import run_rank
 from ddp_agent.failures import FAILURE_FILE_ENV, describe, from_exception, traceback_in_logs
 from ddp_wire.contract import Env, ExitCode, Failure
+
+
+def gpu_problem(environment: Mapping[str, str]) -> str:
+    """Return why this process, a fork of the standby, cannot use the pod's GPUs, or "".
+
+    It asks NVML and not CUDA, because it forks the ranks in its turn.
+    """
+    wanted = environment.get(Env.GPUS_PER_NODE, "")
+    if not wanted.isdigit() or int(wanted) == 0:
+        return ""
+    try:
+        if torch.cuda._is_in_bad_fork():  # noqa: SLF001 (there is no other access)
+            return "an import has opened CUDA in the standby"
+        seen = torch.cuda._device_count_nvml()  # noqa: SLF001 (likewise)
+    except Exception as error:  # noqa: BLE001 (whatever fails here, a cold start is right)
+        return f"torch does not tell whether a fork can use CUDA: {error!r}"
+    if seen < int(wanted):
+        return f"NVML finds {max(seen, 0)} of the pod's {wanted} GPUs"
+    return ""
 
 
 def first_failure(error: ChildFailedError, attempt: int, log_dir: Path) -> Failure:

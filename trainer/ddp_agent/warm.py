@@ -46,6 +46,10 @@ class StandbyLostError(RuntimeError):
     """The standby process has ended."""
 
 
+class StandbyUnusableError(RuntimeError):
+    """Forks of the standby cannot use the pod's GPUs. The text says why."""
+
+
 class Standby:
     """One standby process. It serves all attempts of its agent."""
 
@@ -89,6 +93,7 @@ class Standby:
 
         Raises:
             StandbyLostError: The standby has ended.
+            StandbyUnusableError: The fork cannot use the pod's GPUs, and has ended.
         """
         order = {"arguments": arguments, "environment": dict(environment)}
         try:
@@ -99,6 +104,8 @@ class Standby:
             for message in self._receive(READY_SECONDS):
                 if "started" in message:
                     return int(message["started"])
+                if "unusable" in message:
+                    raise StandbyUnusableError(message["unusable"])
 
     def exit_code(self, pid: int) -> int | None:
         """Return the exit code of a launcher, negative for a signal, or None while it runs.

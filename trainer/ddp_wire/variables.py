@@ -15,6 +15,8 @@ class Env(StrEnum):
     NODE_INDEX = "DDP_NODE_INDEX"
     NODES = "DDP_NODES"
     PROCS_PER_NODE = "DDP_PROCS_PER_NODE"
+    GPUS_PER_NODE = "DDP_GPUS_PER_NODE"
+    """GPUs that the pod requests. Absent without any."""
     RENDEZVOUS_HOST = "DDP_RENDEZVOUS_HOST"
     """DNS name of node 0, which hosts the c10d store."""
     RENDEZVOUS_PORT_BASE = "DDP_RENDEZVOUS_PORT_BASE"

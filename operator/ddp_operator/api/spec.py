@@ -242,7 +242,7 @@ class DDPJobSpec(ApiModel):
     checkpoint: Checkpoint | None = None
     """Location and interval of the checkpoints. Without it, each new attempt starts from the beginning."""  # noqa: E501
     standby: StrictBool | None = None
-    """Fork each attempt from a process that has already imported torch, so that a restart takes one or two seconds. The default is true for jobs without GPUs, else false. A command that is not a Python script always starts without it."""  # noqa: E501
+    """Fork each attempt from a process that has already imported torch, so that a restart takes one or two seconds. The default is true. A command that is not a Python script always starts without it, and so does a pod whose forked processes cannot use its GPUs."""  # noqa: E501
 
     suspend: StrictBool = False
     """Stop the run and release its resources. After a change back to false, the run continues from the newest checkpoint."""  # noqa: E501
@@ -269,8 +269,8 @@ class DDPJobSpec(ApiModel):
 
     @property
     def uses_standby(self) -> bool:
-        """Return whether attempts fork from a standby. Jobs with GPUs must request it."""
-        return self.gpus_per_node == 0 if self.standby is None else self.standby
+        """Return whether attempts fork from a standby, which is the default."""
+        return self.standby is not False
 
     @property
     def ranks_per_node(self) -> int:
