@@ -62,7 +62,7 @@ check: $(READY) ## Check lint, types, import layers and drift of generated files
 	$(BIN)/python -m tests.tools.generate --check
 
 .PHONY: faults
-faults: $(READY) ## Play every known fault, measure recoveries, kill 30 times (PART=api|cluster|recovery|kills)
+faults: $(READY) ## Play every known fault, measure recoveries, kill 30 times (PART=gpus|api|cluster|recovery|kills)
 	@$(BIN)/python -m tests.fault_player $(if $(PART),--part $(PART)) --wheels "$(WHEELS)" --seed $(SEED)
 
 .PHONY: bench-recovery

@@ -1,6 +1,6 @@
 """Run every known fault against the product, as `make faults` does.
 
-    python -m tests.fault_player [--part api|cluster|recovery|kills] [--seed 0] [--wheels DIR]
+    python -m tests.fault_player [--part gpus|api|cluster|recovery|kills] [--seed 0] [--wheels DIR]
 
 The parts run one after another, each on its own cluster. The exit code is 1 if one part fails.
 """
@@ -27,6 +27,7 @@ def parts(seed: int, wheels: Path) -> dict[str, list[str]]:
     """Return the arguments of Python for each part."""
     state = ["--seed", str(seed), "--wheels", str(wheels)]
     return {
+        "gpus": [*PYTEST, "tests/agent/driver", "-m", "sweep"],
         "api": [*PYTEST, "tests/api", "-m", "api"],
         "cluster": [*PYTEST, "tests/cluster", "-m", "cluster", "-k", CASES],
         "recovery": ["-m", "tests.benchmarks.recovery", *state],

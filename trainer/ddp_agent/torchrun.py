@@ -20,6 +20,7 @@ from torch.distributed.run import config_from_args, parse_args, run
 from ddp_agent import torchrun_patches
 from ddp_agent.entry import run_rank
 from ddp_agent.failures import FAILURE_FILE_ENV, describe, from_exception, traceback_in_logs
+from ddp_agent.warm import NVML_CHECK
 from ddp_wire.contract import Env, ExitCode, Failure
 
 
@@ -109,12 +110,23 @@ def main(arguments: list[str], *, warm: bool = False) -> int:
 
 
 def _launch_forked(args: Any) -> None:
-    """Run torchrun through its launcher API, with ranks that are forks of this process."""
+    """Run torchrun through its launcher API, with ranks that are forks of this process.
+
+    torchrun looks for GPUs. If this process opened CUDA for that, no rank could use them.
+    """
     torchrun_patches.apply()
+    asked_by_nvml = os.environ.get(NVML_CHECK)
+    os.environ[NVML_CHECK] = "1"
     config, _, command = config_from_args(args)
     config.start_method = "fork"
     entry = command[1:] if command[:1] == ["-u"] else command
-    elastic_launch(config, run_rank)(*entry)
+
+    def rank(*command: str) -> None:
+        if asked_by_nvml is None:
+            del os.environ[NVML_CHECK]
+        run_rank(*command)
+
+    elastic_launch(config, rank)(*entry)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ READY_SECONDS = 120.0
 """Maximum wait of an attempt for the standby's imports, in seconds. A cold start takes as long."""
 FLAGS = ("-u", "-P")
 """Flags of the agent's own interpreters: no module of the user's folders may replace theirs."""
+NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""Variable of torch: with 1, `torch.cuda.is_available()` asks NVML and does not open the driver."""
 _POLL_SECONDS = 0.02
 
 
@@ -38,7 +40,7 @@ def standby_environment(given: Mapping[str, str]) -> dict[str, str]:
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         # torch.cuda.is_available() must not open the driver: a fork could then not use the GPU.
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        NVML_CHECK: "1",
     }
 
 

@@ -1,0 +1,119 @@
+"""The standby under torch's CUDA build makes no call of the driver, so its forks can use the GPUs.
+
+There is no GPU here: a recording `libcuda.so.1` takes the place of the driver, and NVML finds as
+many GPUs as a test wants. The first run installs torch's CUDA build, which has gigabytes.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.paths import REPOSITORY, cache
+
+pytestmark = [
+    pytest.mark.sweep,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(sys.platform != "linux", reason="the driver's library is Linux'"),
+]
+
+HERE = Path(__file__).parent
+LOCKS = [REPOSITORY / "requirements" / f"{name}.lock" for name in ("dev", "torch-cuda")]
+
+
+@pytest.fixture(scope="session")
+def cuda_python() -> Path:
+    """Interpreter with torch's CUDA build, kept in the cache."""
+    digest = hashlib.sha256(b"".join(lock.read_bytes() for lock in LOCKS)).hexdigest()[:12]
+    home = cache() / f"torch-cuda-{digest}"
+    python, ready = home / "bin" / "python", home / "ready"
+    if not ready.exists():
+        shutil.rmtree(home, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", home], check=True)
+        pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        for lock in LOCKS:
+            subprocess.run([*pip, "--require-hashes", "--no-deps", "-r", str(lock)], check=True)
+        ready.touch()
+    return python
+
+
+@dataclass
+class Driver:
+    """The recording driver in a folder, and the interpreter that loads it."""
+
+    python: Path
+    folder: Path
+
+    def run(self, *command: str, gpus: int, path: Path | None = None) -> tuple[str, list[str]]:
+        """Run Python with a number of GPUs. Return its output and the lines of the record."""
+        calls = self.folder / "calls"
+        calls.unlink(missing_ok=True)
+        paths = [str(path)] if path is not None else []
+        environment = os.environ | {
+            "LD_LIBRARY_PATH": str(self.folder),
+            "PYTHONPATH": os.pathsep.join([*paths, str(REPOSITORY / "trainer")]),
+            "DRIVER_CALLS": str(calls),
+            "DRIVER_GPUS": str(gpus),
+            "DDP_GPUS_PER_NODE": "2",
+        }
+        done = subprocess.run(
+            [self.python, *command], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout, calls.read_text().splitlines() if calls.exists() else []
+
+    def probe(self, home: Path, *, gpus: int, path: Path | None = None) -> tuple[Any, list[str]]:
+        """Fork one attempt from a standby. Return what became of it, and the record."""
+        output, calls = self.run(str(HERE / "probe.py"), str(home), gpus=gpus, path=path)
+        return json.loads(output.splitlines()[-1]), calls
+
+
+@pytest.fixture(scope="session")
+def driver(cuda_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    folder = tmp_path_factory.mktemp("driver")
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        command = ["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(folder / name)]
+        subprocess.run([*command, str(HERE / "stub.c"), "-ldl"], check=True)
+    return Driver(cuda_python, folder)
+
+
+def test_torch_that_asks_the_driver_is_recorded(driver: Driver) -> None:
+    """Otherwise an empty record would prove nothing."""
+    script = "import torch; print(torch._C._cuda_getDeviceCount())"
+    output, calls = driver.run("-c", script, gpus=0)
+    assert output == "0\n"
+    assert any(line.endswith(" cuInit") for line in calls)
+
+
+def test_case_79_standby_makes_no_call_and_its_fork_may(driver: Driver, tmp_path: Path) -> None:
+    outcome, calls = driver.probe(tmp_path, gpus=2)
+    assert outcome["code"] == 0
+    ranks = outcome["ranks"]
+    assert {line.split()[0] for line in calls} == {str(one["pid"]) for one in ranks}
+    assert sum(line.endswith(" cuInit") for line in calls) == len(ranks)
+    assert not any(one["bad_fork"] for one in ranks)
+    assert [one["nvml_check"] for one in ranks] == [None, None]
+
+
+def test_case_79_fork_with_too_few_gpus_is_refused(driver: Driver, tmp_path: Path) -> None:
+    outcome, calls = driver.probe(tmp_path, gpus=1)
+    assert outcome["unusable"] == "NVML finds 1 of the pod's 2 GPUs"
+    assert calls == []
+
+
+def test_case_79_fork_of_a_standby_that_opened_cuda_is_refused(driver: Driver, tmp_path: Path) -> None:
+    """An import that asks the driver, as a library might, spoils all forks."""
+    package = tmp_path / "safetensors"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "torch.py").write_text("import torch\ntorch._C._cuda_getDeviceCount()\n")
+    outcome, calls = driver.probe(tmp_path, gpus=2, path=tmp_path)
+    assert outcome["unusable"] == "an import has opened CUDA in the standby"
+    assert {line.split()[0] for line in calls} == {str(outcome["standby"])}
