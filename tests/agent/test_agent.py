@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddp_agent.agent import NEXT_ORDER_SECONDS, READER_ABSENT_SECONDS, UNREAD_SECONDS
-from ddp_agent.attempt_process import REMINDER_SECONDS, STOP_GRACE_SECONDS
+from ddp_agent.attempt_process import REMINDER_SECONDS
 from ddp_wire.contract import AgentPhase, AgentStatus, AttemptOrder, Env, ExitCode
 from tests.agent.harness import AgentHarness, phase, stub_torchrun
 from tests.agent.support import adopting_orphans
@@ -195,14 +195,24 @@ def test_agent_runs_an_attempt_that_the_operator_orders_directly(
     assert timeline.noticed <= timeline.cleared <= timeline.ordered
 
 
+@pytest.mark.parametrize(("grace", "usable"), [("60", 45.0), ("600", 585.0), ("4", 2.0)])
 def test_agent_kills_ranks_that_save_for_longer_than_the_grace_period(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace: str, usable: float
 ) -> None:
+    """The pod's grace period counts, less the time that the agent needs for its report."""
     stub_torchrun(monkeypatch, "on_sigterm(lambda: None)\nheartbeat('Training')\nrun_forever()")
-    node = AgentHarness(tmp_path, tick_seconds=STOP_GRACE_SECONDS / 10)
+    tick = usable / 10
+    node = AgentHarness(tmp_path, tick_seconds=tick, env={Env.GRACE_SECONDS.value: grace})
+    stopped: list[float] = []
+
+    def stop() -> None:
+        stopped.append(node.monotonic)
+        node.write_order("stop")
+
     node.write_order("1")
-    node.when(phase("Training"), lambda: node.write_order("stop"))
+    node.when(phase("Training"), stop)
     assert node.run() == ExitCode.PREEMPTED
+    assert usable <= node.monotonic - stopped[0] <= usable + 4 * tick
 
 
 @pytest.mark.parametrize("how", ["stop", "terminate"])

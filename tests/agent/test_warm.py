@@ -200,6 +200,25 @@ def test_stop_signal_reaches_the_ranks(standby: Standby, tmp_path: Path) -> None
     assert len(list(tmp_path.glob("saved-*"))) == 2
 
 
+def test_ranks_that_do_not_stop_have_the_time_that_the_agent_states(
+    standby: Standby, tmp_path: Path
+) -> None:
+    """torchrun's own limit is 30 s, longer than this test waits."""
+    script = """
+    import os, pathlib, signal, time
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    (pathlib.Path(__file__).parent / ("started-" + os.environ["RANK"])).touch()
+    while True:
+        time.sleep(1)
+    """
+    launch = prepared(tmp_path, script)
+    launch.environment[launcher.SHUTDOWN_ENV] = "1"
+    tree = start(standby, launch)
+    wait_until(lambda: len(list(tmp_path.glob("started-*"))) == 2, "the ranks start")
+    tree.signal(signal.SIGTERM)
+    assert exit_code(tree) == 128 + signal.SIGTERM
+
+
 def test_lost_standby_cannot_fork(tmp_path: Path) -> None:
     lost = Standby({"PATH": os.defpath, "PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"})
     with pytest.raises(StandbyLostError):

@@ -5,7 +5,7 @@ import shlex
 import socket
 from pathlib import Path
 
-from ddp_agent.attempt_process import STOP_GRACE_SECONDS, AttemptProcess, AttemptStarter
+from ddp_agent.attempt_process import AttemptProcess, AttemptStarter
 from ddp_agent.barrier import StartBarrier
 from ddp_agent.clock import Ticker
 from ddp_agent.config import AgentConfig
@@ -23,7 +23,7 @@ UNREAD_SECONDS = 5.0
 """The same if nobody has ever read a status: the termination message must deliver the failure."""
 READER_ABSENT_SECONDS = 30.0
 """The same if statuses were read, but not the failure. A new leader reads it after some 20 s."""
-_MAX_IDLE_SECONDS = STOP_GRACE_SECONDS + 15.0
+_MAX_IDLE_SECONDS = 60.0
 """Maximum time between two passes of the loop, in seconds, while the agent counts as alive."""
 _CONNECT_SECONDS = 0.5
 """Timeout of one connection attempt to the store: the name may still resolve to a deleted pod."""

@@ -25,8 +25,6 @@ _log = logging.getLogger("ddp_agent")
 
 RESTART_GRACE_SECONDS = 1.0
 """Seconds between SIGTERM and SIGKILL before a new attempt, which resumes from a checkpoint."""
-STOP_GRACE_SECONDS = 45.0
-"""The same when the run stops: time to save, less than the pod's termination grace period."""
 REMINDER_SECONDS = 5.0
 """Seconds after SIGTERM to torchrun at which the agent signals remaining ranks directly, once."""
 
@@ -34,9 +32,19 @@ REMINDER_SECONDS = 5.0
 class AttemptProcess:
     """The running processes of one attempt."""
 
-    def __init__(self, tree: ProcessTree, launch: Launch, memory_kills: int) -> None:
-        """Supervise a tree. `memory_kills` is the container's count before the tree started."""
+    def __init__(
+        self, tree: ProcessTree, launch: Launch, memory_kills: int, stop_grace_seconds: float
+    ) -> None:
+        """Supervise a tree.
+
+        Args:
+            tree: Its processes.
+            launch: How it was started.
+            memory_kills: The container's count of kills for lack of memory before the start.
+            stop_grace_seconds: Seconds between SIGTERM and SIGKILL when the run stops.
+        """
         self._tree, self._launch, self._memory_kills = tree, launch, memory_kills
+        self._stop_grace_seconds = stop_grace_seconds
 
     def poll(self) -> int | None:
         """Return torchrun's exit code, negative for a signal, or None while it runs."""
@@ -45,7 +53,7 @@ class AttemptProcess:
     def interrupt(self, interruption: Interruption, ticker: Ticker) -> None:
         """Send SIGTERM and wait for the end, at most for the grace period."""
         stop = interruption is Interruption.STOP
-        grace = STOP_GRACE_SECONDS if stop else RESTART_GRACE_SECONDS
+        grace = self._stop_grace_seconds if stop else RESTART_GRACE_SECONDS
         self._tree.signal(signal.SIGTERM)
         now = ticker.clock.monotonic
         began, reminded = now(), False
@@ -96,9 +104,8 @@ class AttemptStarter:
         """Start the processes of an attempt, and the copying of its logs."""
         memory_kills = out_of_memory_kills()
         tree = self._start_warm(launch) or ColdTree(launch.command, launch.environment)
-        if launch.log_copy_dir is not None:
-            self._mirror = LogMirror(launch.log_dir, launch.log_copy_dir)
-        return AttemptProcess(tree, launch, memory_kills)
+        self._mirror = LogMirror(launch.log_dir, launch.log_copy_dir)
+        return AttemptProcess(tree, launch, memory_kills, self._config.stop_grace_seconds)
 
     def finish_logs(self) -> None:
         """Let the copying of the attempt's logs come to its end, without waiting for it."""

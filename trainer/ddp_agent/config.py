@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ddp_wire import contract
 from ddp_wire.contract import Env
 
+_RESERVE_SECONDS = 15.0
+"""Part of a pod's grace period that the ranks may not use."""
+
 
 class BadEnvironmentError(ValueError):
     """A variable is missing or invalid. The text is one sentence."""
@@ -38,6 +41,7 @@ class AgentConfig(BaseModel):
     command: str | None = Field(alias=Env.COMMAND, default=None)
     task: str | None = Field(alias=Env.TASK, default=None)
     standby: bool = Field(alias=Env.STANDBY, default=False)
+    grace_seconds: float = Field(alias=Env.GRACE_SECONDS, default=60.0, ge=0.0)
     checkpoint_dir: Path | None = Field(alias=Env.CHECKPOINT_DIR, default=None)
 
     @classmethod
@@ -61,6 +65,14 @@ class AgentConfig(BaseModel):
         if (config.command is None) == (config.task is None):
             raise BadEnvironmentError(f"exactly one of {Env.COMMAND} and {Env.TASK} must be set")
         return config
+
+    @property
+    def stop_grace_seconds(self) -> float:
+        """Return the seconds that the ranks have to save and stop when the run stops.
+
+        The rest of the pod's grace period is for the last report and the last lines of the logs.
+        """
+        return max(self.grace_seconds - _RESERVE_SECONDS, self.grace_seconds / 2.0)
 
     def rank_command(self) -> list[str]:
         """Return the command of each rank. For a task it is a module, without an interpreter."""

@@ -1,6 +1,7 @@
 """Builds the torchrun command line of an attempt and the environment of its ranks."""
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from ddp_agent.warm import FLAGS
 from ddp_wire.contract import Env, rendezvous_port
 from ddp_wire.machine import cpu_count, threads_per_rank
 
+SHUTDOWN_ENV = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+"""Variable of torch from 2.13: seconds that torchrun waits for its ranks after SIGTERM."""
 JOIN_SECONDS = 600
 """Maximum wait of torchrun for all nodes, in seconds. Pods may start minutes apart."""
 
@@ -49,6 +52,9 @@ def prepare(
     Each attempt has new directories, so that files of the previous one cannot be mistaken for its.
     """
     home = scratch / f"attempt-{attempt}"
+    for older in scratch.glob("attempt-*"):
+        if older.name != f"attempt-{attempt - 1}":  # Its last lines may still be copied.
+            shutil.rmtree(older, ignore_errors=True)
     heartbeats_dir, failure_file = home / "beats", home / "failure.json"
     heartbeats_dir.mkdir(parents=True, exist_ok=True)
     log_dir = home / "logs"
@@ -124,6 +130,8 @@ def _rank_environment(
         # The ranks must not reuse the agent's store: one restart in three then hangs
         # (docs/decisions/0004-rendezvous.md).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        # Otherwise torchrun kills the ranks 30 s after SIGTERM, whatever the pod's grace period is.
+        SHUTDOWN_ENV: given.get(SHUTDOWN_ENV, f"{config.stop_grace_seconds:.0f}"),
         # Mode 1, the default of torchrun, can lose NCCL's flight-recorder dump (pytorch#121055).
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": given.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"),
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${role_name} ${rank}] ",

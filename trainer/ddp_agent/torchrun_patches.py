@@ -7,6 +7,7 @@ attempt calls `apply`.
 
 import functools
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+from ddp_agent.launcher import SHUTDOWN_ENV
 
 RENDEZVOUS_POLL_SECONDS = 0.05
 """Rendezvous poll interval. torch's default is 1 s, with a state cache of another 1 s."""
@@ -45,15 +48,17 @@ def _short_delay(seconds: Any) -> None:
 def _record_failures_in_close(close: Callable[..., None]) -> Callable[..., None]:
     """Wrap `close`: record which ranks had failed before it stops the others, with a short grace.
 
-    torch passes a timeout only for a requested stop. After a failure it uses the default.
+    torch passes a timeout only for a requested stop: before 2.13 always 30 s. After a failure it
+    uses the default.
     """
+    requested = int(os.environ.get(SHUTDOWN_ENV, "0"))
 
     @functools.wraps(close)
-    def patched(self: Any, death_sig: Any = None, timeout: int = PEER_STOP_SECONDS) -> None:
+    def patched(self: Any, death_sig: Any = None, timeout: int | None = None) -> None:
         processes = self._pc.processes if self._pc else []
         if not hasattr(self, "ddp_failed"):
             self.ddp_failed = {i: p for i, p in enumerate(processes) if p.exitcode}
-        close(self, death_sig, timeout)
+        close(self, death_sig, PEER_STOP_SECONDS if timeout is None else max(timeout, requested))
 
     return patched
 

@@ -34,6 +34,8 @@ class Env(StrEnum):
     """Secret with which operator and agent sign their messages. Each pod has another one."""
     BARRIER_PORT = "DDP_BARRIER_PORT"
     """Port on which node 0's agent waits for the agents of the other nodes."""
+    GRACE_SECONDS = "DDP_GRACE_SECONDS"
+    """Seconds between SIGTERM and SIGKILL when the pod is deleted."""
     POD_INFO_DIR = "DDP_POD_INFO_DIR"
     TERMINATION_LOG = "DDP_TERMINATION_LOG"
     COMMAND = "DDP_COMMAND"

@@ -53,14 +53,14 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
     }
     template = job.spec.pod_template
     if template is None:
-        return pod
+        return _with_grace(pod)
     overlay = template.model_dump(by_alias=True, exclude_none=True)
     merged: dict[str, Any] = apply_overlay(pod, overlay)
     # The overlay cannot change these labels and annotations: the operator finds its pods by them.
     merged["spec"]["tolerations"] = _tolerations(merged["spec"].get("tolerations") or [])
     merged["metadata"]["labels"] |= pod["metadata"]["labels"]
     merged["metadata"]["annotations"] |= pod["metadata"]["annotations"]
-    return merged
+    return _with_grace(merged)
 
 
 def with_secret(pod: dict[str, Any], secret: str) -> dict[str, Any]:
@@ -68,7 +68,18 @@ def with_secret(pod: dict[str, Any], secret: str) -> dict[str, Any]:
 
     The secret is nowhere but in the pod's spec. Who may not read the pod does not learn it.
     """
-    entry = {"name": str(contract.Env.AGENT_SECRET), "value": secret}
+    return _with_variable(pod, contract.Env.AGENT_SECRET, secret)
+
+
+def _with_grace(pod: dict[str, Any]) -> dict[str, Any]:
+    """Return the pod with its grace period in the environment: the agent divides it."""
+    seconds = pod["spec"]["terminationGracePeriodSeconds"]
+    return _with_variable(pod, contract.Env.GRACE_SECONDS, str(seconds))
+
+
+def _with_variable(pod: dict[str, Any], name: contract.Env, value: str) -> dict[str, Any]:
+    """Return the pod with a variable of the worker container that no other one overrides."""
+    entry = {"name": str(name), "value": value}
     containers = [
         {**c, "env": [*c["env"], entry]} if c["name"] == contract.WORKER_CONTAINER else c
         for c in pod["spec"]["containers"]

@@ -86,6 +86,8 @@ class AgentWatcher:
         self._status_writes_per_second = status_writes_per_second
         self._watches: dict[Key, dict[str, _Watch]] = {}
         self._node_0: dict[Key, _Watch] = {}
+        self._ended: dict[Key, list[_Watch]] = {}
+        """Watches whose tasks ended because their job was quiet."""
         self._wakes: dict[Key, _Wakes] = {}
         self._by_uid: dict[str, _Watch] = {}
 
@@ -97,12 +99,13 @@ class AgentWatcher:
             self._stop(current.pop(uid))
             if self._by_uid.pop(uid) is self._node_0.get(key):
                 del self._node_0[key]
-                self._resume(key, *current.values())
+                self._resume_all(key)
         for uid, pod in wanted.items():
             self._ensure(key, current, uid, pod)
         if not current:
             del self._watches[key]
             self._node_0.pop(key, None)
+            self._ended.pop(key, None)
             self._stop_wakes(key)
 
     def statuses(self, pods: Sequence[PodView]) -> dict[str, AgentStatus]:
@@ -131,6 +134,7 @@ class AgentWatcher:
             self._stop_wakes(key)
         self._watches.clear()
         self._node_0.clear()
+        self._ended.clear()
         self._by_uid.clear()
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -160,12 +164,17 @@ class AgentWatcher:
     def _stop(watch: _Watch) -> None:
         if watch.task is not None:
             watch.task.cancel()
+            watch.task = None
 
-    def _resume(self, key: Key, *watches: _Watch) -> None:
-        """Ask the agents again whose requests ended because the job was quiet."""
-        for watch in watches:
-            if watch.task is not None and watch.task.done():
-                watch.task = asyncio.ensure_future(self._run(key, watch))
+    def _resume(self, key: Key, watch: _Watch) -> None:
+        """Ask an agent again if its request ended because the job was quiet."""
+        if watch.task is not None and watch.task.done():
+            watch.task = asyncio.ensure_future(self._run(key, watch))
+
+    def _resume_all(self, key: Key) -> None:
+        """Ask all agents of a job again, because the job is not quiet any more."""
+        for watch in self._ended.pop(key, ()):
+            self._resume(key, watch)
 
     def _is_spoken_for(self, key: Key, pod: PodView) -> bool:
         """Return whether node 0's agent will tell when the agent of this pod has news."""
@@ -194,6 +203,7 @@ class AgentWatcher:
             revision, watch.silent = status.revision, False
             self._record(key, watch, status)
             if repeated and self._is_spoken_for(key, pod):
+                self._ended.setdefault(key, []).append(watch)
                 return
             # A current agent waits before it repeats a revision. One that cannot wait answers at
             # once, and must not be asked in a busy loop.
@@ -208,7 +218,7 @@ class AgentWatcher:
         watch.status = status
         self._wake(key)
         if known is None or known.revision != status.revision:
-            self._resume(key, *self._watches.get(key, {}).values())
+            self._resume_all(key)
 
     def _wake(self, key: Key) -> None:
         """Wake a job now, or later together with the news until then if it had many."""
@@ -243,4 +253,4 @@ class AgentWatcher:
             self._wake(key)
         watch.silent = True
         if lost:
-            self._resume(key, *self._watches.get(key, {}).values())
+            self._resume_all(key)

@@ -108,7 +108,9 @@ def test_case_79_fork_with_too_few_gpus_is_refused(driver: Driver, tmp_path: Pat
     assert calls == []
 
 
-def test_case_79_fork_of_a_standby_that_opened_cuda_is_refused(driver: Driver, tmp_path: Path) -> None:
+def test_case_79_fork_of_a_standby_that_opened_cuda_is_refused(
+    driver: Driver, tmp_path: Path
+) -> None:
     """An import that asks the driver, as a library might, spoils all forks."""
     package = tmp_path / "safetensors"
     package.mkdir()

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_agent.attempt_process import STOP_GRACE_SECONDS
 from ddp_operator.builders.pod import (
     GPU_RESOURCE,
     LOST_NODE_SECONDS,
@@ -93,8 +92,15 @@ def test_container_never_restarts_without_a_new_attempt() -> None:
     assert build()["spec"]["restartPolicy"] == "Never"
 
 
-def test_grace_period_is_longer_than_the_stop_grace_of_the_agent() -> None:
-    assert build()["spec"]["terminationGracePeriodSeconds"] > STOP_GRACE_SECONDS
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [({}, 60), ({"podTemplate": {"spec": {"terminationGracePeriodSeconds": 600}}}, 600)],
+)
+def test_agent_knows_the_grace_period_of_its_pod(changes: dict[str, Any], seconds: int) -> None:
+    pod = build(**changes)
+    assert pod["spec"]["terminationGracePeriodSeconds"] == seconds
+    variables = {one["name"]: one.get("value") for one in container(pod)["env"]}
+    assert variables[contract.Env.GRACE_SECONDS] == str(seconds)
 
 
 def test_probes_call_the_agent() -> None:
