@@ -40,6 +40,7 @@ _log = logging.getLogger(__name__)
 _PLURALS = {"Pod": "pods", "Service": "services"}
 _MERGE_PATCH = "application/merge-patch+json"
 _REQUEST_SECONDS = 30
+_STRICT = {"fieldValidation": "Strict"}
 PAGE = 500
 """Number of objects in one answer to a list. Their JSON has some 5 MB and parses in 50 ms."""
 _GONE = {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}
@@ -159,7 +160,9 @@ class KubeCluster:
         kind, metadata = manifest["kind"], manifest["metadata"]
         path = _core_path(kind, metadata["namespace"])
         try:
-            return keep_used_fields(kind, await self._call("POST", path, body=manifest))
+            # Without this, the API server drops misspelt fields of the podTemplate in silence.
+            created = await self._call("POST", path, body=manifest, query=_STRICT)
+            return keep_used_fields(kind, created)
         except ConflictError:
             path = f"{path}/{quote(metadata['name'])}"
             existing = await self._call("GET", path)

@@ -23,6 +23,8 @@ _NORMAL_START = {"ContainerCreating", "PodInitializing"}
 
 _BLOCKED_REASONS = (
     ("exceeded quota", "QuotaExceeded"),
+    ("strict decoding error", "InvalidPod"),
+    (" is invalid: ", "InvalidPod"),
     ("is not this job's", "NameConflict"),
     (" cannot ", "NotPermitted"),
     ("failed calling webhook", "WebhookFailed"),

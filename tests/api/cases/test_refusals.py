@@ -1,6 +1,7 @@
 """Tests of pods that admission rejects: the job reports the reason, backs off and recovers."""
 
 import time
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,26 @@ async def test_case_31_operator_reports_pods_rejected_by_pod_security(
     labels = {"pod-security.kubernetes.io/enforce": "privileged"}
     await api.call("PATCH", f"/api/v1/namespaces/{job.namespace}", {"metadata": {"labels": labels}})
     await job.pods_of_attempt(1, seconds=70)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"hostNetwrok": True}, 'unknown field "spec.hostNetwrok"'),
+        ({"dnsPolicy": "Default Gateway"}, "spec.dnsPolicy: Unsupported value"),
+    ],
+    ids=["misspelt field", "invalid value"],
+)
+async def test_case_80_operator_reports_a_mistake_in_the_pod_template(
+    proxy: FaultProxy, api: Api, job: Job, spec: dict[str, Any], message: str
+) -> None:
+    started = time.monotonic()
+    await job.create(podTemplate={"spec": spec})
+    await job.wait_for_message(message)
+    assert (await job.condition("PodsReady"))["reason"] == "InvalidPod"
+    await check_backoff(proxy, job, started)
+    await api.edit_job(job.namespace, job.name, {"podTemplate": None})
+    await job.pods_of_attempt(2, seconds=70)
 
 
 async def test_case_31_operator_reports_pods_rejected_by_a_limit_range(
