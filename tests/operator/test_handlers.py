@@ -1,5 +1,6 @@
 """Kopf handlers: an event updates the cache and adds a key, without other effects."""
 
+import copy
 import itertools
 from collections.abc import Iterable
 from typing import Any
@@ -26,7 +27,9 @@ class Bench:
         """Call the handler of an event, as kopf does."""
         handlers: list[Any] = list(self.registry._watching.get_all_handlers())
         (handler,) = [h for h in handlers if h.selector.any_name == plural]
-        await handler.fn(event={"type": kind, "object": item}, name="x", logger=None)
+        event = {"type": kind, "object": copy.deepcopy(item)}
+        await handler.fn(event=event, name="x", logger=None)
+        self.handled: Manifest = event["object"]
 
 
 @pytest.mark.parametrize("kind", ["ADDED", "MODIFIED", None], ids=["new", "changed", "first list"])
@@ -56,6 +59,16 @@ async def test_event_of_a_child_queues_its_job(plural: str, kind: str) -> None:
     await bench.event(plural, "DELETED", child)
     assert bench.cache.children(kind, KEY) == []
     assert len(bench.queue) == 1
+
+
+async def test_event_keeps_nothing_large() -> None:
+    """kopf holds it until the next full garbage collection."""
+    bench = Bench()
+    large = pod_manifest(active_job())
+    large["metadata"]["managedFields"] = [{"fieldsV1": {}}]
+    await bench.event("pods", "MODIFIED", large)
+    assert bench.handled.keys() & {"spec", "status"} == set()
+    assert "managedFields" not in bench.handled["metadata"]
 
 
 async def test_foreign_pod_queues_nothing() -> None:
