@@ -10,7 +10,7 @@ K = TypeVar("K", bound=Hashable)
 _LONGEST_HOLD_SECONDS = 1.0
 """Longest time after a failure in which an event does not hand out the key early."""
 
-_NEWS_IN_A_ROW = 4
+_NEWS_IN_A_ROW = 16
 """Keys with news that are handed out in a row while other keys wait."""
 
 _TIMER_SECONDS = 0.001

@@ -114,14 +114,17 @@ class RunningTimes:
 
     async def _watch(self) -> None:
         path = path_of("ddpjobs", self._namespace)
-        async for line in self._api.stream(path, {"watch": "1"}):
-            job: dict[str, Any] = json.loads(line)["object"]
-            conditions = job.get("status", {}).get("conditions", [])
-            reason = next((c["reason"] for c in conditions if c["type"] == "Succeeded"), "")
-            name = job["metadata"]["name"]
-            if reason == "Running" and name not in self.times:
-                self.times[name] = time.time()
-                self._changed.set()
+        while True:  # The API server ends a watch that does not read fast enough.
+            async for line in self._api.stream(path, {"watch": "1"}):
+                self._see(json.loads(line)["object"])
+
+    def _see(self, job: dict[str, Any]) -> None:
+        conditions = job.get("status", {}).get("conditions", [])
+        reason = next((c["reason"] for c in conditions if c["type"] == "Succeeded"), "")
+        name = job["metadata"]["name"]
+        if reason == "Running" and name not in self.times:
+            self.times[name] = time.time()
+            self._changed.set()
 
 
 def job(name: str, nodes: int) -> dict[str, Any]:

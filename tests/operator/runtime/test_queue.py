@@ -347,10 +347,10 @@ def test_key_with_news_overtakes_keys_without() -> None:
 def test_keys_without_news_are_not_starved() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         queue.add("quiet")
-        for number in range(9):
+        for number in range(40):
             queue.add(f"news-{number}", news=True)
-        order = [await queue.get() for _ in range(10)]
-        assert order.index("quiet") == 4
+        order = [await queue.get() for _ in range(41)]
+        assert order.index("quiet") == 16
 
     in_fake_time(body)
 
