@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import gc
 import logging
 import os
 import signal
@@ -24,6 +23,7 @@ from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.health import serve_health
 from ddp_operator.runtime.leader import Elector, Timing
+from ddp_operator.runtime.memory import collect_garbage_less_often
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.settings import Settings, SettingsError
 from ddp_operator.runtime.workers import Activity, first_sync, resync_periodically, work
@@ -179,22 +179,12 @@ def main() -> None:
     except SettingsError as error:
         sys.exit(f"ddp-operator: {error}")
     logs.configure(settings.log_level, settings.log_format)
-    _collect_garbage_less_often()
+    collect_garbage_less_often()
     try:
         asyncio.run(_run_and_reexec(settings))
     except NotLeadingError as error:
         _log.critical("this process ends: %s", error)
         sys.exit(1)
-
-
-def _collect_garbage_less_often() -> None:
-    """Let a full garbage collection, which stops the event loop for 0.1 s, come less often.
-
-    By default one came with every hundred pods, and found next to nothing. What the imports have
-    created stays for ever, so no collection looks at it again.
-    """
-    gc.freeze()
-    gc.set_threshold(1_000, 20, 100)
 
 
 async def _run_and_reexec(settings: Settings) -> None:

@@ -14,6 +14,7 @@ def test_one_request_too_many_misses_the_goal() -> None:
 
 def test_figures_at_their_goals_miss_none() -> None:
     many = ManyJobs(1000, 4, status_p99=1.0, resident_megabytes=256.0, cores=0.3)
+    many.megabytes_before, many.megabytes_after = 100.0, 120.0
     assert not [one for one in of_many_jobs(many) if one.missed]
     one = OneJob(nodes=1000, requests=1008, created=6.0)
     assert not [figure for figure in of_bare_client(one, 5.0) if figure.missed]

@@ -11,6 +11,7 @@ from ddp_operator.cluster.base import ClusterError, ConflictError, Key, NotLeadi
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.logs import log_fields
+from ddp_operator.runtime.memory import release_memory
 from ddp_operator.runtime.queue import WorkQueue
 
 _log = logging.getLogger(__name__)
@@ -147,3 +148,4 @@ async def resync_periodically(
             _log.warning("resync failed, next try in %.0f s: %s", delay, error)
         else:
             delay = every
+            release_memory()

@@ -52,6 +52,7 @@ def of_bare_client(found: OneJob, seconds: float) -> list[Figure]:
 def of_many_jobs(found: ManyJobs) -> list[Figure]:
     """Return the figures of many jobs."""
     load = f"{found.jobs:,} jobs x {found.nodes} pods"
+    returned = found.megabytes_after / found.megabytes_before
     return [
         Figure(load, "first apply to all Running", found.running, "s"),
         Figure(load, "pods created per second", found.pods_per_second, ""),
@@ -64,6 +65,8 @@ def of_many_jobs(found: ManyJobs) -> list[Figure]:
         Figure(load, "restart to first right action", found.restart, "s", 5.0),
         Figure(load, "restart to ready", found.caught_up, "s", 30.0),
         Figure(load, "delete to last pod gone", found.gone, "s"),
+        Figure(load, "memory before", found.megabytes_before, "MB"),
+        Figure(load, "memory after deletion as a multiple of before", returned, "", 1.2),
     ]
 
 
