@@ -135,7 +135,7 @@ class _Server(ThreadingHTTPServer):
         self.connections = _Connections()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread of its own."""
+        """Serve a connection in a new thread."""
         self.connections.add(request)
         super().process_request(request, client_address)
 
