@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 from pydantic import ValidationError
 
 from ddp_wire.contract import Env, Heartbeat, RankPhase
-from tests.cluster.support import Job
+from tests.cluster.support import Job, UnaskedJob
 from tests.harness.cluster import Cluster
 from tests.tools import install
 from tests.tools.install import eventually
@@ -95,6 +95,8 @@ class Ours:
     _count: int = 0
     _job: Job | None = None
 
+    job_class: ClassVar[type[Job]] = Job
+
     @property
     def job(self) -> Job:
         """The job of the newest set-up."""
@@ -109,7 +111,7 @@ class Ours:
 
     def start(self) -> None:
         self._count += 1
-        self._job = Job.apply(self.cluster, self.namespace, self._manifest())
+        self._job = self.job_class.apply(self.cluster, self.namespace, self._manifest())
         eventually(lambda: trains(self), "the job trains", START_SECONDS)
 
     def stop(self) -> None:
@@ -152,6 +154,25 @@ class Ours:
                 "maxInfrastructureRestarts": 10_000,
             },
         }
+
+
+class UnreachableOurs(Ours):
+    """A DDPJob whose agents the operator does not reach."""
+
+    job_class = UnaskedJob
+
+    def affects_next_recovery(self) -> bool:
+        """Return whether the next attempt would wait for more than 1 s.
+
+        The operator lets attempts without progress wait, and here it learns of checkpoints only
+        from pods that end by themselves.
+        """
+        return int(self.job.status["attemptsWithoutProgress"]) > 1
+
+    def phases(self, started: float) -> dict[str, float]:
+        """Return nothing: the operator learns no time of an agent."""
+        del started
+        return {}
 
 
 @dataclass

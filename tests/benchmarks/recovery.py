@@ -2,6 +2,7 @@
 
     python -m tests.benchmarks.recovery [--repeats 10] [--torchrun-repeats 10] [--seed 0]
                                    [--wheels DIR] [--only CASE] [--without-torchrun]
+                                   [--unreachable-agents]
 
 Runs on the real two-node cluster, with the same task, image, sizes and faults for a DDPJob and
 for torchrun in a StatefulSet. Each recovery counts from the fault to the first new update of
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tests.benchmarks.cases import CASES, Case
@@ -32,12 +34,14 @@ from tests.benchmarks.figures import (
 from tests.benchmarks.gangs import (
     MeasuredGang,
     Ours,
+    UnreachableOurs,
     default_torchrun,
     has_saved,
     trains,
     tuned_torchrun,
 )
 from tests.benchmarks.host import Host
+from tests.fault_player.unreachable import unreachable_agents
 from tests.harness import ending
 from tests.harness.cluster import Cluster
 from tests.tools import install
@@ -46,6 +50,8 @@ from tests.tools.install import Images, eventually
 NAMESPACE = "bench"
 GIVE_UP_AFTER = 2
 """Failed recoveries in a row, each in a new set-up, that count as never."""
+UNREACHABLE_GOAL_SECONDS = 15.0
+"""Goal of each case while the operator reaches no agent, p95."""
 OPERATOR_NODE = "node-1"
 """Node of the operator, so that a lost node does not take the operator too."""
 
@@ -140,11 +146,17 @@ def measure_all(cluster: Cluster, built: Images, options: argparse.Namespace) ->
     install.load_images(cluster, built)
     install.install_chart(cluster, {r"nodeSelector.kubernetes\.io/hostname": OPERATOR_NODE})
     install.create_namespace(cluster, NAMESPACE)
+    cases = [case for case in CASES if options.only in {None, case.name}]
+    if options.unreachable_agents:
+        slower = [replace(case, goal_seconds=UNREACHABLE_GOAL_SECONDS) for case in cases]
+        gang = UnreachableOurs(cluster, NAMESPACE)
+        with unreachable_agents(cluster):
+            yield from run_cases([gang], slower, {gang.label: options.repeats}, options.seed)
+        return
     gangs: list[MeasuredGang] = [Ours(cluster, NAMESPACE)]
     if not options.without_torchrun:
         gangs.append(default_torchrun(cluster, NAMESPACE))
         gangs.append(tuned_torchrun(cluster, NAMESPACE))
-    cases = [case for case in CASES if options.only in {None, case.name}]
     counts = {gang.label: options.torchrun_repeats for gang in gangs[1:]}
     repeats = {gangs[0].label: options.repeats} | counts
     yield from run_cases(gangs, cases, repeats, options.seed)
@@ -178,6 +190,11 @@ def read_options() -> argparse.Namespace:
         "--only", choices=[case.name for case in CASES], help="measure only this fault"
     )
     parser.add_argument("--without-torchrun", action="store_true")
+    parser.add_argument(
+        "--unreachable-agents",
+        action="store_true",
+        help="measure ours alone, with an operator that reaches no agent",
+    )
     return parser.parse_args()
 
 

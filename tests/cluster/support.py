@@ -11,6 +11,7 @@ import yaml
 from ddp_operator.reconcile.world import view_pod
 from ddp_wire.contract import AGENT_PORT, AgentStatus, Heartbeat
 from ddp_wire.signatures import NONCE_HEADER, SIGNATURE_HEADER, random_text, sign_request
+from tests.fault_player.unreachable import heartbeats_inside
 from tests.harness.cluster import Cluster
 from tests.tools.install import OPERATOR_USER, ROOT, eventually
 
@@ -163,6 +164,14 @@ class Job:
             logs = self.kubectl("logs", "-l", f"ddp-trainer.dev/job-name={self.name}", check=False)
             raise AssertionError(f"{error}\n{description}\n{logs}") from error
         return self.status
+
+
+class UnaskedJob(Job):
+    """A job whose agents the test does not ask: an agent tells whether it was ever read."""
+
+    def heartbeats(self) -> list[tuple[JSON, Heartbeat]]:
+        """Return the newest heartbeat of each rank from the files in the containers."""
+        return [(pod, beat) for pod in self.pods() for beat in heartbeats_inside(pod)]
 
 
 def query_agent(pod: JSON) -> AgentStatus | None:

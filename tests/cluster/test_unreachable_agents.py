@@ -1,58 +1,23 @@
 """Tests of an operator that cannot reach any agent, as behind a NetworkPolicy or a service mesh."""
 
-import json
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from ddp_wire.contract import AGENT_PORT, Heartbeat
-from tests.cluster.support import JSON, Job, long_job
-from tests.fault_player.containers import processes
+from tests.cluster.support import Job, UnaskedJob, long_job
 from tests.fault_player.faults import delete_pod, kill_rank
+from tests.fault_player.unreachable import unreachable_agents
 from tests.harness.cluster import Cluster
-from tests.tools.install import SYSTEM_NAMESPACE, eventually
+from tests.tools.install import eventually
 
 pytestmark = pytest.mark.cluster
-
-TABLE = "inet unreachable-agents"
-RULE = f"add chain {TABLE} out {{ type filter hook output priority 0; }}"
-DROP = f"add rule {TABLE} out tcp dport {AGENT_PORT} drop"
-
-
-def nft(pid: int, *commands: str) -> None:
-    """Run nftables commands in the network namespace of a process."""
-    line = ["nsenter", f"--net=/proc/{pid}/ns/net", "nft", "-f", "-"]
-    subprocess.run(line, input="\n".join(commands), text=True, check=True)
-
-
-class UnaskedJob(Job):
-    """A job whose agents the test does not ask either: an agent tells whether it was ever read."""
-
-    def heartbeats(self) -> list[tuple[JSON, Heartbeat]]:
-        """Return the newest heartbeat of each rank from the files in the containers."""
-        return [(pod, beat) for pod in self.pods() for beat in _heartbeats_inside(pod)]
-
-
-def _heartbeats_inside(pod: JSON) -> list[Heartbeat]:
-    temporary = Path(f"/proc/{processes(pod)[1]}/root/tmp")
-    files = temporary.glob("ddp-agent-*/**/beats/*.json")
-    beats = [Heartbeat.model_validate_json(file.read_text(encoding="utf-8")) for file in files]
-    newest = max((beat.attempt for beat in beats), default=0)
-    return [beat for beat in beats if beat.attempt == newest]
 
 
 @pytest.fixture
 def unreachable(cluster: Cluster) -> Iterator[None]:
     """Drop all packets from the operator to agents."""
-    pods = json.loads(cluster.kubectl("-n", SYSTEM_NAMESPACE, "get", "pods", "-o", "json").stdout)
-    (operator,) = pods["items"]
-    container = operator["spec"]["containers"][0]["name"]
-    pid = next(iter(processes(operator, container).values()))
-    nft(pid, f"add table {TABLE}", RULE, DROP)
-    yield
-    nft(pid, f"delete table {TABLE}")
+    with unreachable_agents(cluster):
+        yield
 
 
 def check_runs_again(job: Job, attempt: int) -> None:

@@ -1,7 +1,7 @@
 """Measure the operator with large jobs and with many, on a real control plane with fake nodes.
 
     python -m tests.benchmarks.scale [--repeats 3] [--pods 1000] [--jobs 1000] [--large 9999]
-                                     [--only one|many|large]
+                                     [--only one|neighbours|many|large]
 
 The exit code is 1 if a goal is missed. The figures of one job are the medians of its repeats.
 """
@@ -19,8 +19,12 @@ from tests.benchmarks.host import Host
 from tests.benchmarks.scale import bare_client, goals
 from tests.benchmarks.scale.goals import Figure
 from tests.benchmarks.scale.loads import many_jobs, one_job
+from tests.benchmarks.scale.neighbours import beside_crowds
 from tests.benchmarks.scale.stage import FAKE_NODES, Stage
 from tests.harness import ending
+
+CROWD = 100
+"""Jobs with silent or hostile agents beside which a new job is measured."""
 
 
 async def measure(options: argparse.Namespace, folder: Path, found: list[Figure]) -> None:
@@ -28,6 +32,8 @@ async def measure(options: argparse.Namespace, folder: Path, found: list[Figure]
     async with Stage.up(folder) as stage:
         if options.only in {None, "one"}:
             found += await _repeat(stage, options.pods, options.repeats)
+        if options.only in {None, "neighbours"}:
+            found += goals.of_neighbours(await beside_crowds(stage, CROWD, options.repeats))
         if options.only in {None, "many"}:
             many = await many_jobs(stage, "many", options.jobs, 4)
             print("\n".join(many.notes), flush=True)
@@ -67,7 +73,7 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--large", type=int, default=9999)
-    parser.add_argument("--only", choices=["one", "many", "large"])
+    parser.add_argument("--only", choices=["one", "neighbours", "many", "large"])
     options = parser.parse_args()
     folder, host = Path(tempfile.mkdtemp(prefix="ddp-bench-scale-")), Host()
     print(f"logs: {folder}", flush=True)

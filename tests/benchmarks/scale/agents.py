@@ -25,6 +25,7 @@ from ddp_wire.signatures import (
     sign_request,
 )
 from tests.api.client import Api
+from tests.benchmarks.scale.conduct import Conduct, be_hostile, be_silent
 from tests.harness import ending
 from tests.harness.cluster import Cluster
 
@@ -43,6 +44,7 @@ class _Agent:
     secret: str
     index: int
     attempt: int
+    conduct: Conduct
     since: float = field(default_factory=time.time)
 
     def status(self) -> AgentStatus:
@@ -102,13 +104,14 @@ class Agents:
                 secret=view_pod(pod).secret,
                 index=int(labels[contract.LABEL_NODE_INDEX]),
                 attempt=int(attempt),
+                conduct=Conduct.of(metadata["namespace"]),
             )
         elif attempt.isdigit():
             known.attempt = int(attempt)
         self._added.set()
         self._added = asyncio.Event()
 
-    async def answer(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer as the agent at the address to which the request was sent."""
         assert request.transport is not None
         address = request.transport.get_extra_info("sockname")[0]
@@ -119,6 +122,12 @@ class Agents:
         expected = sign_request(agent.secret, nonce, request.method, request.path_qs)
         if not is_genuine(request.headers.get(SIGNATURE_HEADER), expected):
             return web.Response(status=403)
+        if agent.conduct is Conduct.SILENT:
+            return await be_silent()
+        if agent.conduct is Conduct.HOSTILE:
+            return await be_hostile(
+                request, agent.secret, nonce, json.loads(agent.status().to_json())
+            )
         if int(request.query.get("revision", "-1")) == agent.attempt:
             await asyncio.sleep(float(request.query.get("wait", "0")))
         body = agent.status().to_json().encode()

@@ -2,11 +2,16 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import median
 
+from tests.benchmarks.scale.conduct import Conduct
 from tests.benchmarks.scale.loads import ManyJobs, OneJob
+from tests.benchmarks.scale.neighbours import Neighbours
 
 _FURTHER_REQUESTS = 8
 _BARE_RATIO = 1.2
+_NEIGHBOUR_RATIO = 1.2
+_LARGEST_STATUS = 32_768
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,32 @@ def of_many_jobs(found: ManyJobs) -> list[Figure]:
         Figure(load, "delete to last pod gone", found.gone, "s"),
         Figure(load, "memory before", found.megabytes_before, "MB"),
         Figure(load, "memory after deletion as a multiple of before", returned, "", 1.2),
+    ]
+
+
+def of_neighbours(found: Neighbours) -> list[Figure]:
+    """Return what a crowd of jobs in one namespace costs a new job in another one."""
+    figures = [
+        Figure("new job, alone", "apply to last pod created", median(found.created[None]), "s"),
+        Figure("new job, alone", "apply to Running", median(found.running[None]), "s"),
+    ]
+    for conduct in (Conduct.SILENT, Conduct.HOSTILE):
+        load = f"new job beside {found.crowd_jobs} {conduct} ones"
+        for name, of in (("last pod created", found.created), ("Running", found.running)):
+            figures += [
+                Figure(load, f"apply to {name}", median(of[conduct]), "s"),
+                Figure(
+                    load,
+                    f"{name}, as a multiple of alone",
+                    found.ratio(of, conduct),
+                    "",
+                    _NEIGHBOUR_RATIO,
+                ),
+            ]
+    return [
+        *figures,
+        Figure(load, "memory of the operator, peak", found.peak_megabytes, "MB", 256.0),
+        Figure(load, "largest status", found.largest_status, "bytes", _LARGEST_STATUS),
     ]
 
 
