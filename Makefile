@@ -99,12 +99,12 @@ format: $(READY) ## Format the code and apply the automatic fixes of the linter
 	$(BIN)/ruff format
 
 .PHONY: generate
-generate: $(READY) ## Write the generated files: CRD, chart CRD, API reference
+generate: $(READY) ## Write the generated files: CRD, chart CRD, API and metrics reference
 	$(BIN)/python -m tests.tools.generate
 
 .PHONY: lock
-lock: $(READY) ## Write the lock files
-	$(BIN)/python requirements/lock.py --wheels "$(WHEELS)"
+lock: $(READY) ## Write the lock files (UPGRADE=1 takes the newest versions)
+	$(BIN)/python requirements/lock.py --wheels "$(WHEELS)" $(if $(UPGRADE),--upgrade)
 
 .PHONY: cluster
 cluster: $(READY) ## Start a real two-node Kubernetes with the chart installed, and leave it running

@@ -13,7 +13,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 TORCH = "2.13.0"
-_TORCH_ONLY = re.compile(r"^(torch==|triton|nvidia-|cuda-)")
+_TORCH_ONLY = re.compile(r"^(torch==|triton|nvidia-(?!ml-py)|cuda-)")
+_PIN = re.compile(r"^[^\s#=]+==[^\\\n]+", flags=re.MULTILINE)
 _HEAD = "# Written by `make lock`.\n"
 _TARGETS = {
     "operator": ["--extra", "operator"],
@@ -24,12 +25,15 @@ _TARGETS = {
 
 
 def main() -> None:
-    """Lock all targets; `--wheels` names the folder with the CPU build of torch."""
+    """Lock all targets. Packages that are locked already keep their versions by default."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--wheels", type=Path, required=True)
-    wheels: Path = parser.parse_args().wheels
+    parser.add_argument("--wheels", type=Path, required=True, help="folder with torch for CPUs")
+    parser.add_argument("--upgrade", action="store_true", help="take the newest versions")
+    options = parser.parse_args()
+    wheels: Path = options.wheels
     for name, extras in _TARGETS.items():
-        rest, torch = _split(_compile(["pyproject.toml", *extras], f"torch=={TORCH}\n"))
+        pins = [f"torch=={TORCH}"] if options.upgrade else [f"torch=={TORCH}", *_locked(name)]
+        rest, torch = _split(_compile(["pyproject.toml", *extras], "\n".join(pins)))
         _write(f"{name}.lock", rest)
         if name == "trainer":
             _write("torch-cuda.lock", torch)
@@ -37,6 +41,13 @@ def main() -> None:
     wheel = next(wheels.glob(f"torch-{TORCH}+cpu-*.whl"))
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     _write("torch-cpu.lock", [f"torch=={TORCH}+cpu \\\n    --hash=sha256:{digest}\n"])
+
+
+def _locked(name: str) -> list[str]:
+    """Return the pins of a lock file, with torch's."""
+    texts = [(HERE / file).read_text() for file in (f"{name}.lock", "torch-cuda.lock")]
+    pins = [pin for text in texts for pin in _PIN.findall(text)]
+    return [pin for pin in pins if not pin.startswith("torch==")]
 
 
 def _compile(sources: list[str], constraints: str, stdin: str = "") -> str:

@@ -7,14 +7,15 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any
 
 import kopf
+from prometheus_client import CollectorRegistry
 
 from ddp_operator.builders.pod import Defaults
-from ddp_operator.cluster.base import Key, NotLeadingError
+from ddp_operator.cluster.base import Key, NotLeadingError, Request
 from ddp_operator.cluster.kube import KubeCluster
 from ddp_operator.handlers import build_registry, build_settings
 from ddp_operator.runtime import logs
@@ -22,8 +23,10 @@ from ddp_operator.runtime.agent_watcher import AgentWatcher
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.health import serve_health
+from ddp_operator.runtime.job_metrics import JobCollector
 from ddp_operator.runtime.leader import Elector, Timing
 from ddp_operator.runtime.memory import collect_garbage_less_often
+from ddp_operator.runtime.metrics import OperatorMetrics
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.settings import Settings, SettingsError
 from ddp_operator.runtime.workers import Activity, first_sync, resync_periodically, work
@@ -45,10 +48,11 @@ async def run(settings: Settings) -> None:
     """
     stop = asyncio.Event()
     _handle_signals(stop)
+    metrics = OperatorMetrics(CollectorRegistry())
     if settings.lease_namespace is not None:
-        await _run_with_election(settings, settings.lease_namespace, stop)
+        await _run_with_election(settings, settings.lease_namespace, metrics, stop)
     else:
-        await _run_without_election(settings, stop)
+        await _run_without_election(settings, metrics, stop)
 
 
 def _handle_signals(stop: asyncio.Event) -> None:
@@ -56,32 +60,48 @@ def _handle_signals(stop: asyncio.Event) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
 
-async def _run_without_election(settings: Settings, stop: asyncio.Event) -> None:
+async def _run_without_election(
+    settings: Settings, metrics: OperatorMetrics, stop: asyncio.Event
+) -> None:
     activity = Activity()
-    cluster = await KubeCluster.connect(on_request=activity.record_request)
-    health = await serve_health(activity, settings.health_port)
+    observe = _observer(activity, metrics)
+    cluster = await KubeCluster.connect(on_request=observe)
+    health = await serve_health(activity, metrics.registry, settings.health_port)
     try:
-        await _run_until(stop, [_reconcile_jobs(settings, cluster, activity, stop)])
+        await _run_until(stop, [_reconcile_jobs(settings, cluster, activity, metrics, stop)])
     finally:
         await health.cleanup()
         await cluster.close()
 
 
-async def _run_with_election(settings: Settings, namespace: str, stop: asyncio.Event) -> None:
+def _observer(activity: Activity, metrics: OperatorMetrics) -> Callable[[Request], None]:
+    """Return what records each request to the API server."""
+
+    def observe(request: Request) -> None:
+        activity.record_request(request)
+        metrics.record_request(request)
+
+    return observe
+
+
+async def _run_with_election(
+    settings: Settings, namespace: str, metrics: OperatorMetrics, stop: asyncio.Event
+) -> None:
     activity = Activity()
     # Separate connections, so that a renewal never waits for other requests.
-    leases = await KubeCluster.connect(in_flight=2)
+    leases = await KubeCluster.connect(in_flight=2, on_request=metrics.record_request)
     identity = f"{settings.identity}_{uuid.uuid4().hex[:8]}"
     timing = Timing(settings.lease_seconds, settings.renew_seconds, settings.retry_seconds)
     elector = Elector(leases, namespace, settings.lease_name, identity, timing)
-    cluster = await KubeCluster.connect(may_write=elector.check, on_request=activity.record_request)
-    health = await serve_health(activity, settings.health_port, elector.standby_readiness)
+    observe = _observer(activity, metrics)
+    cluster = await KubeCluster.connect(may_write=elector.check, on_request=observe)
+    readiness = elector.standby_readiness
+    health = await serve_health(activity, metrics.registry, settings.health_port, readiness)
     try:
         if await elector.acquire(stop):
             try:
-                await _run_until(
-                    stop, [elector.hold(), _reconcile_jobs(settings, cluster, activity, stop)]
-                )
+                reconciling = _reconcile_jobs(settings, cluster, activity, metrics, stop)
+                await _run_until(stop, [elector.hold(), reconciling])
             finally:
                 await elector.release()
     finally:
@@ -91,7 +111,11 @@ async def _run_with_election(settings: Settings, namespace: str, stop: asyncio.E
 
 
 async def _reconcile_jobs(
-    settings: Settings, cluster: KubeCluster, activity: Activity, stop: asyncio.Event
+    settings: Settings,
+    cluster: KubeCluster,
+    activity: Activity,
+    metrics: OperatorMetrics,
+    stop: asyncio.Event,
 ) -> None:
     """Run everything that only the leader may run, forever."""
     cache = Cache()
@@ -99,7 +123,18 @@ async def _reconcile_jobs(
     defaults = Defaults(settings.trainer_image, settings.image_pull_policy)
     wake = functools.partial(queue.add, news=True)
     watcher = AgentWatcher(cluster, wake, settings.status_writes_per_second)
-    controller = Controller(cluster, cache, defaults, lambda: datetime.now(UTC), reports=watcher)
+    controller = Controller(
+        cluster,
+        cache,
+        defaults,
+        lambda: datetime.now(UTC),
+        reports=watcher,
+        on_status=metrics.record_status,
+    )
+    metrics.leader.set(1)
+    metrics.registry.register(JobCollector(cache.jobs))
+    metrics.observe_queue(queue.__len__, queue.oldest_seconds)
+    metrics.observe_agents(watcher.count)
 
     def take_snapshot() -> Coroutine[Any, Any, Any]:
         return cluster.snapshot(settings.namespace)
@@ -107,9 +142,10 @@ async def _reconcile_jobs(
     await first_sync(take_snapshot, cache, queue, activity)
     _log.info("ready: %d jobs known, trainer image %s", len(cache.keys()), defaults.image)
     coroutines: list[Coroutine[Any, Any, None]] = [
-        work(queue, controller, activity) for _ in range(settings.workers)
+        work(queue, controller, activity, metrics.record_reconcile) for _ in range(settings.workers)
     ]
     coroutines.append(resync_periodically(take_snapshot, cache, queue, settings.resync_seconds))
+    coroutines.append(metrics.measure_lag())
     coroutines.append(_watch(settings, cache, queue, stop))
     try:
         await _run_until(asyncio.Event(), coroutines)

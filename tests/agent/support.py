@@ -109,4 +109,12 @@ class FakeAgent:
 
     def server(self, port: int = 0, bind: str = "127.0.0.1", secret: str = "") -> AgentServer:
         """Return a server of this agent, not started yet."""
-        return AgentServer(bind, port, self.cell, self.orders, self.is_alive, secret=secret)
+        return AgentServer(
+            bind,
+            port,
+            self.cell,
+            self.orders,
+            self.is_alive,
+            render_metrics=lambda: b"metrics 1.0\n",
+            secret=secret,
+        )

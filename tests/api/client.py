@@ -13,6 +13,7 @@ from unittest.mock import patch
 import aiohttp
 from kubernetes.aio.config import kube_config
 
+from ddp_operator.cluster.base import Request
 from ddp_operator.cluster.kube import KubeCluster
 from tests.harness import paths
 from tests.harness.cluster import Cluster
@@ -187,7 +188,7 @@ async def always(holds: Callable[[], Awaitable[bool]], condition: str, seconds: 
 async def operator_client(
     kubeconfig: Path,
     may_write: Callable[[], None] = lambda: None,
-    on_request: Callable[[bool], None] = lambda _: None,
+    on_request: Callable[[Request], None] = lambda _: None,
 ) -> AsyncIterator[KubeCluster]:
     """Yield the operator's own client, with the certificate of a kubeconfig."""
     # The library reads the variable KUBECONFIG once, when it is imported.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
 
-from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest, Snapshot
+from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest, Request, Snapshot
 from ddp_operator.cluster.kube import KubeCluster
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
@@ -89,7 +89,7 @@ class OperatorEnvironment:
         def before_write() -> None:
             _process.get().before_write()
 
-        def after_request(_: bool) -> None:
+        def after_request(_: Request) -> None:
             _process.get().after_request()
 
         async with (

@@ -37,10 +37,10 @@ def test_only_what_runs_in_the_launcher_imports_torch(path: Path) -> None:
     assert not {"kopf", "kubernetes", "ddp_operator", "ddp_trainer", "aiohttp"} & packages(path)
 
 
-def test_ddp_wire_needs_the_standard_library_and_pydantic_only() -> None:
+def test_ddp_wire_needs_the_standard_library_pydantic_and_prometheus_client_only() -> None:
     modules = sorted((ROOT / "trainer" / "ddp_wire").glob("*.py"))
     needed = {package for module in modules for package in packages(module)}
-    assert needed - set(sys.stdlib_module_names) == {"ddp_wire", "pydantic"}
+    assert needed - set(sys.stdlib_module_names) == {"ddp_wire", "pydantic", "prometheus_client"}
 
 
 @pytest.mark.parametrize(

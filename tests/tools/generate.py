@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ddp_operator.api.crd import build_crd, to_yaml
 from ddp_operator.api.reference import build_reference
+from tests.tools.metrics_page import build_metrics_page
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,6 +18,7 @@ def generated() -> dict[Path, str]:
         ROOT / "manifests" / "crd" / "ddpjobs.yaml": crd,
         ROOT / "charts" / "files" / "crd.yaml": crd,
         ROOT / "docs" / "reference" / "api.md": build_reference(),
+        ROOT / "docs" / "reference" / "metrics.md": build_metrics_page(),
     }
 
 

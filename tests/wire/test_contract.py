@@ -21,6 +21,7 @@ from ddp_wire.contract import (
     Heartbeat,
     Progress,
     RankPhase,
+    RankTimes,
     Timeline,
     WireModel,
 )
@@ -65,6 +66,7 @@ def test_fields_of_a_newer_release_are_ignored(model: type[WireModel]) -> None:
         Progress: FULL.progress,
         CheckpointInfo: FULL.checkpoint,
         Failure: FULL.failure,
+        RankTimes: RankTimes(updates=[1, 2], phase_seconds={"forward": 0.5}),
         Timeline: FULL.timeline,
         AttemptOrder: AttemptOrder(job_uid="uid-1", attempt=2),
     }

@@ -24,6 +24,7 @@ class AgentConfig(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     job_uid: str = Field(alias=Env.JOB_UID, min_length=1)
+    job_name: str = Field(alias=Env.JOB_NAME, default="")
     node_index: int = Field(alias=Env.NODE_INDEX, ge=0)
     nodes: int = Field(alias=Env.NODES, ge=1)
     procs_per_node: int = Field(alias=Env.PROCS_PER_NODE, ge=1)

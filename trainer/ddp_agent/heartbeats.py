@@ -1,21 +1,22 @@
 """Reads the heartbeats of this node's ranks, and derives the attempt's milestones from them."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from ddp_wire.contract import Heartbeat, RankPhase, Timeline
+from ddp_wire.contract import Heartbeat, LocalHeartbeat, RankPhase, Timeline
 
 _log = logging.getLogger(__name__)
 
 
-def read_heartbeats(directory: Path, attempt: int) -> list[Heartbeat]:
+def read_heartbeats(directory: Path, attempt: int) -> list[LocalHeartbeat]:
     """Return the newest heartbeat of each local rank in this attempt, sorted by local rank."""
     found = []
     for path in sorted(directory.glob("*.json")):
         try:
-            heartbeat = Heartbeat.model_validate_json(path.read_bytes())
+            heartbeat = LocalHeartbeat.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
             _log.debug("ignoring the unreadable heartbeat %s: %s", path, error)
             continue
@@ -24,7 +25,7 @@ def read_heartbeats(directory: Path, attempt: int) -> list[Heartbeat]:
     return sorted(found, key=lambda heartbeat: heartbeat.local_rank)
 
 
-def all_joined(heartbeats: list[Heartbeat], ranks: int) -> bool:
+def all_joined(heartbeats: Sequence[Heartbeat], ranks: int) -> bool:
     """Return whether every local rank has joined the process group."""
     joined = {RankPhase.TRAINING, RankPhase.DONE}
     return len(heartbeats) == ranks and all(one.phase in joined for one in heartbeats)
@@ -38,7 +39,7 @@ def all_spawned(log_dir: Path, ranks: int) -> bool:
     return len(list(log_dir.glob("*/attempt_0/*/stderr.log"))) >= ranks
 
 
-def extend_timeline(known: Timeline, heartbeats: list[Heartbeat], ranks: int) -> Timeline:
+def extend_timeline(known: Timeline, heartbeats: Sequence[Heartbeat], ranks: int) -> Timeline:
     """Return the timeline with the milestones that all local ranks have reached.
 
     The time of a milestone is the time of the last rank.

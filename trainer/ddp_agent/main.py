@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from ddp_agent.agent import Agent
@@ -13,12 +14,15 @@ from ddp_agent.barrier import start_barrier
 from ddp_agent.clock import Clock, Ticker
 from ddp_agent.config import AgentConfig, BadEnvironmentError
 from ddp_agent.doorbell import Doorbell
+from ddp_agent.gpus import GpuReader
+from ddp_agent.metrics import AgentCollector
 from ddp_agent.orders import AttemptOrders
 from ddp_agent.reporter import AttemptReporter
 from ddp_agent.server import AgentServer
 from ddp_agent.termination import write_termination_message
 from ddp_agent.warm import Standby
 from ddp_wire.contract import Env, ExitCode
+from ddp_wire.exposition import render
 from ddp_wire.processes import adopt_orphans
 
 
@@ -58,12 +62,14 @@ def main(standby: Standby | None = None) -> None:
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: orders.stop())
+        collector = AgentCollector(config, reporter.cell.current, GpuReader().read)
         server = AgentServer(
             config.bind,
             config.port,
             reporter.cell,
             orders,
             agent.is_alive,
+            render_metrics=partial(render, collector),
             secret=config.secret,
         )
         server.start()

@@ -1,5 +1,7 @@
 """Maintains the agent status of the current attempt: phase, heartbeats and timeline."""
 
+from collections.abc import Sequence
+
 from ddp_agent.clock import Clock
 from ddp_agent.config import AgentConfig
 from ddp_agent.heartbeats import all_joined, all_spawned, extend_timeline, read_heartbeats
@@ -83,7 +85,7 @@ class AttemptReporter:
         """Report a phase of the attempt."""
         self.cell.enter(phase, self._clock.wall(), failure)
 
-    def _update_timeline(self, launch: Launch, heartbeats: list[Heartbeat]) -> bool:
+    def _update_timeline(self, launch: Launch, heartbeats: Sequence[Heartbeat]) -> bool:
         """Update the timeline. Return whether torchrun has started all local ranks."""
         known, ranks = self.status.timeline, self._config.procs_per_node
         if known is None:

@@ -1,6 +1,7 @@
-"""HTTP endpoints of the agent: /healthz, /readyz, /status and /attempt.
+"""HTTP endpoints of the agent: /healthz, /readyz, /metrics, /status and /attempt.
 
-The first two are for the kubelet. The others need the operator's signature.
+The first two are for the kubelet, and the third one is for Prometheus. The others need the
+operator's signature.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 
 from ddp_agent.orders import AttemptOrders
@@ -48,6 +50,7 @@ class AgentServer:
         orders: AttemptOrders,
         is_alive: Callable[[], bool],
         *,
+        render_metrics: Callable[[], bytes],
         secret: str = "",
     ) -> None:
         """Bind to an address.
@@ -58,9 +61,12 @@ class AgentServer:
             status: Agent status to serve.
             orders: Receiver of attempt orders.
             is_alive: Whether the agent's loop advances. Threads of the server call it.
+            render_metrics: Returns the metrics as text. Threads of the server call it.
             secret: Secret of this pod, or "" to accept and send messages without a signature.
         """
-        self._server = _Server((bind, port), status, orders, is_alive, secret=secret)
+        self._server = _Server(
+            (bind, port), status, orders, is_alive, render_metrics=render_metrics, secret=secret
+        )
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_SECONDS,), daemon=True
         )
@@ -124,6 +130,7 @@ class _Server(ThreadingHTTPServer):
         orders: AttemptOrders,
         is_alive: Callable[[], bool],
         *,
+        render_metrics: Callable[[], bytes],
         secret: str,
     ) -> None:
         # All addresses of the pod, because a cluster may use IPv4, IPv6 or both.
@@ -132,6 +139,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
         self.secret = secret
         self.status, self.orders, self.is_alive = status, orders, is_alive
+        self.render_metrics = render_metrics
         self.connections = _Connections()
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -169,6 +177,9 @@ class _Handler(BaseHTTPRequestHandler):
                 now = self.server.status.current()
                 ready = now.phase is AgentPhase.TRAINING
                 self._send_probe(ready, f"attempt {now.attempt} is {now.phase}\n")
+            case "/metrics":
+                text = self.server.render_metrics().decode()
+                self._send(HTTPStatus.OK, text, CONTENT_TYPE_LATEST)
             case "/status":
                 if self._is_from_operator(b""):
                     self._send_status(parse_qs(address.query))

@@ -66,7 +66,7 @@ def loop(run: Run) -> bool:
         return False
     decision = run.exchange_requests()
     trace = run.learner.trace
-    arriving = on_device(run.train_loader, run.learner.device, run.report.data_wait)
+    arriving = on_device(run.train_loader, run.learner.device, run.report.times.data_wait)
     arriving = trace.ranges("data", arriving)
     with Collector(run.config.collect_every_steps) as garbage:
         for micro_batches in by_update(arriving):

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from ddp_wire.exit_codes import ExitCode as ExitCode  # noqa: PLC0414 (part of the contract)
+from ddp_wire.families import UPDATE_SECONDS_BUCKETS
 from ddp_wire.variables import Env as Env  # noqa: PLC0414 (part of the contract)
 
 GROUP = "ddp-trainer.dev"
@@ -47,7 +48,7 @@ TERMINATION_MESSAGE_BYTES = 4096
 """Maximum size of a termination message, in bytes. The kubelet truncates longer ones."""
 
 AGENT_PORT = 8470
-"""Port of the agent's HTTP endpoints /healthz, /readyz, /status and /attempt."""
+"""Port of the agent's HTTP endpoints /healthz, /readyz, /metrics, /status and /attempt."""
 BARRIER_PORT = 8471
 """Port of node 0's agent, to which the other nodes' agents connect before each attempt starts.
 
@@ -119,6 +120,9 @@ class Progress(WireModel):
     eta_seconds: Number | None = None
     metrics: dict[Text, float] = Field(default_factory=dict)
     """Results of the newest evaluation, by metric name."""
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    """Norm of the newest gradient, if it is measured."""
 
 
 class CheckpointInfo(WireModel):
@@ -128,6 +132,27 @@ class CheckpointInfo(WireModel):
     path: Text
     at: UnixSeconds
     """Unix seconds."""
+
+
+class RankTimes(WireModel):
+    """Where the time of a rank went since the start of its attempt."""
+
+    updates: Annotated[list[Number], Field(max_length=len(UPDATE_SECONDS_BUCKETS) + 1)] = Field(
+        default_factory=list
+    )
+    """Updates by their duration: one count per bucket of `UPDATE_SECONDS_BUCKETS`, and the rest."""
+    update_seconds: float = 0.0
+    """Seconds of these updates, without evaluations and checkpoints."""
+    data_wait_seconds: float = 0.0
+    """Seconds without a batch to train on. They are part of the updates."""
+    checkpoint_seconds: float = 0.0
+    evaluation_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    """CPU time of the process."""
+    phase_seconds: Annotated[dict[Text, float], Field(max_length=8)] = Field(default_factory=dict)
+    """Seconds of each phase of the newest measured update."""
+    memory_bytes: Number | None = None
+    """Memory of the GPU that the rank's tensors use. None without a GPU."""
 
 
 class Heartbeat(WireModel):
@@ -152,6 +177,13 @@ class Heartbeat(WireModel):
     """Set by global rank 0 only."""
     checkpoint: CheckpointInfo | None = None
     """Set by global rank 0 only."""
+
+
+class LocalHeartbeat(Heartbeat):
+    """Heartbeat as a rank writes it for its agent. An agent's status has only the fields above."""
+
+    times: RankTimes | None = None
+    """For the agent's metrics."""
 
 
 class Failure(WireModel):

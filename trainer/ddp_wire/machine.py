@@ -1,4 +1,4 @@
-"""Reads the CPU and memory limits of this container, and raises the OOM score of a rank."""
+"""Reads the CPU and memory limits and use of this container, and raises the OOM score of a rank."""
 
 import contextlib
 import os
@@ -45,6 +45,27 @@ def out_of_memory_kills(cgroup: Path = _CGROUP) -> int:
         if counts := _counts(file):
             return counts.get("oom_kill", 0)
     return 0
+
+
+def memory_bytes(cgroup: Path = _CGROUP) -> int | None:
+    """Return the memory of this container without page cache that the kernel can drop.
+
+    This is the working set, by which the kubelet judges a pod too. None if it cannot be read.
+    """
+    for file, statistics, key in (
+        (cgroup / "memory.current", cgroup / "memory.stat", "inactive_file"),
+        (
+            cgroup / "memory" / "memory.usage_in_bytes",
+            cgroup / "memory" / "memory.stat",
+            "total_inactive_file",
+        ),
+    ):
+        try:
+            used = int(file.read_text())
+        except (OSError, ValueError):
+            continue
+        return max(0, used - _counts(statistics).get(key, 0))
+    return None
 
 
 def prefer_for_oom_kill(process: Path = Path("/proc/self")) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Protocol
 
 from ddp_operator.reconcile.plan import Event
@@ -52,6 +53,28 @@ class Snapshot:
     jobs: Listing
     pods: Listing
     services: Listing
+
+
+@dataclass(frozen=True)
+class Request:
+    """Outcome of one request to the API server."""
+
+    verb: str
+    """HTTP method."""
+    resource: str
+    """Plural of the resource, with its subresource: pods or ddpjobs/status."""
+    status: int
+    """HTTP status, or 0 without a response."""
+    seconds: float
+    """Time until the response."""
+
+    @property
+    def served(self) -> bool:
+        """Whether the server serves this process, even if it refused the request."""
+        return self.status not in _UNSERVED
+
+
+_UNSERVED = frozenset({0, HTTPStatus.UNAUTHORIZED, *range(500, 600)})
 
 
 class Leases(Protocol):

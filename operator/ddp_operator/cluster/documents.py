@@ -45,6 +45,18 @@ def event_document(job: Manifest, event: Event, now: datetime) -> Manifest:
     }
 
 
+def resource_of(path: str) -> str:
+    """Return the plural of the resource in a path of the API server, with its subresource.
+
+    Names of objects are left out, so that few different values exist.
+    """
+    _, _, rest = path.partition("/v1")
+    parts = rest.removeprefix("alpha1").strip("/").split("/")
+    if parts[0] == "namespaces":
+        parts = parts[2:]
+    return "/".join(part for part in (*parts[:1], *parts[2:3]) if part)
+
+
 def lost_fields(existing: Manifest, manifest: Manifest) -> Manifest:
     """Return the labels of a child and the selector of a Service that must be restored."""
     lost: Manifest = {}

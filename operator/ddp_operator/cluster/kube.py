@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -25,10 +26,17 @@ from ddp_operator.cluster.base import (
     Listing,
     Manifest,
     NameTakenError,
+    Request,
     Snapshot,
     owner_uids,
 )
-from ddp_operator.cluster.documents import COMPONENT, event_document, lost_fields, status_document
+from ddp_operator.cluster.documents import (
+    COMPONENT,
+    event_document,
+    lost_fields,
+    resource_of,
+    status_document,
+)
 from ddp_operator.cluster.used_fields import keep_used_fields
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.world import PodView
@@ -45,8 +53,6 @@ PAGE = 500
 """Number of objects in one answer to a list. Their JSON has some 5 MB and parses in 50 ms."""
 _GONE = {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}
 """HTTP statuses of a change with a uid precondition that mean that the object is gone."""
-_UNSERVED = {0, HTTPStatus.UNAUTHORIZED, *range(500, 600)}
-"""HTTP statuses that mean that the server does not serve this process. 0 means no response."""
 
 
 class KubeCluster:
@@ -58,7 +64,7 @@ class KubeCluster:
         agents: Agents,
         *,
         may_write: Callable[[], None] = lambda: None,
-        on_request: Callable[[bool], None] = lambda _: None,
+        on_request: Callable[[Request], None] = lambda _: None,
         in_flight: int = 32,
     ) -> None:
         """Create a client.
@@ -67,7 +73,7 @@ class KubeCluster:
             api: Client of the API server.
             agents: Client of the agents.
             may_write: Called before each change. It raises when this process must not write.
-            on_request: Called after each request with whether the server served it.
+            on_request: Called after each request.
             in_flight: Maximum number of concurrent requests.
         """
         self._api = api
@@ -81,7 +87,7 @@ class KubeCluster:
         *,
         in_flight: int = 32,
         may_write: Callable[[], None] = lambda: None,
-        on_request: Callable[[bool], None] = lambda _: None,
+        on_request: Callable[[Request], None] = lambda _: None,
     ) -> "KubeCluster":
         """Connect with the pod's service account if there is one, otherwise with the kubeconfig."""
         configuration = client.Configuration()
@@ -295,13 +301,29 @@ class KubeCluster:
         """
         try:
             async with self._in_flight:
-                document = await self._send(method, path, body, query)
+                document = await self._measure(method, path, body, query)
         except ClusterError as error:
-            self._on_request(error.status not in _UNSERVED)
             if error.status == HTTPStatus.UNAUTHORIZED:
                 self._reload_token()
             raise
-        self._on_request(True)
+        return document
+
+    async def _measure(
+        self, method: str, path: str, body: Manifest | None, query: Mapping[str, str] | None
+    ) -> Manifest:
+        """Send one request, and report its outcome."""
+        started = time.monotonic()
+
+        def report(status: int) -> None:
+            seconds = time.monotonic() - started
+            self._on_request(Request(method, resource_of(path), status, seconds))
+
+        try:
+            document = await self._send(method, path, body, query)
+        except ClusterError as error:
+            report(error.status)
+            raise
+        report(HTTPStatus.OK)
         return document
 
     def _reload_token(self) -> None:

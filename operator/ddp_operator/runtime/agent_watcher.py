@@ -117,6 +117,10 @@ class AgentWatcher:
         """Return the uids of those pods whose agent did not answer the newest request."""
         return frozenset(uid for uid, watch in self._of(pods) if watch.silent)
 
+    def count(self, silent: bool) -> int:
+        """Return the number of followed agents that are silent, or that are not."""
+        return sum(watch.silent == silent for watch in self._by_uid.values())
+
     @property
     def progress_seconds(self) -> float:
         """Seconds between two status writes that change only the progress of one job.

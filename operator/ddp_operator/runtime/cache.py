@@ -55,6 +55,10 @@ class Cache:
         """Return the keys of all jobs."""
         return list(self._jobs)
 
+    def jobs(self) -> list[Manifest]:
+        """Return all jobs. Any thread may call it."""
+        return list(self._jobs.values())
+
     def children(self, kind: str, key: Key) -> list[Manifest]:
         """Return the pods or Services of a job, and of earlier jobs with the same name."""
         return list(self._children[kind].get(key, {}).values())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob, InvalidJobError, UnreadableStatusError, parse_job
+from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults, with_secret
 from ddp_operator.cluster.base import (
@@ -71,8 +72,20 @@ class Controller:
         *,
         reports: AgentReports,
         in_flight: int = 32,
+        on_status: Callable[[DDPJobStatus, DDPJobStatus], None] = lambda *_: None,
     ) -> None:
-        """Create a controller. `in_flight` limits the concurrent requests of one plan."""
+        """Create a controller.
+
+        Args:
+            cluster: Access to the cluster.
+            cache: Newest known jobs and children.
+            defaults: Values of jobs that set none.
+            clock: Returns the time.
+            reports: Newest known statuses of agents.
+            in_flight: Maximum number of concurrent requests of one plan.
+            on_status: Called with the old and the new status after each write.
+        """
+        self._on_status = on_status
         self._cluster, self._cache, self._reports = cluster, cache, reports
         self._defaults, self._clock = defaults, clock
         self._in_flight = asyncio.Semaphore(in_flight)
@@ -219,6 +232,7 @@ class Controller:
             status = plan.status.model_dump(mode="json", by_alias=True, exclude_none=True)
             raw = await self._write_status(raw, status)
             self._written[key] = self._clock()
+            self._on_status(job.status, plan.status)
             self._minor_writes_of(key).take(self._clock().timestamp())
         for event in plan.events:
             _log.info("%s: %s", event.reason, event.message)

@@ -1,8 +1,10 @@
-"""The operator's own health endpoints."""
+"""The operator's own endpoints: health and metrics."""
 
+import asyncio
 from collections.abc import Callable
 
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from ddp_operator.runtime.workers import Activity
 
@@ -19,12 +21,16 @@ def _always_leads() -> None:
 
 
 async def serve_health(
-    activity: Activity, port: int, standby_readiness: Readiness = _always_leads
+    activity: Activity,
+    registry: CollectorRegistry,
+    port: int,
+    standby_readiness: Readiness = _always_leads,
 ) -> web.AppRunner:
-    """Serve /healthz and /readyz. The caller must clean up the returned runner.
+    """Serve /healthz, /readyz and /metrics. The caller must clean up the returned runner.
 
     Args:
         activity: Activity of this process.
+        registry: Metrics to serve.
         port: Port to listen on.
         standby_readiness: Returns readiness and a sentence while another process leads, and None
             while this process leads.
@@ -47,8 +53,19 @@ async def serve_health(
             return _response(False, f"jobs and pods have not been listed yet{reason}")
         return _response(True, "ok")
 
+    async def metrics(_: web.Request) -> web.Response:
+        # The text of a thousand jobs takes a part of a second.
+        text = await asyncio.to_thread(generate_latest, registry)
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
     app = web.Application()
-    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
+    app.add_routes(
+        [
+            web.get("/healthz", healthz),
+            web.get("/readyz", readyz),
+            web.get("/metrics", metrics),
+        ]
+    )
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, port=port).start()

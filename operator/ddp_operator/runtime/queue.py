@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections import deque
 from collections.abc import Hashable
 from typing import Generic, TypeVar
@@ -38,6 +39,8 @@ class WorkQueue(Generic[K]):
         self._waiting: dict[K, bool] = {}
         """Keys that are ready, with whether they have news. A key with news may be in both deques,
         and its second entry is skipped."""
+        self._waiting_since: dict[K, float] = {}
+        """Monotonic time at which each of these keys became ready, oldest first."""
         self._active: set[K] = set()
         self._added_while_active: dict[K, bool] = {}
         self._timers: dict[K, asyncio.TimerHandle] = {}
@@ -50,6 +53,14 @@ class WorkQueue(Generic[K]):
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def oldest_seconds(self) -> float:
+        """Return for how long the first ready key has waited for a worker, 0 without any.
+
+        Any thread may call it.
+        """
+        since = next(iter(self._waiting_since.values()), None)
+        return 0.0 if since is None else time.monotonic() - since
 
     @property
     def active(self) -> frozenset[K]:
@@ -73,6 +84,7 @@ class WorkQueue(Generic[K]):
             self._added_while_active[key] = news or self._added_while_active.get(key, False)
         elif key not in self._waiting or (news and not self._waiting[key]):
             self._waiting[key] = news
+            self._waiting_since.setdefault(key, time.monotonic())
             (self._ready_with_news if news else self._ready).append(key)
             self._wakeup.set()
 
@@ -109,6 +121,7 @@ class WorkQueue(Generic[K]):
             news = bool(self._ready_with_news) and not others_turn
             key = (self._ready_with_news if news else self._ready).popleft()
             if self._waiting.pop(key, None) is not None:
+                del self._waiting_since[key]
                 self._news_in_a_row = self._news_in_a_row + 1 if news else 0
                 return key
 

@@ -7,7 +7,14 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
-from ddp_operator.cluster.base import ClusterError, ConflictError, Key, NotLeadingError, Snapshot
+from ddp_operator.cluster.base import (
+    ClusterError,
+    ConflictError,
+    Key,
+    NotLeadingError,
+    Request,
+    Snapshot,
+)
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.logs import log_fields
@@ -46,11 +53,11 @@ class Activity:
         """Return for how many seconds the slowest worker has processed its key."""
         return max((time.monotonic() - since for since in self._busy.values()), default=0.0)
 
-    def record_request(self, served: bool) -> None:
+    def record_request(self, request: Request) -> None:
         """Record that the API server served a request, or that the request failed."""
         now = time.monotonic()
         first, _ = self._failures or (now, now)
-        self._failures = None if served else (first, now)
+        self._failures = None if request.served else (first, now)
 
     def unserved_seconds(self) -> float:
         """Return the seconds over which every request failed.
@@ -62,8 +69,19 @@ class Activity:
         return last - first
 
 
-async def work(queue: WorkQueue[Key], controller: Controller, activity: Activity) -> NoReturn:
+async def work(
+    queue: WorkQueue[Key],
+    controller: Controller,
+    activity: Activity,
+    on_reconcile: Callable[[str, float], None] = lambda *_: None,
+) -> NoReturn:
     """Reconcile one key after another, forever.
+
+    Args:
+        queue: Keys of jobs.
+        controller: Controller of the jobs.
+        activity: Activity of this process.
+        on_reconcile: Called after each reconcile with its result and its seconds.
 
     Raises:
         NotLeadingError: This process must no longer write.
@@ -73,13 +91,16 @@ async def work(queue: WorkQueue[Key], controller: Controller, activity: Activity
         activity.begin(key)
         try:
             with log_fields(job="/".join(key)):
-                await _reconcile_once(queue, controller, key)
+                started = time.monotonic()
+                result = await _reconcile_once(queue, controller, key)
+                on_reconcile(result, time.monotonic() - started)
         finally:
             activity.end(key)
             queue.done(key)
 
 
-async def _reconcile_once(queue: WorkQueue[Key], controller: Controller, key: Key) -> None:
+async def _reconcile_once(queue: WorkQueue[Key], controller: Controller, key: Key) -> str:
+    """Reconcile a key, and add it again when it is due. Return the result for the metrics."""
     try:
         requeue_seconds = await controller.reconcile(key)
     except NotLeadingError:
@@ -89,14 +110,18 @@ async def _reconcile_once(queue: WorkQueue[Key], controller: Controller, key: Ke
         _log.warning("reconcile failed, next try in %.1f s: %s", delay, error)
         if isinstance(error, ConflictError):
             await _refresh(controller, key)
+            return "conflict"
+        return "refused"
     except Exception:  # noqa: BLE001 (an unexpected error of one job must not stop the others)
         delay = queue.retry(key)
         _log.exception("reconcile failed, next try in %.1f s", delay)
+        return "error"
     else:
         queue.forget(key)
         queue.pause(key, controller.pause_seconds(key))
         if requeue_seconds is not None:
             queue.add_after(key, requeue_seconds)
+        return "success"
 
 
 async def _refresh(controller: Controller, key: Key) -> None:

@@ -8,7 +8,13 @@ from aiohttp import web
 from kubernetes.aio import client, config
 
 from ddp_operator.cluster.agents import Agents
-from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest, NotLeadingError
+from ddp_operator.cluster.base import (
+    ClusterError,
+    ConflictError,
+    Manifest,
+    NotLeadingError,
+    Request,
+)
 from ddp_operator.cluster.kube import KubeCluster
 from tests.operator.fake_api import FakeApi, refusal
 
@@ -21,14 +27,14 @@ LEASE: Manifest = {
 
 class Bench:
     def __init__(self, api: FakeApi) -> None:
-        self.api, self.served = api, list[bool]()
+        self.api, self.requests = api, list[Request]()
         self.leading = True
         configuration = client.Configuration(host=api.address)
         self.cluster = KubeCluster(
             client.ApiClient(configuration),
             Agents(),
             may_write=self._may_write,
-            on_request=self.served.append,
+            on_request=self.requests.append,
         )
 
     def _may_write(self) -> None:
@@ -68,7 +74,7 @@ async def test_refusal_keeps_its_status_and_message(
         await bench.cluster.snapshot(None)
     assert not isinstance(caught.value, ConflictError)
     assert (caught.value.status, caught.value.retry_after) == (status, retry_after)
-    assert set(bench.served) == {served}
+    assert {one.served for one in bench.requests} == {served}
 
 
 async def test_same_error_is_raised_for_three_refused_lists(bench: Bench) -> None:
@@ -119,7 +125,7 @@ async def test_missing_response_fails_one_request_only(bench: Bench) -> None:
     assert caught.value.status == 0
     bench.api.fault = lambda _: None
     assert await bench.cluster.get_job(("team-a", "digits")) is None
-    assert bench.served[-2:] == [False, True]
+    assert [one.served for one in bench.requests[-2:]] == [False, True]
 
 
 @pytest.mark.parametrize(("status", "message"), [(200, "is not JSON"), (502, "HTTP status 502")])

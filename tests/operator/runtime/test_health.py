@@ -6,18 +6,22 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 from aiohttp import web
+from prometheus_client import CollectorRegistry, Gauge
 
+from ddp_operator.cluster.base import Request
 from ddp_operator.runtime import health
 from ddp_operator.runtime.workers import Activity
 
 KEY = ("team-a", "digits")
+SERVED, UNSERVED = (Request("GET", "pods", status, 0.1) for status in (404, 500))
 
 
 @pytest.fixture
 async def served() -> AsyncIterator[tuple[Activity, str]]:
     """Yield an activity and the address of its health endpoints."""
-    activity = Activity()
-    runner = await health.serve_health(activity, 0)
+    activity, registry = Activity(), CollectorRegistry()
+    Gauge("one", "One.", registry=registry).set(1)
+    runner = await health.serve_health(activity, registry, 0)
     yield activity, address_of(runner)
     await runner.cleanup()
 
@@ -62,25 +66,31 @@ async def test_operator_is_unhealthy_when_all_requests_fail_for_minutes(
     activity, address = served
     at = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: at)
-    activity.record_request(True)
+    activity.record_request(SERVED)
     at += 3600
-    activity.record_request(False)
+    activity.record_request(UNSERVED)
     at += 3600
     assert activity.unserved_seconds() == 0.0, "there is only one failure and no request since"
-    activity.record_request(False)
+    activity.record_request(UNSERVED)
     assert activity.unserved_seconds() == 3600.0
-    activity.record_request(True)
+    activity.record_request(SERVED)
     assert activity.unserved_seconds() == 0.0
     for _ in range(11):
-        activity.record_request(False)
+        activity.record_request(UNSERVED)
         at += 30
     monkeypatch.undo()
     assert await get(f"{address}/healthz") == (200, "ok\n")
     monkeypatch.setattr(health, "UNSERVED_SECONDS", 299.0)
     sentence = "all requests to the API server failed for 300 s\n"
     assert await get(f"{address}/healthz") == (503, sentence)
-    activity.record_request(True)
+    activity.record_request(SERVED)
     assert await get(f"{address}/healthz") == (200, "ok\n")
+
+
+async def test_metrics_are_served_as_text(served: tuple[Activity, str]) -> None:
+    status, text = await get(f"{served[1]}/metrics")
+    assert status == 200
+    assert "# TYPE one gauge\none 1.0\n" in text
 
 
 async def test_operator_reports_why_it_is_not_ready(served: tuple[Activity, str]) -> None:
@@ -93,7 +103,7 @@ async def test_operator_reports_why_it_is_not_ready(served: tuple[Activity, str]
 @pytest.mark.parametrize(("good", "status"), [(True, 200), (False, 503)])
 async def test_standby_replica_reports_the_leader(good: bool, status: int) -> None:
     runner = await health.serve_health(
-        Activity(), 0, lambda: (good, "standing by: a holds the Lease")
+        Activity(), CollectorRegistry(), 0, lambda: (good, "standing by: a holds the Lease")
     )
     try:
         answer = await get(f"{address_of(runner)}/readyz")

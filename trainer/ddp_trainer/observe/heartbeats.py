@@ -2,10 +2,11 @@
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ddp_trainer.ranks.environment import Ranks
-from ddp_wire.contract import CheckpointInfo, Heartbeat, Progress, RankPhase
+from ddp_wire.contract import CheckpointInfo, LocalHeartbeat, Progress, RankPhase, RankTimes
 
 MIN_SECONDS = 0.5
 """Shortest time between two heartbeats of the same phase, in seconds."""
@@ -37,7 +38,8 @@ class HeartbeatWriter:
         self._min_seconds = min_seconds
         self._written = 0.0
         self._step = 0
-        self._heartbeat = Heartbeat(
+        self._read_times: Callable[[], RankTimes] | None = None
+        self._heartbeat = LocalHeartbeat(
             attempt=attempt,
             rank=ranks.rank,
             local_rank=ranks.local_rank,
@@ -45,6 +47,10 @@ class HeartbeatWriter:
             at=0.0,
             pid=os.getpid(),
         )
+
+    def measure(self, read_times: Callable[[], RankTimes]) -> None:
+        """Add the rank's times to each heartbeat."""
+        self._read_times = read_times
 
     def phase(self, phase: RankPhase) -> None:
         """Set the phase, and write the heartbeat at once."""
@@ -90,6 +96,8 @@ class HeartbeatWriter:
         self._written = time.monotonic()
         self._heartbeat.at = time.time()
         self._heartbeat.step = self._step
+        if self._read_times is not None:
+            self._heartbeat.times = self._read_times()
         name = f"{self._heartbeat.local_rank}.json"
         pending = self._directory / f".{name}.tmp"
         try:

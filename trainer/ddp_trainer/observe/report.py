@@ -1,12 +1,14 @@
 """Reports of a run: events for log collectors, and heartbeats for the agent."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ddp_trainer.observe.events import EventLog
 from ddp_trainer.observe.heartbeats import HeartbeatWriter
 from ddp_trainer.observe.rates import CpuMeter, RateMeter
-from ddp_trainer.observe.wait_clock import WaitClock
+from ddp_trainer.observe.times import TimeMeter
 from ddp_wire.contract import CheckpointInfo, Progress
 
 
@@ -35,7 +37,8 @@ class Reporter:
         """
         self.heartbeats = heartbeats
         self.rates = RateMeter()
-        self.data_wait = WaitClock()
+        self.times = TimeMeter()
+        heartbeats.measure(self.times.read)
         self._cpu = CpuMeter()
         self._events = events
         self._is_first = is_first
@@ -65,6 +68,12 @@ class Reporter:
             self.heartbeats.checkpoint(resumed_from)
         message = f"resumed at step {step} of {self._total_steps}"
         self._events.emit("resume", step=step, path=resumed_from.path, message=message)
+
+    @contextmanager
+    def apart(self, name: Literal["checkpoint", "evaluation"]) -> Iterator[None]:
+        """Measure the context apart from the updates and from the throughput."""
+        with self.rates.pause(), self.times.apart(name):
+            yield
 
     def already_complete(self, step: int) -> None:
         """Report that the run was complete before this attempt started."""
@@ -106,10 +115,13 @@ class Reporter:
             samples_per_second=rate,
             eta_seconds=self._eta(step, rate, seconds_left),
             metrics=self._progress.metrics,
+            learning_rate=lr,
+            grad_norm=grad_norm,
         )
+        self.times.phase_seconds = phase_seconds or {}
         self._send_progress()
-        fields = self._progress.model_dump(exclude={"metrics"})
-        fields |= {"lr": lr, "data_wait_seconds": self.data_wait.read(), **self._cpu.read()}
+        fields = self._progress.model_dump(exclude={"metrics", "learning_rate", "grad_norm"})
+        fields |= {"lr": lr, "data_wait_seconds": self.times.data_wait.read(), **self._cpu.read()}
         if grad_norm is not None:
             fields["grad_norm"] = grad_norm
         if phase_seconds:

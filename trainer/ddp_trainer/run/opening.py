@@ -154,7 +154,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
             learner.guard.policy,
             resume.saved.state if resume.saved else {},
         ),
-        data_wait_monitor=DataWaitMonitor(report.data_wait, ranks.rank, ranks.world_size),
+        data_wait_monitor=DataWaitMonitor(report.times.data_wait, ranks.rank, ranks.world_size),
     )
     _report_opened(run, resume.opened, group, built.locations)
     _report_warnings(run, built, group.route, data.loaders.budget)

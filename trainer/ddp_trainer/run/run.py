@@ -100,6 +100,7 @@ class Run:
         old = self.position
         self.position = Position(old.step + 1, old.samples + samples, old.seconds)
         self.report.rates.add(samples)
+        self.report.times.update()
         self.report.heartbeats.step(self.position.step)
         if self.before_first_update:
             self.before_first_update = False
@@ -157,7 +158,7 @@ class Run:
         if self._weights_broken(required=required):
             return
         self._synchronize_ranks()
-        with self.report.rates.pause(), self.learner.trace.range("checkpoint"):
+        with self.report.apart("checkpoint"), self.learner.trace.range("checkpoint"):
             start = time.monotonic()
             taken = gather(self.learner)
             if taken is None:
@@ -184,7 +185,7 @@ class Run:
         self._synchronize_ranks()
         start = time.monotonic()
         averaged = self.learner.evaluated(averaged=self.config.ema.evaluate)
-        with self.report.rates.pause(), averaged, self.learner.trace.range("evaluation"):
+        with self.report.apart("evaluation"), averaged, self.learner.trace.range("evaluation"):
             self.metrics = evaluate(
                 self.task,
                 self.learner.model,

@@ -1,0 +1,126 @@
+"""Metrics of all jobs, read from their statuses at the time of a scrape.
+
+The series of a job therefore end with the job. They are built from documents, because models of a
+thousand jobs would take seconds.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
+
+from ddp_operator.cluster.base import Manifest
+from ddp_wire.exposition import Samples
+from ddp_wire.families import Family, Kind
+
+_JOB = ("namespace", "ddpjob")
+
+INFO = Family(
+    "ddpjob_info", Kind.GAUGE, "Current attempt and image of the job. Always 1.",
+    (*_JOB, "attempt", "image"),
+)  # fmt: skip
+STATE = Family(
+    "ddpjob_state", Kind.GAUGE,
+    "STATUS of the job as `kubectl get ddpjobs` shows it. 1 for the present one, no series else.",
+    (*_JOB, "state"),
+)  # fmt: skip
+CONDITION = Family(
+    "ddpjob_status_condition", Kind.GAUGE,
+    "Status of each condition of the job: true, false or unknown. 1 for the present one, no series"
+    " else.",
+    (*_JOB, "condition", "status"),
+)  # fmt: skip
+NODES = Family("ddpjob_nodes", Kind.GAUGE, "Worker pods that the job asks for.", _JOB)
+READY = Family("ddpjob_nodes_ready", Kind.GAUGE, "Worker pods whose ranks train.", _JOB)
+RESTARTS = Family(
+    "ddpjob_restarts_total", Kind.COUNTER,
+    "Attempts that followed a loss, by its cause: Application, Infrastructure or Free.",
+    (*_JOB, "cause"),
+)  # fmt: skip
+START = Family(
+    "ddpjob_start_timestamp_seconds", Kind.GAUGE,
+    "Time at which the operator started or resumed the job.", _JOB,
+)  # fmt: skip
+COMPLETION = Family(
+    "ddpjob_completion_timestamp_seconds", Kind.GAUGE,
+    "Time at which the job completed or failed.", _JOB,
+)  # fmt: skip
+STEP = Family("ddpjob_step", Kind.GAUGE, "Completed updates of the run.", _JOB)
+TOTAL_STEPS = Family("ddpjob_total_steps", Kind.GAUGE, "Updates of the whole run.", _JOB)
+PROGRESS_TIME = Family(
+    "ddpjob_progress_timestamp_seconds", Kind.GAUGE, "Time of the newest progress report.", _JOB
+)
+LOSS = Family("ddpjob_loss", Kind.GAUGE, "Newest training loss.", _JOB)
+THROUGHPUT = Family(
+    "ddpjob_samples_per_second", Kind.GAUGE,
+    "Newest throughput of all ranks together, in samples per second.", _JOB,
+)  # fmt: skip
+CHECKPOINT_TIME = Family(
+    "ddpjob_checkpoint_timestamp_seconds", Kind.GAUGE,
+    "Time of the newest committed checkpoint.", _JOB,
+)  # fmt: skip
+
+FAMILIES = (
+    INFO, STATE, CONDITION, NODES, READY, RESTARTS, START, COMPLETION, STEP, TOTAL_STEPS,
+    PROGRESS_TIME, LOSS, THROUGHPUT, CHECKPOINT_TIME,
+)  # fmt: skip
+"""All metrics of jobs."""
+
+_RESTARTS = {
+    "Application": "restarts",
+    "Infrastructure": "infrastructureRestarts",
+    "Free": "freeRestarts",
+}
+
+
+class JobCollector(Collector):
+    """Collector of the metrics of all jobs that the operator knows."""
+
+    def __init__(self, jobs: Callable[[], Sequence[Manifest]]) -> None:
+        """Create a collector. `jobs` returns all jobs; a thread calls it."""
+        self._jobs = jobs
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the present metrics."""
+        samples = Samples(FAMILIES)
+        for job in self._jobs():
+            metadata = job["metadata"]
+            own = (metadata["namespace"], metadata["name"])
+            samples.add(NODES, job.get("spec", {}).get("nodes", 1), *own)
+            status = job.get("status")
+            if status:
+                _add_status(samples, own, status)
+                _add_progress(samples, own, status)
+        return samples.metrics()
+
+
+def _add_status(samples: Samples, own: tuple[str, str], status: dict[str, Any]) -> None:
+    samples.add(INFO, 1, *own, status.get("attempt", 0), status.get("pods", {}).get("image", ""))
+    for condition in status.get("conditions", []):
+        kind = condition["type"]
+        samples.add(CONDITION, 1, *own, kind, condition["status"].lower())
+        if kind == "Succeeded":
+            samples.add(STATE, 1, *own, condition["reason"])
+    samples.add(READY, int(status.get("ready", "0").split("/")[0]), *own)
+    for cause, field in _RESTARTS.items():
+        samples.add(RESTARTS, status.get(field, 0), *own, cause)
+    samples.add(START, _seconds(status.get("startTime")), *own)
+    samples.add(COMPLETION, _seconds(status.get("completionTime")), *own)
+
+
+def _add_progress(samples: Samples, own: tuple[str, str], status: dict[str, Any]) -> None:
+    progress = status.get("progress", {})
+    loss = progress.get("loss")
+    samples.add(STEP, progress.get("step"), *own)
+    samples.add(TOTAL_STEPS, progress.get("totalSteps"), *own)
+    samples.add(PROGRESS_TIME, _seconds(progress.get("time")), *own)
+    samples.add(LOSS, None if loss is None else float(loss), *own)
+    samples.add(THROUGHPUT, progress.get("samplesPerSecond"), *own)
+    samples.add(CHECKPOINT_TIME, _seconds(status.get("lastCheckpoint", {}).get("time")), *own)
+
+
+def _seconds(time: str | None) -> float | None:
+    """Return the Unix seconds of a time of the API server."""
+    return None if time is None else datetime.fromisoformat(time).timestamp()

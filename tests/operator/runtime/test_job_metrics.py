@@ -1,0 +1,57 @@
+"""Metrics of jobs, as text."""
+
+from typing import Any
+
+import pytest
+
+from ddp_operator.runtime.job_metrics import JobCollector
+from ddp_wire.exposition import render
+
+STATUS: dict[str, Any] = {
+    "attempt": 3,
+    "pods": {"image": "trainer:1"},
+    "conditions": [
+        {"type": "Succeeded", "status": "Unknown", "reason": "Running"},
+        {"type": "PodsReady", "status": "True", "reason": "Ready"},
+    ],
+    "ready": "2/2",
+    "restarts": 1,
+    "infrastructureRestarts": 2,
+    "startTime": "2026-11-25T00:00:00Z",
+    "progress": {"step": 60, "totalSteps": 120, "loss": "0.25", "samplesPerSecond": 900},
+}
+
+
+def text(*jobs: dict[str, Any]) -> str:
+    return render(JobCollector(lambda: jobs)).decode()
+
+
+def job(status: dict[str, Any] | None) -> dict[str, Any]:
+    metadata = {"namespace": "team-a", "name": "digits"}
+    return {"metadata": metadata, "spec": {"nodes": 2}, **({"status": status} if status else {})}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'ddpjob_info{attempt="3",ddpjob="digits",image="trainer:1",namespace="team-a"} 1.0',
+        'ddpjob_state{ddpjob="digits",namespace="team-a",state="Running"} 1.0',
+        'ddpjob_nodes{ddpjob="digits",namespace="team-a"} 2.0',
+        'ddpjob_nodes_ready{ddpjob="digits",namespace="team-a"} 2.0',
+        'ddpjob_restarts_total{cause="Infrastructure",ddpjob="digits",namespace="team-a"} 2.0',
+        'ddpjob_start_timestamp_seconds{ddpjob="digits",namespace="team-a"} 1.7955648e+09',
+        'ddpjob_step{ddpjob="digits",namespace="team-a"} 60.0',
+        'ddpjob_loss{ddpjob="digits",namespace="team-a"} 0.25',
+    ],
+)
+def test_status_of_a_job_becomes_series(line: str) -> None:
+    assert line in text(job(STATUS)).splitlines()
+
+
+def test_job_without_a_status_has_only_its_size() -> None:
+    series = [line for line in text(job(None)).splitlines() if not line.startswith("#")]
+    assert series == ['ddpjob_nodes{ddpjob="digits",namespace="team-a"} 2.0']
+
+
+def test_series_of_a_deleted_job_are_gone() -> None:
+    assert text() == ""

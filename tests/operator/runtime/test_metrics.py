@@ -1,0 +1,58 @@
+"""Metrics of the operator process."""
+
+from prometheus_client import CollectorRegistry
+
+from ddp_operator.api.status import AttemptStatus, Cause, DDPJobStatus, RecoveryStatus
+from ddp_operator.cluster.base import Request
+from ddp_operator.cluster.documents import resource_of
+from ddp_operator.runtime import metrics
+from ddp_operator.runtime.metrics import OperatorMetrics
+from tests.operator.support import NOW
+
+
+def ended(number: int, cause: Cause | None) -> AttemptStatus:
+    return AttemptStatus(number=number, end_time=NOW, cause=cause, reason="RankFailed")
+
+
+def test_ended_attempt_counts_once() -> None:
+    registry = CollectorRegistry()
+    measured = OperatorMetrics(registry)
+    before = DDPJobStatus(attempts=[ended(1, Cause.APPLICATION)])
+    after = DDPJobStatus(attempts=[*before.attempts, ended(2, Cause.INFRASTRUCTURE)])
+    measured.record_status(before, after)
+    measured.record_status(after, after)
+    name = metrics.ATTEMPTS.name
+    assert registry.get_sample_value(name, {"cause": "Infrastructure"}) == 1
+    assert registry.get_sample_value(name, {"cause": "Application"}) is None
+
+
+def test_recovery_is_measured_when_it_ends() -> None:
+    registry = CollectorRegistry()
+    measured = OperatorMetrics(registry)
+    begun = DDPJobStatus(last_recovery=RecoveryStatus(attempt=2, time=NOW, decided_milliseconds=9))
+    assert begun.last_recovery is not None
+    times = {"first_step_milliseconds": 1300}
+    complete = DDPJobStatus(last_recovery=begun.last_recovery.model_copy(update=times))
+    measured.record_status(DDPJobStatus(), begun)
+    measured.record_status(begun, complete)
+    measured.record_status(complete, complete)
+    name = f"{metrics.RECOVERY_SECONDS.name}_sum"
+    assert registry.get_sample_value(name, {"part": "firstStep"}) == 1.3
+    assert registry.get_sample_value(name, {"part": "decided"}) == 0.009
+    assert registry.get_sample_value(name, {"part": "forked"}) is None
+
+
+def test_requests_count_by_verb_resource_and_code() -> None:
+    registry = CollectorRegistry()
+    OperatorMetrics(registry).record_request(Request("PUT", "ddpjobs/status", 409, 0.1))
+    labels = {"verb": "PUT", "resource": "ddpjobs/status", "code": "409"}
+    assert registry.get_sample_value(metrics.REQUESTS.name, labels) == 1
+
+
+def test_resource_of_a_path_has_no_names() -> None:
+    root = "/apis/ddp-trainer.dev/v1alpha1"
+    assert resource_of(f"{root}/namespaces/team-a/ddpjobs/digits/status") == "ddpjobs/status"
+    assert resource_of(f"{root}/ddpjobs") == "ddpjobs"
+    assert resource_of("/api/v1/namespaces/team-a/pods/digits-0") == "pods"
+    lease = "/apis/coordination.k8s.io/v1/namespaces/ddp-system/leases/a"
+    assert resource_of(lease) == "leases"

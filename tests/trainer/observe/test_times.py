@@ -1,0 +1,22 @@
+"""Measurement of where a rank's time goes."""
+
+from ddp_trainer.observe.times import TimeMeter
+
+
+def test_updates_are_measured_without_checkpoints_and_evaluations() -> None:
+    now = 0.0
+    meter = TimeMeter(lambda: now)
+    meter.update()
+    now = 0.02
+    meter.update()
+    now = 1.02
+    with meter.apart("checkpoint"):
+        now = 6.02
+    with meter.apart("evaluation"):
+        now = 8.02
+    meter.update()
+    found = meter.read()
+    assert sum(found.updates) == 2, "the first one only starts the measurement"
+    assert round(found.update_seconds, 6) == 1.02
+    assert (found.checkpoint_seconds, found.evaluation_seconds) == (5.0, 2.0)
+    assert found.updates[4] == 1, "0.02 s is in the bucket up to 0.025 s"

@@ -1,0 +1,65 @@
+"""Measurement of where a rank's time goes: updates, waits for data, evaluations and checkpoints."""
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ddp_trainer.observe.wait_clock import WaitClock
+from ddp_wire.contract import RankTimes
+from ddp_wire.families import UPDATE_SECONDS_BUCKETS
+
+
+class TimeMeter:
+    """Times of this rank since the start of its attempt.
+
+    An update lasts from the end of the previous one to its own end, by the host's clock, without
+    evaluations and checkpoints in between. On a GPU single updates may seem shorter or longer than
+    they are, because the host runs ahead of the device, but their sum is right.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.data_wait = WaitClock()
+        self.phase_seconds: dict[str, float] = {}
+        """Seconds of each phase of the newest measured update."""
+        self._clock = clock
+        self._update_ended: float | None = None
+        self._apart = 0.0
+        self._counts = [0] * (len(UPDATE_SECONDS_BUCKETS) + 1)
+        self._update_seconds = 0.0
+        self._seconds = {"checkpoint": 0.0, "evaluation": 0.0}
+
+    def update(self) -> None:
+        """Record the end of an update. The first one of an attempt only starts the measurement."""
+        now = self._clock()
+        if self._update_ended is not None:
+            seconds = now - self._update_ended - self._apart
+            self._counts[bisect_left(UPDATE_SECONDS_BUCKETS, seconds)] += 1
+            self._update_seconds += seconds
+        self._update_ended, self._apart = now, 0.0
+
+    @contextmanager
+    def apart(self, name: str) -> Iterator[None]:
+        """Measure the context as time of a `checkpoint` or an `evaluation`, not of an update."""
+        start = self._clock()
+        try:
+            yield
+        finally:
+            seconds = self._clock() - start
+            self._seconds[name] += seconds
+            self._apart += seconds
+
+    def read(self) -> RankTimes:
+        """Return the times until now."""
+        return RankTimes(
+            updates=list(self._counts),
+            update_seconds=self._update_seconds,
+            data_wait_seconds=self.data_wait.total,
+            checkpoint_seconds=self._seconds["checkpoint"],
+            evaluation_seconds=self._seconds["evaluation"],
+            cpu_seconds=time.process_time(),
+            phase_seconds=self.phase_seconds,
+            memory_bytes=torch.cuda.memory_allocated() if torch.cuda.is_initialized() else None,
+        )
