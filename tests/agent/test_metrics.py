@@ -1,7 +1,11 @@
 """Metrics of a worker pod, as text."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import pynvml
+import pytest
 
 from ddp_agent.gpus import Gpu, GpuReader
 from ddp_agent.metrics import AgentCollector
@@ -46,7 +50,7 @@ def test_heartbeats_become_series_per_rank(tmp_path: Path) -> None:
     assert found[bucket.replace("0.01", "0.025")] == 6
     gpu = '{ddpjob="digits",gpu="0",node_index="0"}'
     assert found[f"ddp_gpu_utilization_ratio{gpu}"] == 0.5
-    assert f"ddp_gpu_power_watts{gpu}" not in found, "the GPU does not tell it"
+    assert f"ddp_gpu_power_watts{gpu}" not in found, "the GPU does not report its power"
 
 
 def test_hostile_program_adds_a_bounded_number_of_series(tmp_path: Path) -> None:
@@ -67,6 +71,27 @@ def test_times_are_not_part_of_the_status() -> None:
     status = agent_status(0).model_copy(update={"ranks": [beat(0)]})
     assert "updateSeconds" not in status.to_json()
     assert "updateSeconds" in beat(0).to_json()
+
+
+def test_state_of_a_gpu_is_read_in_base_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The functions replace the driver's, whose units are percent and milliwatts."""
+    answers = {
+        "nvmlInit": None,
+        "nvmlDeviceGetCount": 1,
+        "nvmlDeviceGetHandleByIndex": "handle",
+        "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=25),
+        "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=100, total=200),
+        "nvmlDeviceGetPowerUsage": 300_000,
+        "nvmlDeviceGetTemperature": 60,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, lambda *_, answer=answer: answer)
+
+    def refuse(*_: object) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEccErrors", refuse)
+    assert GpuReader().read() == [Gpu(0, 0.25, 100, 200, 60, 300.0, None)]
 
 
 def test_machine_without_a_driver_has_no_gpus() -> None:

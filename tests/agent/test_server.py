@@ -69,6 +69,12 @@ def test_healthz_fails_while_the_loop_hangs(served: Served) -> None:
     assert served.request("/healthz")[::2] == (503, "the agent's loop hangs\n")
 
 
+def test_metrics_are_served_as_text(served: Served) -> None:
+    code, kind, text = served.request("/metrics")
+    assert (code, text) == (200, "metrics 1.0\n")
+    assert kind.startswith("text/plain")
+
+
 def test_status_is_the_document_of_the_contract(served: Served) -> None:
     code, kind, text = served.request("/status")
     assert (code, kind) == (200, "application/json")

@@ -8,6 +8,7 @@ import pytest
 from ddp_wire import machine
 from ddp_wire.machine import (
     cpu_count,
+    memory_bytes,
     out_of_memory_kills,
     prefer_for_oom_kill,
     threads_per_rank,
@@ -20,6 +21,17 @@ CORES = 16
 @pytest.fixture(autouse=True)
 def _sixteen_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(CORES)))
+
+
+def test_memory_is_counted_without_cache_that_the_kernel_can_drop(tmp_path: Path) -> None:
+    assert memory_bytes(tmp_path) is None
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.usage_in_bytes").write_text("700\n")
+    (tmp_path / "memory" / "memory.stat").write_text("total_inactive_file 200\n")
+    assert memory_bytes(tmp_path) == 500
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.stat").write_text("inactive_file 300\nfile 400\n")
+    assert memory_bytes(tmp_path) == 600
 
 
 def v2(home: Path, text: str) -> Path:

@@ -52,7 +52,10 @@ UPDATES = Family(
     "Updates of the rank whose duration was measured. It starts again with each attempt.", _RANK,
 )  # fmt: skip
 UPDATE_SECONDS = Family(
-    "ddp_train_update_seconds_total", Kind.COUNTER, "Duration of these updates.", _RANK
+    "ddp_train_update_seconds_total",
+    Kind.COUNTER,
+    "Duration of the updates that ddp_train_updates_total counts.",
+    _RANK,
 )
 DATA_WAIT = Family(
     "ddp_train_data_wait_seconds_total", Kind.COUNTER,
@@ -103,7 +106,7 @@ GPU_USE = Family(
 )  # fmt: skip
 GPU_MEMORY = Family("ddp_gpu_memory_used_bytes", Kind.GAUGE, "Used memory of the GPU.", _GPU)
 GPU_MEMORY_SIZE = Family("ddp_gpu_memory_bytes", Kind.GAUGE, "Memory of the GPU.", _GPU)
-GPU_TEMPERATURE = Family("ddp_gpu_temperature_celsius", Kind.GAUGE, "Temperature.", _GPU)
+GPU_TEMPERATURE = Family("ddp_gpu_temperature_celsius", Kind.GAUGE, "Temperature of the GPU.", _GPU)
 GPU_POWER = Family("ddp_gpu_power_watts", Kind.GAUGE, "Electric power of the GPU.", _GPU)
 GPU_ECC = Family(
     "ddp_gpu_ecc_errors_total", Kind.COUNTER,

@@ -23,13 +23,12 @@ INFO = Family(
 )  # fmt: skip
 STATE = Family(
     "ddpjob_state", Kind.GAUGE,
-    "STATUS of the job as `kubectl get ddpjobs` shows it. 1 for the present one, no series else.",
+    "STATUS of the job, as `kubectl get ddpjobs` shows it, in the label state. Always 1.",
     (*_JOB, "state"),
 )  # fmt: skip
 CONDITION = Family(
     "ddpjob_status_condition", Kind.GAUGE,
-    "Status of each condition of the job: true, false or unknown. 1 for the present one, no series"
-    " else.",
+    "Status of each condition of the job, in the label status: true, false or unknown. Always 1.",
     (*_JOB, "condition", "status"),
 )  # fmt: skip
 NODES = Family("ddpjob_nodes", Kind.GAUGE, "Worker pods that the job asks for.", _JOB)

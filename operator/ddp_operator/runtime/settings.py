@@ -41,7 +41,7 @@ class Settings(BaseModel):
     """Status writes per second for the progress of all jobs together, at least 1. With more jobs
     than this number times 5 s allows, each job's progress is written less often."""
     health_port: int = Field(default=8080, ge=1, le=65535)
-    """TCP port of /healthz and /readyz."""
+    """TCP port of /healthz, /readyz and /metrics."""
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
     """Lowest level that is logged."""
     log_format: str = Field(default="text", pattern="^(text|json)$")

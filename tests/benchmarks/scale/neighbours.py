@@ -14,7 +14,7 @@ from tests.benchmarks.scale.stage import RunningTimes, Stage, job
 
 _NODES = 4
 _SETTLE_SECONDS = 15.0
-"""Time after which agents that do not answer are asked as seldom as they ever are."""
+"""Time after which the operator waits the longest time between two requests to a silent agent."""
 _SAMPLES = 8
 """New jobs per round, one after another."""
 _START_SECONDS = 120.0

@@ -38,6 +38,17 @@ def test_key_added_twice_is_handed_out_once() -> None:
     in_fake_time(body)
 
 
+def test_oldest_waiting_key_is_that_which_no_worker_has_taken() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        assert queue.oldest_seconds() == 0.0
+        queue.add("a")
+        assert queue.oldest_seconds() > 0.0
+        await queue.get()
+        assert queue.oldest_seconds() == 0.0
+
+    in_fake_time(body)
+
+
 def test_key_added_while_active_is_handed_out_again_after_done() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         queue.add("a")

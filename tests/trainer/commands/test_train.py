@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_wire.contract import Heartbeat
+from ddp_wire.contract import Heartbeat, LocalHeartbeat
 from tests.trainer.rank_processes import Launcher
 
 TASK = "--task=sample_tasks:build"
@@ -113,7 +113,7 @@ def test_arguments_override_the_settings_of_the_environment(
     assert resolved["config"]["task"]["eval_samples"] == 11
 
     first, second = (
-        Heartbeat.model_validate_json((tmp_path / "beats" / f"{rank}.json").read_text())
+        LocalHeartbeat.model_validate_json((tmp_path / "beats" / f"{rank}.json").read_text())
         for rank in (0, 1)
     )
     assert (first.phase, first.step, first.attempt, first.rank) == ("Done", 10, 7, 0)
@@ -122,6 +122,11 @@ def test_arguments_override_the_settings_of_the_environment(
     assert first.progress.metrics == pytest.approx(gang.events("summary")[0]["metrics"], rel=1e-4)
     assert first.checkpoint
     assert first.checkpoint.step == 10
+    for times in (first.times, second.times):
+        assert times
+        assert sum(times.updates) == 9, "the first update starts the measurement"
+        assert times.update_seconds > 0.0
+        assert times.checkpoint_seconds > 0.0
     assert second.progress is None
     assert second.checkpoint is None
     assert first.resumed_from is None
