@@ -15,7 +15,7 @@ import kopf
 from prometheus_client import CollectorRegistry
 
 from ddp_operator.builders.pod import Defaults
-from ddp_operator.cluster.base import Key, NotLeadingError, Request
+from ddp_operator.cluster.base import Key, NotLeadingError, Request, namespace_of
 from ddp_operator.cluster.kube import KubeCluster
 from ddp_operator.handlers import build_registry, build_settings
 from ddp_operator.runtime import logs
@@ -119,7 +119,7 @@ async def _reconcile_jobs(
 ) -> None:
     """Run everything that only the leader may run, forever."""
     cache = Cache()
-    queue: WorkQueue[Key] = WorkQueue()
+    queue: WorkQueue[Key] = WorkQueue(group_of=namespace_of)
     defaults = Defaults(settings.trainer_image, settings.image_pull_policy)
     wake = functools.partial(queue.add, news=True)
     watcher = AgentWatcher(cluster, wake, settings.status_writes_per_second)

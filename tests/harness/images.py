@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tempfile
 import time
@@ -68,6 +69,34 @@ def build(
     return archive
 
 
+def amend(archive: Path, original: str, tag: str, script: str) -> Path:
+    """Run a shell script in an image, and return the archive of the result under another name.
+
+    Args:
+        archive: The archive of the original image.
+        original: The name of the image in it.
+        tag: The name of the new image.
+        script: Commands that root runs in the image.
+
+    Raises:
+        HarnessError: The script or buildah failed.
+    """
+    key = hashlib.sha256(f"{archive.name} {tag} {script}".encode()).hexdigest()[:12]
+    amended = archive.parent / f"{_slug(tag)}-{key}.tar"
+    with building(archive.parent / f"{_slug(tag)}.lock", tag):
+        if not amended.is_file():
+            storage = Storage(paths.cache() / "buildah" / "amended")
+            storage.load(archive)
+            with tempfile.TemporaryDirectory(prefix="ddp-trainer-image-") as work:
+                lines = [f"FROM {original} AS amended", "USER root", f"RUN {script}", "USER 1000"]
+                Path(work, "Dockerfile").write_text("\n".join(lines), encoding="utf-8")
+                storage.build(
+                    context=Path(work), target="amended", image=tag, build_args={}, mounts=[]
+                )
+            _export(storage, tag, amended)
+    return amended
+
+
 def _build_into(
     archive: Path, inputs: Inputs, target: str, image: str, arguments: Mapping[str, str]
 ) -> None:
@@ -83,6 +112,11 @@ def _build_into(
             build_args=arguments,
             mounts=_mounts(Path(work), inputs.wheels),
         )
+    _export(storage, image, archive)
+
+
+def _export(storage: Storage, image: str, archive: Path) -> None:
+    """Write an image to an archive, and delete the archives of its older builds."""
     fresh = archive.with_suffix(".part")
     storage.export(image, fresh)
     for older in archive.parent.glob(f"{_slug(image)}-{'?' * 12}.tar"):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from ddp_operator.cluster.base import (
+    AgentAnswer,
     ClusterError,
     ConflictError,
     Key,
@@ -222,15 +223,14 @@ class FakeCluster:
     async def emit(self, job: Manifest, event: Event) -> None:
         self._write(f"event {job['metadata']['name']}", lambda: self.events.append(event))
 
-    async def watch_agent_status(
-        self, pod: PodView, revision: int, seconds: float
-    ) -> AgentStatus | None:
+    async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
         """Return at once, unlike a real agent. The caller retries."""
         del seconds
         status = self.agents.get(pod.uid)
-        return status if status is None or status.revision != revision else None
+        changed = status is None or status.revision != revision
+        return AgentAnswer(status if changed else None)
 
-    async def order_attempt(self, address: str, secret: str, order: AttemptOrder) -> None:
+    def send_order(self, address: str, secret: str, order: AttemptOrder) -> None:
         del secret
         self.orders.append((address, order))
 

@@ -3,9 +3,13 @@
 A failed request is not an error, because the pod's own state shows what happened.
 """
 
+import asyncio
+import functools
+
 import aiohttp
 from pydantic import ValidationError
 
+from ddp_operator.cluster.base import AgentAnswer
 from ddp_wire.contract import AGENT_PORT, AgentStatus, AttemptOrder
 from ddp_wire.signatures import (
     NONCE_HEADER,
@@ -31,19 +35,21 @@ class Agents:
         # Each watched pod holds one connection, so the number of connections has no limit.
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         self._port = port
+        self._orders: dict[str, asyncio.Task[bool]] = {}
+        """Orders that are being sent, by address."""
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Drop the orders that are being sent, and close all connections."""
+        orders = list(self._orders.values())
+        for order in orders:
+            order.cancel()
+        await asyncio.gather(*orders, return_exceptions=True)
         await self._session.close()
 
     async def watch_status(
         self, host: str, secret: str, revision: int, seconds: float
-    ) -> AgentStatus | None:
-        """Return the agent's status once its revision differs, or after this many seconds.
-
-        Returns:
-            The status, or None when there is no valid and signed response in time.
-        """
+    ) -> AgentAnswer:
+        """Return the agent's answer once its revision differs, or after this many seconds."""
         target = f"/status?revision={revision}&wait={seconds:.0f}"
         nonce, headers = _signed(secret, "GET", target)
         limit = aiohttp.ClientTimeout(total=seconds + _CONNECT_SECONDS, connect=_CONNECT_SECONDS)
@@ -51,12 +57,26 @@ class Agents:
             async with self._session.get(
                 self._url(host, target), headers=headers, timeout=limit, allow_redirects=False
             ) as response:
-                body = await _read(response)
+                body, size = await _read(response)
                 if response.status != _OK or not _is_genuine(response, secret, nonce, body):
-                    return None
-                return _parse(body)
+                    return AgentAnswer(None, size)
+                return AgentAnswer(_parse(body), size)
         except (aiohttp.ClientError, TimeoutError, OSError):
-            return None  # The agent starts or stops, its node is lost, or a policy is in the way.
+            # The agent starts or stops, its node is lost, or a policy is in the way.
+            return AgentAnswer()
+
+    def send_order(self, host: str, secret: str, order: AttemptOrder) -> None:
+        """Begin to send an attempt order, in place of an older one that is still being sent."""
+        older = self._orders.pop(host, None)
+        if older is not None:
+            older.cancel()
+        sending = asyncio.ensure_future(self.order_attempt(host, secret, order))
+        self._orders[host] = sending
+        sending.add_done_callback(functools.partial(self._forget_order, host))
+
+    def _forget_order(self, host: str, sent: asyncio.Task[bool]) -> None:
+        if self._orders.get(host) is sent:
+            del self._orders[host]
 
     async def order_attempt(self, host: str, secret: str, order: AttemptOrder) -> bool:
         """Send an attempt order. Return whether the agent accepted it."""
@@ -96,14 +116,14 @@ def _is_genuine(response: aiohttp.ClientResponse, secret: str, nonce: str, body:
     return is_genuine(response.headers.get(SIGNATURE_HEADER), expected)
 
 
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """Return the body, or "" if it is larger than the limit."""
+async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, int]:
+    """Return the body, or "" if it is larger than the limit, and the number of bytes read."""
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk
         if len(body) > _LIMIT:
-            return b""
-    return bytes(body)
+            return b"", len(body)
+    return bytes(body), len(body)
 
 
 def _parse(body: bytes) -> AgentStatus | None:

@@ -77,6 +77,16 @@ class Request:
 _UNSERVED = frozenset({0, HTTPStatus.UNAUTHORIZED, *range(500, 600)})
 
 
+@dataclass(frozen=True)
+class AgentAnswer:
+    """Answer of an agent, or the lack of one."""
+
+    status: AgentStatus | None = None
+    """The status, or None without a valid and signed answer in time."""
+    size: int = 0
+    """Bytes that were read."""
+
+
 class Leases(Protocol):
     """Access to the Lease of a leader election."""
 
@@ -96,6 +106,11 @@ class Leases(Protocol):
         Raises:
             ConflictError: The Lease was changed since it was read.
         """
+
+
+def namespace_of(key: Key) -> str:
+    """Return the namespace of a job's key."""
+    return key[0]
 
 
 def owner_uids(child: Manifest) -> frozenset[str]:
@@ -148,17 +163,12 @@ class Cluster(Protocol):
     async def emit(self, job: Manifest, event: Event) -> None:
         """Publish an Event about the job. A failure is logged and not raised."""
 
-    async def watch_agent_status(
-        self, pod: PodView, revision: int, seconds: float
-    ) -> AgentStatus | None:
-        """Return the status of the pod's agent once its revision differs, or after some seconds.
+    async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
+        """Return what the pod's agent answers once its revision differs, or after some seconds."""
 
-        Returns:
-            The status, or None when the agent does not answer.
-        """
+    def send_order(self, address: str, secret: str, order: AttemptOrder) -> None:
+        """Begin to send an attempt order to the agent at an address, signed with its pod's secret.
 
-    async def order_attempt(self, address: str, secret: str, order: AttemptOrder) -> None:
-        """Send an attempt order to the agent at an address, signed with its pod's secret.
-
-        A failure is ignored, because the pod's annotation carries the same order.
+        Nobody waits for the agent, and a failure is ignored: the pod's annotation carries the same
+        order.
         """

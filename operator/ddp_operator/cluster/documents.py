@@ -57,6 +57,12 @@ def resource_of(path: str) -> str:
     return "/".join(part for part in (*parts[:1], *parts[2:3]) if part)
 
 
+def namespace_in(path: str) -> str:
+    """Return the namespace in a path of the API server, or "" if it has none."""
+    _, found, rest = path.partition("/namespaces/")
+    return rest.partition("/")[0] if found else ""
+
+
 def lost_fields(existing: Manifest, manifest: Manifest) -> Manifest:
     """Return the labels of a child and the selector of a Service that must be restored."""
     lost: Manifest = {}

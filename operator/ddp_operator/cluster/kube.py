@@ -20,6 +20,7 @@ from kubernetes.aio import client, config
 from ddp_operator.api.base import API_GROUP, API_VERSION, KIND, PLURAL
 from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import (
+    AgentAnswer,
     ClusterError,
     ConflictError,
     Key,
@@ -34,14 +35,16 @@ from ddp_operator.cluster.documents import (
     COMPONENT,
     event_document,
     lost_fields,
+    namespace_in,
     resource_of,
     status_document,
 )
+from ddp_operator.cluster.fair_semaphore import FairSemaphore
 from ddp_operator.cluster.used_fields import keep_used_fields
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.world import PodView
 from ddp_wire import contract
-from ddp_wire.contract import AgentStatus, AttemptOrder
+from ddp_wire.contract import AttemptOrder
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +82,7 @@ class KubeCluster:
         self._api = api
         self._agents = agents
         self._may_write, self._on_request = may_write, on_request
-        self._in_flight = asyncio.Semaphore(in_flight)
+        self._in_flight = FairSemaphore(in_flight)
 
     @classmethod
     async def connect(
@@ -238,18 +241,16 @@ class KubeCluster:
         except ClusterError as error:
             _log.warning("event %s was not published: %s", event.reason, error)
 
-    async def watch_agent_status(
-        self, pod: PodView, revision: int, seconds: float
-    ) -> AgentStatus | None:
+    async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
         """See `Cluster`."""
         if not pod.ip:
-            return None
+            return AgentAnswer()
         return await self._agents.watch_status(pod.ip, pod.secret, revision, seconds)
 
-    async def order_attempt(self, address: str, secret: str, order: AttemptOrder) -> None:
+    def send_order(self, address: str, secret: str, order: AttemptOrder) -> None:
         """See `Cluster`."""
         self._may_write()
-        await self._agents.order_attempt(address, secret, order)
+        self._agents.send_order(address, secret, order)
 
     async def get_lease(self, namespace: str, name: str) -> Manifest | None:
         """See `Leases`."""
@@ -300,7 +301,7 @@ class KubeCluster:
             NotLeadingError: The request is a change, and another process may lead.
         """
         try:
-            async with self._in_flight:
+            async with self._in_flight.hold(namespace_in(path)):
                 document = await self._measure(method, path, body, query)
         except ClusterError as error:
             if error.status == HTTPStatus.UNAUTHORIZED:

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from ddp_operator.cluster.agents import Agents
-from ddp_operator.cluster.base import ClusterError, ConflictError, Key, Manifest
+from ddp_operator.cluster.base import AgentAnswer, ClusterError, ConflictError, Key, Manifest
 from ddp_operator.cluster.local_pod import LocalPod, container_environment
 from ddp_operator.cluster.local_volumes import (
     ConfigMaps,
@@ -25,7 +25,7 @@ from ddp_operator.cluster.local_volumes import (
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.world import PodView
 from ddp_wire import contract
-from ddp_wire.contract import AgentStatus, AttemptOrder, Env
+from ddp_wire.contract import AttemptOrder, Env
 from ddp_wire.processes import adopt_orphans
 
 MAX_NODES = 150
@@ -181,17 +181,15 @@ class LocalCluster:
         """See `Cluster`."""
         self._on_event(event)
 
-    async def watch_agent_status(
-        self, pod: PodView, revision: int, seconds: float
-    ) -> AgentStatus | None:
+    async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
         """See `Cluster`."""
         if not pod.ip:
-            return None
+            return AgentAnswer()
         return await self._agents.watch_status(pod.ip, pod.secret, revision, seconds)
 
-    async def order_attempt(self, address: str, secret: str, order: AttemptOrder) -> None:
+    def send_order(self, address: str, secret: str, order: AttemptOrder) -> None:
         """See `Cluster`."""
-        await self._agents.order_attempt(address, secret, order)
+        self._agents.send_order(address, secret, order)
 
     def _store(self, job: Manifest) -> Manifest:
         self._set_version(job)

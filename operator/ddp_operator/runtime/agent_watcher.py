@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ddp_operator.cluster.base import Cluster, Key
 from ddp_operator.reconcile.world import PodView
+from ddp_operator.runtime.fair_budget import FairBudget, Rate
 from ddp_operator.runtime.token_bucket import TokenBucket
 from ddp_wire.contract import LONGEST_WAIT_SECONDS, AgentPhase, AgentStatus
 
@@ -16,14 +17,18 @@ STATUS_WRITES_PER_SECOND = 20.0
 """Status writes for the progress of all jobs together, in the long run."""
 _FIRST_RETRY_SECONDS = 0.25
 _LONGEST_RETRY_SECONDS = 5.0
-_BURST = 8
+_BURST = 16
 """Answers of one agent that may follow each other at once."""
-_ANSWERS_PER_SECOND = 2.0
+_ANSWERS_PER_SECOND = 1.0
 """Answers of one agent per second in the long run. A hostile agent could answer without end."""
-_WAKE_BURST = 16
-"""Wakes of one job that may follow each other at once."""
-_WAKES_PER_SECOND = 5.0
-"""Wakes of one job per second in the long run. A thousand agents may have news at once."""
+_ANSWER_BYTES = 1 << 14
+"""Size of an ordinary answer. A larger one counts as several, because it costs as much to read."""
+_WAKES = Rate(burst=16, per_second=0.5)
+"""Wakes of one job that wait for no other job."""
+_SHARED_WAKES = Rate(burst=64, per_second=20.0)
+"""Further wakes, of all jobs together."""
+_WAKE_SECONDS = 0.2
+"""Shortest time between two further wakes of one job. A thousand agents may have news at once."""
 _FINAL_PHASES = frozenset({AgentPhase.SUCCEEDED, AgentPhase.FAILED, AgentPhase.PREEMPTED})
 
 
@@ -56,15 +61,6 @@ class _Watch:
     silent: bool = False
 
 
-@dataclass
-class _Wakes:
-    """Wakes of one job."""
-
-    bucket: TokenBucket
-    timer: asyncio.TimerHandle | None = None
-    """A wake that is due later, which covers all news until then."""
-
-
 class AgentWatcher:
     """Open requests to the agents of active jobs.
 
@@ -88,7 +84,11 @@ class AgentWatcher:
         self._node_0: dict[Key, _Watch] = {}
         self._ended: dict[Key, list[_Watch]] = {}
         """Watches whose tasks ended because their job was quiet."""
-        self._wakes: dict[Key, _Wakes] = {}
+        self._wakes: FairBudget[Key] = FairBudget(
+            _WAKES, _SHARED_WAKES, shortest_turn=_WAKE_SECONDS
+        )
+        self._later_wakes: dict[Key, asyncio.TimerHandle] = {}
+        """Wakes that are due later. Each covers all news until then."""
         self._by_uid: dict[str, _Watch] = {}
 
     def follow(self, key: Key, pods: Sequence[PodView]) -> None:
@@ -134,7 +134,7 @@ class AgentWatcher:
         tasks = [watch.task for watch in self._by_uid.values() if watch.task is not None]
         for task in tasks:
             task.cancel()
-        for key in list(self._wakes):
+        for key in list(self._watches):
             self._stop_wakes(key)
         self._watches.clear()
         self._node_0.clear()
@@ -195,25 +195,25 @@ class AgentWatcher:
         while True:
             wait = self.progress_seconds if pod.index == 0 else LONGEST_WAIT_SECONDS
             wait = min(wait, LONGEST_WAIT_SECONDS)
-            status = await self._cluster.watch_agent_status(pod, revision, wait)
-            if status is None:
+            answer = await self._cluster.watch_agent_status(pod, revision, wait)
+            least = 0.0 if answer.status is None else 1.0
+            cost = answers.take(loop.time(), max(least, answer.size / _ANSWER_BYTES))
+            if answer.status is None:
                 revision = -1
                 self._record_silence(key, watch)
-                await asyncio.sleep(delay)
+                await asyncio.sleep(max(delay, cost))
                 delay = min(2 * delay, _LONGEST_RETRY_SECONDS)
                 continue
             delay = _FIRST_RETRY_SECONDS
-            repeated = status.revision == revision
-            revision, watch.silent = status.revision, False
-            self._record(key, watch, status)
+            repeated = answer.status.revision == revision
+            revision, watch.silent = answer.status.revision, False
+            self._record(key, watch, answer.status)
             if repeated and self._is_spoken_for(key, pod):
                 self._ended.setdefault(key, []).append(watch)
                 return
             # A current agent waits before it repeats a revision. One that cannot wait answers at
             # once, and must not be asked in a busy loop.
-            await asyncio.sleep(
-                max(answers.take(loop.time()), _FIRST_RETRY_SECONDS if repeated else 0.0)
-            )
+            await asyncio.sleep(max(cost, _FIRST_RETRY_SECONDS if repeated else 0.0))
 
     def _record(self, key: Key, watch: _Watch, status: AgentStatus) -> None:
         known = watch.status
@@ -226,27 +226,25 @@ class AgentWatcher:
 
     def _wake(self, key: Key) -> None:
         """Wake a job now, or later together with the news until then if it had many."""
-        loop = asyncio.get_running_loop()
-        if key not in self._wakes:
-            bucket = TokenBucket(_WAKE_BURST, _WAKES_PER_SECOND, loop.time())
-            self._wakes[key] = _Wakes(bucket)
-        wakes = self._wakes[key]
-        if wakes.timer is not None:
+        if key in self._later_wakes:
             return
-        seconds = wakes.bucket.take(loop.time())
+        loop = asyncio.get_running_loop()
+        seconds = self._wakes.wait(key, loop.time())
         if seconds > 0.0:
-            wakes.timer = loop.call_later(seconds, self._wake_now, key)
+            self._later_wakes[key] = loop.call_later(seconds, self._wake_now, key)
         else:
-            self._wake_job(key)
+            self._wake_now(key)
 
     def _wake_now(self, key: Key) -> None:
-        self._wakes[key].timer = None
+        self._later_wakes.pop(key, None)
+        self._wakes.spend(key, asyncio.get_running_loop().time())
         self._wake_job(key)
 
     def _stop_wakes(self, key: Key) -> None:
-        wakes = self._wakes.pop(key, None)
-        if wakes is not None and wakes.timer is not None:
-            wakes.timer.cancel()
+        timer = self._later_wakes.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+        self._wakes.forget(key)
 
     def _record_silence(self, key: Key, watch: _Watch) -> None:
         """Drop the status of an agent that does not answer, unless it is final and remains true."""

@@ -37,6 +37,7 @@ from ddp_operator.reconcile.status_throttle import is_minor, seconds_until_write
 from ddp_operator.reconcile.world import World
 from ddp_operator.runtime.agent_watcher import AgentReports
 from ddp_operator.runtime.cache import Cache
+from ddp_operator.runtime.fair_budget import FairBudget, Rate
 from ddp_operator.runtime.logs import add_log_fields
 from ddp_operator.runtime.pod_views import PodViews
 from ddp_operator.runtime.token_bucket import TokenBucket
@@ -55,6 +56,11 @@ PAUSE_FACTOR = 2.0
 _SHORTEST_PAUSE_SECONDS = 0.02
 MINOR_WRITES = 16
 """Status writes of one job that may follow each other at once without any action."""
+ATTEMPTS = Rate(burst=4, per_second=1 / 30)
+"""Attempts of one job after its first that wait for no other job."""
+SHARED_ATTEMPTS = Rate(burst=32, per_second=1.0)
+"""Further attempts, of all jobs together. Each costs a request per pod, and a hostile agent can
+claim both the progress and the failure that lead to the next one."""
 
 
 class Controller:
@@ -88,13 +94,14 @@ class Controller:
         self._on_status = on_status
         self._cluster, self._cache, self._reports = cluster, cache, reports
         self._defaults, self._clock = defaults, clock
-        self._in_flight = asyncio.Semaphore(in_flight)
+        self._in_flight = in_flight
         self._views = PodViews()
         self._blocked: dict[Key, str] = {}
         self._undecided_since: dict[Key, datetime] = {}
         self._warned: dict[Key, str] = {}
         self._written: dict[Key, datetime] = {}
         self._minor_writes: dict[Key, TokenBucket] = {}
+        self._attempts: FairBudget[Key] = FairBudget(ATTEMPTS, SHARED_ATTEMPTS, shortest_turn=0.0)
         self._decision_seconds: dict[Key, float] = {}
 
     def pause_seconds(self, key: Key) -> float:
@@ -151,6 +158,8 @@ class Controller:
         wait = seconds_until_write(world, plan, self._written.get(key))
         if is_minor(world, plan):
             wait = max(wait, self._minor_writes_of(key).seconds_until_token(world.now.timestamp()))
+        if _starts_again(job, plan):
+            wait = max(wait, self._attempts.wait(key, world.now.timestamp()))
         if wait > 0.0:
             return min(wait, plan.requeue_seconds or wait)
         return await self._apply(key, raw, job, plan)
@@ -160,6 +169,7 @@ class Controller:
         states = (self._blocked, self._undecided_since, self._warned, self._written)
         for state in (*states, self._minor_writes, self._decision_seconds):
             state.pop(key, None)
+        self._attempts.forget(key)
         self._views.forget(key)
         self._reports.follow(key, ())
 
@@ -233,7 +243,10 @@ class Controller:
             raw = await self._write_status(raw, status)
             self._written[key] = self._clock()
             self._on_status(job.status, plan.status)
-            self._minor_writes_of(key).take(self._clock().timestamp())
+            now = self._clock().timestamp()
+            self._minor_writes_of(key).take(now)
+            if _starts_again(job, plan):
+                self._attempts.spend(key, now)
         for event in plan.events:
             _log.info("%s: %s", event.reason, event.message)
         # Events describe the status change that was just written. No later reconcile emits them
@@ -261,35 +274,40 @@ class Controller:
             (DeletePod, EndPod, DeleteJob),
             (CreateService,),
         )
+        slots = asyncio.Semaphore(self._in_flight)
         for stage in stages:
-            await self._do_all(job, [one for one in actions if isinstance(one, stage)])
+            await self._do_all(job, [one for one in actions if isinstance(one, stage)], slots)
         outcomes = await asyncio.gather(
-            self._do_all(job, [one for one in actions if isinstance(one, SetAttempt)]),
-            self._create_pods(job, [one for one in actions if isinstance(one, CreatePod)]),
+            self._do_all(job, [one for one in actions if isinstance(one, SetAttempt)], slots),
+            self._create_pods(job, [one for one in actions if isinstance(one, CreatePod)], slots),
             return_exceptions=True,
         )
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    async def _create_pods(self, job: DDPJob, creations: Sequence[CreatePod]) -> None:
+    async def _create_pods(
+        self, job: DDPJob, creations: Sequence[CreatePod], slots: asyncio.Semaphore
+    ) -> None:
         # A refusal, for example by a quota, usually holds for all pods. The growing batches of
         # client-go's controllers find it at the cost of a few requests.
         size = FIRST_BATCH
         while creations:
-            await self._do_all(job, creations[:size])
+            await self._do_all(job, creations[:size], slots)
             creations, size = creations[size:], 2 * size
 
-    async def _do_all(self, job: DDPJob, actions: Sequence[Action]) -> None:
+    async def _do_all(
+        self, job: DDPJob, actions: Sequence[Action], slots: asyncio.Semaphore
+    ) -> None:
         """Run actions at once. Raise the first error after all have ended."""
-        running = [self._do(job, action) for action in actions]
+        running = [self._do(job, action, slots) for action in actions]
         for outcome in await asyncio.gather(*running, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    async def _do(self, job: DDPJob, action: Action) -> None:
+    async def _do(self, job: DDPJob, action: Action, slots: asyncio.Semaphore) -> None:
         namespace, cluster = job.metadata.namespace, self._cluster
-        async with self._in_flight:
+        async with slots:
             match action:
                 case CreateService():
                     await self._create(action.manifest)
@@ -302,9 +320,8 @@ class Controller:
                 case EndPod():
                     await cluster.end_pod(namespace, action.name, action.uid)
                 case SetAttempt():
-                    await asyncio.gather(
-                        self._order_attempt(job, action), self._annotate(namespace, action)
-                    )
+                    self._send_order(job, action)
+                    await self._annotate(namespace, action)
                 case DeleteJob():
                     await cluster.delete_job(job.key, action.uid)
 
@@ -312,11 +329,11 @@ class Controller:
         with self._cache.pending_request() as request:
             request.put_child(manifest["kind"], await self._cluster.create(manifest))
 
-    async def _order_attempt(self, job: DDPJob, action: SetAttempt) -> None:
+    def _send_order(self, job: DDPJob, action: SetAttempt) -> None:
         """Send the order to the agent directly, because the kubelet delays the annotation."""
         if action.ip is not None and action.value != contract.ATTEMPT_STOP:
             order = AttemptOrder(job_uid=job.metadata.uid, attempt=int(action.value))
-            await self._cluster.order_attempt(action.ip, action.secret, order)
+            self._cluster.send_order(action.ip, action.secret, order)
 
     async def _annotate(self, namespace: str, action: SetAttempt) -> None:
         annotations = {contract.ANNOTATION_ATTEMPT: action.value}
@@ -331,6 +348,11 @@ class Controller:
             return
         self._blocked[key] = str(error)
         await self._cluster.emit(raw, Event(EventType.WARNING, "Blocked", str(error)))
+
+
+def _starts_again(job: DDPJob, plan: Plan) -> bool:
+    """Return whether a plan begins an attempt that is not the job's first."""
+    return plan.status.attempt > job.status.attempt > 0
 
 
 def _belongs(child: Manifest, job: DDPJob) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -18,27 +18,64 @@ _TIMER_SECONDS = 0.001
 """Time by which a timer may fire early."""
 
 
-class WorkQueue(Generic[K]):
-    """Deduplicated keys with delays and per-key exponential backoff.
+class _Lane(Generic[K]):
+    """Ready keys of one group. A key with news comes before keys without."""
 
-    A key that is added while a worker processes it is handed out again afterwards. So no change is
-    missed, and two workers never process the same key. The semantics are those of client-go's
-    workqueue.
-    """
-
-    def __init__(self, *, base: float = 0.2, cap: float = 60.0, seed: int | None = None) -> None:
-        """Create an empty queue.
-
-        The backoff doubles from `base` to `cap` seconds. Jitter shortens it by up to half.
-        """
-        self._base, self._cap = base, cap
-        self._random = random.Random(seed)  # noqa: S311 (jitter)
+    def __init__(self) -> None:
         self._ready: deque[K] = deque()
         self._ready_with_news: deque[K] = deque()
         self._news_in_a_row = 0
         self._waiting: dict[K, bool] = {}
         """Keys that are ready, with whether they have news. A key with news may be in both deques,
         and its second entry is skipped."""
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, key: K, *, news: bool) -> None:
+        """Add a key, or move it before the keys without news."""
+        if key not in self._waiting or (news and not self._waiting[key]):
+            self._waiting[key] = news
+            (self._ready_with_news if news else self._ready).append(key)
+
+    def next(self) -> K:
+        """Remove and return the next key. There must be one."""
+        while True:
+            others_turn = self._ready and self._news_in_a_row >= _NEWS_IN_A_ROW
+            news = bool(self._ready_with_news) and not others_turn
+            key = (self._ready_with_news if news else self._ready).popleft()
+            if self._waiting.pop(key, None) is not None:
+                self._news_in_a_row = self._news_in_a_row + 1 if news else 0
+                return key
+
+
+class WorkQueue(Generic[K]):
+    """Deduplicated keys with delays and per-key exponential backoff.
+
+    A key that is added while a worker processes it is handed out again afterwards. So no change is
+    missed, and two workers never process the same key. The semantics are those of client-go's
+    workqueue. In addition the groups of the keys take turns, so that the jobs of one namespace do
+    not delay those of another.
+    """
+
+    def __init__(
+        self,
+        *,
+        group_of: Callable[[K], Hashable] = lambda _: None,
+        base: float = 0.2,
+        cap: float = 60.0,
+        seed: int | None = None,
+    ) -> None:
+        """Create an empty queue.
+
+        The backoff doubles from `base` to `cap` seconds. Jitter shortens it by up to half.
+        `group_of` returns the group of a key.
+        """
+        self._group_of = group_of
+        self._base, self._cap = base, cap
+        self._random = random.Random(seed)  # noqa: S311 (jitter)
+        self._lanes: dict[Hashable, _Lane[K]] = {}
+        """Ready keys by group. The group at the front is served next."""
         self._waiting_since: dict[K, float] = {}
         """Monotonic time at which each of these keys became ready, oldest first."""
         self._active: set[K] = set()
@@ -52,7 +89,7 @@ class WorkQueue(Generic[K]):
         self._wakeup = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting_since)
 
     def oldest_seconds(self) -> float:
         """Return for how long the first ready key has waited for a worker, 0 without any.
@@ -82,10 +119,9 @@ class WorkQueue(Generic[K]):
             self.add_after(key, remaining)
         elif key in self._active:
             self._added_while_active[key] = news or self._added_while_active.get(key, False)
-        elif key not in self._waiting or (news and not self._waiting[key]):
-            self._waiting[key] = news
+        else:
+            self._lanes.setdefault(self._group_of(key), _Lane()).add(key, news=news)
             self._waiting_since.setdefault(key, time.monotonic())
-            (self._ready_with_news if news else self._ready).append(key)
             self._wakeup.set()
 
     def add_after(self, key: K, seconds: float) -> None:
@@ -104,7 +140,7 @@ class WorkQueue(Generic[K]):
 
     async def get(self) -> K:
         """Wait for the next key and return it. The worker must call `done` with it."""
-        while not self._waiting:
+        while not self._lanes:
             self._wakeup.clear()
             await self._wakeup.wait()
         key = self._next()
@@ -116,14 +152,13 @@ class WorkQueue(Generic[K]):
 
     def _next(self) -> K:
         """Remove and return the next ready key. There must be one."""
-        while True:
-            others_turn = self._ready and self._news_in_a_row >= _NEWS_IN_A_ROW
-            news = bool(self._ready_with_news) and not others_turn
-            key = (self._ready_with_news if news else self._ready).popleft()
-            if self._waiting.pop(key, None) is not None:
-                del self._waiting_since[key]
-                self._news_in_a_row = self._news_in_a_row + 1 if news else 0
-                return key
+        group = next(iter(self._lanes))
+        lane = self._lanes.pop(group)
+        key = lane.next()
+        if lane:
+            self._lanes[group] = lane  # At the end: the other groups come first.
+        del self._waiting_since[key]
+        return key
 
     def done(self, key: K) -> None:
         """Mark a key as processed. Hand it out again if it was added meanwhile."""

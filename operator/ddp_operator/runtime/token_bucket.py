@@ -12,10 +12,10 @@ class TokenBucket:
         self._burst, self._tokens, self._since = burst, burst, now
         self.per_second = per_second
 
-    def take(self, now: float) -> float:
-        """Take one token. Return the seconds until the bucket has covered it; 0 if it did."""
+    def take(self, now: float, tokens: float = 1.0) -> float:
+        """Take tokens. Return the seconds until the bucket has covered them; 0 if it did."""
         self._refill(now)
-        self._tokens -= 1.0
+        self._tokens -= tokens
         return max(0.0, -self._tokens / self.per_second)
 
     def seconds_until_token(self, now: float) -> float:

@@ -51,7 +51,7 @@ async def agents_at(port: int) -> AsyncIterator[Agents]:
 
 async def get_status(port: int, secret: str = "") -> AgentStatus | None:
     async with agents_at(port) as agents:
-        return await agents.watch_status("127.0.0.1", secret, -1, 0)
+        return (await agents.watch_status("127.0.0.1", secret, -1, 0)).status
 
 
 @pytest.mark.parametrize("secret", ["", SECRET], ids=["old pod", "pod with a secret"])
@@ -61,12 +61,14 @@ async def test_client_works_with_the_real_agent_server(secret: str) -> None:
     server.start()
     try:
         async with agents_at(server.port) as agents:
-            assert await agents.watch_status("127.0.0.1", secret, -1, 0) == KEPT
+            answer = await agents.watch_status("127.0.0.1", secret, -1, 0)
+            assert answer.status == KEPT
+            assert answer.size == len(STATUS.to_json().encode())
             watch = asyncio.ensure_future(
                 agents.watch_status("127.0.0.1", secret, STATUS.revision, 30)
             )
             agent.cell.enter(AgentPhase.FAILED, 5.0)
-            changed = await watch
+            changed = (await watch).status
             assert changed is not None
             assert changed.phase is AgentPhase.FAILED
             order = AttemptOrder(job_uid=UID, attempt=4)
@@ -84,6 +86,22 @@ async def test_undelivered_order_is_not_an_error() -> None:
         assert not await agents.order_attempt(
             "127.0.0.1", SECRET, AttemptOrder(job_uid=UID, attempt=4)
         )
+
+
+async def test_case_82_nobody_waits_until_an_order_is_delivered() -> None:
+    """A hostile or lost agent would otherwise hold a worker and a request to the API server."""
+    connected, release = asyncio.Event(), asyncio.Event()
+
+    async def hold(_: asyncio.StreamWriter) -> None:
+        connected.set()
+        await release.wait()
+
+    async with answering(hold) as port, asyncio.timeout(10):
+        async with agents_at(port) as agents:
+            for attempt in (2, 3):
+                agents.send_order("127.0.0.1", SECRET, AttemptOrder(job_uid=UID, attempt=attempt))
+            await connected.wait()
+        release.set()  # Until here nobody answered, and the client was closed all the same.
 
 
 async def test_response_in_pieces_is_read_completely() -> None:
@@ -164,7 +182,8 @@ async def test_client_with_another_secret_gets_no_status_and_gives_no_order() ->
     try:
         async with agents_at(server.port) as agents:
             for wrong in ("", SECRET[::-1]):
-                assert await agents.watch_status("127.0.0.1", wrong, -1, 0) is None
+                answer = await agents.watch_status("127.0.0.1", wrong, -1, 0)
+                assert answer.status is None
                 order = AttemptOrder(job_uid=UID, attempt=4)
                 assert not await agents.order_attempt("127.0.0.1", wrong, order)
             assert agent.orders.received == []

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from ddp_operator.cluster.base import Key
+from ddp_operator.cluster.base import AgentAnswer, Key
 from ddp_operator.reconcile.world import PodView
 from ddp_operator.runtime import agent_watcher
 from ddp_operator.runtime.agent_watcher import PROGRESS_SECONDS, AgentWatcher
@@ -40,9 +40,7 @@ class WatchableCluster(FakeCluster):
                 self.agents[uid] = status
             self.changed.notify_all()
 
-    async def watch_agent_status(
-        self, pod: PodView, revision: int, seconds: float
-    ) -> AgentStatus | None:
+    async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
         self.waits.append(seconds)
         self.open.add(pod.uid)
         try:
@@ -52,7 +50,7 @@ class WatchableCluster(FakeCluster):
                 )
                 if pod.uid not in self.agents:
                     self.silent[pod.uid].set()
-                return self.agents.get(pod.uid)
+                return AgentAnswer(self.agents.get(pod.uid))
         finally:
             self.open.discard(pod.uid)
 
@@ -149,13 +147,11 @@ class NonWaitingCluster(FakeCluster):
 
     requests = 0
 
-    async def watch_agent_status(
-        self, pod: PodView, revision: int, seconds: float
-    ) -> AgentStatus | None:
+    async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
         del pod, revision, seconds
         self.requests += 1
         await asyncio.sleep(0)
-        return agent_status(0)
+        return AgentAnswer(agent_status(0))
 
 
 async def test_agent_that_does_not_wait_is_not_polled_in_a_busy_loop() -> None:
@@ -181,15 +177,16 @@ async def test_only_node_0_is_asked_every_few_seconds(bench: Bench) -> None:
 class StubbornCluster(FakeCluster):
     """Agents that answer at once with a rising revision and changing content."""
 
-    requests = 0
+    def __init__(self, size: int = 0) -> None:
+        super().__init__()
+        self.requests = 0
+        self.size = size
 
-    async def watch_agent_status(
-        self, pod: PodView, revision: int, seconds: float
-    ) -> AgentStatus | None:
+    async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
         del pod, seconds
         self.requests += 1
         await asyncio.sleep(0)
-        return agent_status(0, revision=revision + 1)
+        return AgentAnswer(agent_status(0, revision=revision + 1), self.size)
 
 
 def test_hostile_agent_wakes_its_job_at_a_bounded_rate() -> None:
@@ -207,7 +204,52 @@ def test_hostile_agent_wakes_its_job_at_a_bounded_rate() -> None:
         await watcher.close()
 
     run_in_fake_time(body())
-    assert wakeups <= 8 + 2 * 100 + 1
+    assert wakeups <= 16 + 100 + 1
+    assert cluster.requests <= 16 + 100 + 1
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["valid", "invalid"])
+def test_large_answers_are_read_less_often(known: bool) -> None:
+    """The size of what an agent sends costs the operator more than the number of answers."""
+
+    class LargeAnswers(StubbornCluster):
+        async def watch_agent_status(
+            self, pod: PodView, revision: int, seconds: float
+        ) -> AgentAnswer:
+            answer = await super().watch_agent_status(pod, revision, seconds)
+            return AgentAnswer(answer.status if known else None, 1 << 18)
+
+    cluster = LargeAnswers()
+
+    async def body() -> None:
+        watcher = AgentWatcher(cluster, lambda _: None)
+        watcher.follow(KEY, [pod(JOB, 0)])
+        await asyncio.sleep(160)
+        await watcher.close()
+
+    run_in_fake_time(body())
+    assert 8 <= cluster.requests <= 12  # 16 tokens each, 1 token per second
+
+
+def test_case_82_many_hostile_jobs_leave_the_operator_time_for_others() -> None:
+    woken: list[Key] = []
+    hostile: list[Key] = [("team-a", f"job-{number}") for number in range(100)]
+
+    async def body() -> None:
+        watcher = AgentWatcher(StubbornCluster(), woken.append)
+        for number, key in enumerate(hostile):
+            watcher.follow(key, [pod(JOB, i, uid=f"uid-{number}-{i}") for i in range(4)])
+        await asyncio.sleep(60)
+        del woken[:]
+        await asyncio.sleep(10)
+        assert len(woken) <= 10 * (100 * 0.5 + 20) + 100
+        quiet = ("team-b", "quiet")
+        watcher.follow(quiet, [pod(JOB, 0, uid="quiet")])
+        await asyncio.sleep(0.1)
+        assert quiet in woken
+        await watcher.close()
+
+    run_in_fake_time(body())
 
 
 def test_news_of_a_thousand_agents_at_once_wakes_their_job_a_few_times() -> None:
@@ -250,10 +292,10 @@ def test_unreachable_agent_is_asked_again_when_its_pod_becomes_ready() -> None:
     class SilentCluster(FakeCluster):
         async def watch_agent_status(
             self, pod: PodView, revision: int, seconds: float
-        ) -> AgentStatus | None:
+        ) -> AgentAnswer:
             del pod, revision, seconds
             asked.append(asyncio.get_running_loop().time())
-            return None
+            return AgentAnswer()
 
     async def body() -> None:
         watcher = AgentWatcher(SilentCluster(), lambda _: None)

@@ -3,9 +3,9 @@
 from datetime import timedelta
 
 from ddp_operator.runtime.controller import MINOR_WRITES
-from ddp_wire.contract import Progress
+from ddp_wire.contract import CheckpointInfo, Progress
 from tests.operator.runtime.test_controller import Bench
-from tests.operator.support import NOW, agent_status
+from tests.operator.support import NOW, agent_status, failed_status
 
 SECONDS = 100
 
@@ -25,3 +25,18 @@ async def test_case_74_agent_that_flaps_costs_a_bounded_number_of_writes_and_eve
         await bench.reconcile()
     assert bench.cluster.writes.count("status digits") - before <= MINOR_WRITES + SECONDS / 5 + 1
     assert len(bench.cluster.events) - events <= 1
+
+
+async def test_case_81_false_checkpoints_and_failures_cause_a_bounded_number_of_attempts() -> None:
+    """The claimed checkpoints reset the delay between attempts."""
+    bench = Bench(maxRestarts=10000, task="tasks.digits:build")
+    await bench.train()
+    for tenth in range(10 * SECONDS):
+        bench.now = NOW + timedelta(seconds=tenth / 10)
+        attempt = bench.status().attempt
+        saved = CheckpointInfo(step=tenth, path="/checkpoints", at=NOW.timestamp())
+        report = failed_status(0, attempt=attempt).model_copy(update={"checkpoint": saved})
+        bench.set_agent_status("digits-0", report)
+        bench.set_agent_status("digits-1", agent_status(1, attempt=attempt))
+        await bench.reconcile()
+    assert 30 < bench.status().attempt <= 4 + 32 + SECONDS * (1 / 30 + 1) + 2

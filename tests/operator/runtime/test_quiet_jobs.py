@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from ddp_operator.cluster.base import Key
+from ddp_operator.cluster.base import AgentAnswer, Key
 from ddp_operator.reconcile.world import PodView
 from ddp_operator.runtime.agent_watcher import AgentWatcher
 from ddp_wire.contract import AgentStatus
@@ -38,9 +38,7 @@ class PollableCluster(FakeCluster):
             self.answers[index] = status
             self._changed.notify_all()
 
-    async def watch_agent_status(
-        self, pod: PodView, revision: int, seconds: float
-    ) -> AgentStatus | None:
+    async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
         def differs() -> bool:
             now = self.answers[pod.index]
             return now is None or now.revision != revision
@@ -54,7 +52,7 @@ class PollableCluster(FakeCluster):
             pass
         finally:
             self.open.remove(pod.index)
-        return self.answers[pod.index]
+        return AgentAnswer(self.answers[pod.index])
 
 
 Change = Callable[[PollableCluster, AgentWatcher], Awaitable[None]]

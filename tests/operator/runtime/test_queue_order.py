@@ -1,0 +1,74 @@
+"""Work queue: news first, and turns of the groups."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_operator.runtime.queue import WorkQueue
+from tests.operator.fake_time import run_in_fake_time
+from tests.operator.runtime.test_queue import arrival, in_fake_time
+
+
+def test_key_with_news_overtakes_keys_without() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        for key in "abc":
+            queue.add(key)
+        queue.add("c", news=True)
+        queue.add("d", news=True)
+        assert len(queue) == 4
+        assert [await queue.get() for _ in range(4)] == ["c", "d", "a", "b"]
+        assert len(queue) == 0
+        queue.done("c")
+        queue.add("c")
+        assert await arrival(queue) == ("c", 0.0)
+
+    in_fake_time(body)
+
+
+def test_keys_without_news_are_not_starved() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        queue.add("quiet")
+        for number in range(40):
+            queue.add(f"news-{number}", news=True)
+        order = [await queue.get() for _ in range(41)]
+        assert order.index("quiet") == 16
+
+    in_fake_time(body)
+
+
+def test_news_of_an_active_key_is_not_forgotten() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        queue.add("a")
+        await queue.get()
+        queue.add("a", news=True)
+        queue.add("a")
+        queue.add("b")
+        queue.done("a")
+        assert await queue.get() == "a"
+
+    in_fake_time(body)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.booleans()), max_size=40))
+def test_every_added_key_is_handed_out_once(added: list[tuple[str, bool]]) -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        for key, news in added:
+            queue.add(key, news=news)
+        found = [await queue.get() for _ in range(len(queue))]
+        assert sorted(found) == sorted({key for key, _ in added})
+        assert len(queue) == 0
+
+    in_fake_time(body)
+
+
+def test_case_82_groups_take_turns() -> None:
+    async def body() -> None:
+        queue: WorkQueue[tuple[str, int]] = WorkQueue(group_of=lambda key: key[0])
+        for number in range(100):
+            queue.add(("crowd", number), news=True)
+        queue.add(("quiet", 0))
+        assert [await queue.get() for _ in range(3)] == [("crowd", 0), ("quiet", 0), ("crowd", 1)]
+        queue.add(("other", 0))
+        assert [await queue.get() for _ in range(2)] == [("crowd", 2), ("other", 0)]
+        assert len(queue) == 97
+
+    run_in_fake_time(body())
