@@ -1,7 +1,17 @@
 """The table of the size benchmark marks a missed goal."""
 
-from tests.benchmarks.scale.goals import of_bare_client, of_many_jobs, of_one_job, table
+import random
+
+from tests.benchmarks.scale.conduct import Conduct
+from tests.benchmarks.scale.goals import (
+    of_bare_client,
+    of_many_jobs,
+    of_neighbours,
+    of_one_job,
+    table,
+)
 from tests.benchmarks.scale.loads import ManyJobs, OneJob
+from tests.benchmarks.scale.neighbours import Neighbours
 
 
 def test_one_request_too_many_misses_the_goal() -> None:
@@ -23,3 +33,22 @@ def test_figures_at_their_goals_miss_none() -> None:
 def test_slower_than_the_bare_client_misses_the_goal() -> None:
     figures = of_bare_client(OneJob(nodes=10, created=6.1), 5.0)
     assert [one.missed for one in figures] == [False, True]
+
+
+def beside(factor: float) -> list[str]:
+    """Return the missed goals when hostile jobs slow a new job down by a factor."""
+    draw = random.Random(1)  # noqa: S311 (samples)
+    found = Neighbours(crowd_jobs=100)
+    for conduct in (None, Conduct.SILENT, Conduct.HOSTILE):
+        slower = factor if conduct is Conduct.HOSTILE else 1.0
+        found.created[conduct] = [slower * draw.uniform(0.02, 0.04) for _ in range(24)]
+        found.running[conduct] = [slower * draw.uniform(0.06, 0.12) for _ in range(24)]
+    return [one.name for one in of_neighbours(found) if one.missed]
+
+
+def test_ratio_misses_its_goal_only_if_its_whole_interval_does() -> None:
+    assert beside(1.0) == []
+    assert beside(2.0) == [
+        "last pod created, as a multiple of alone",
+        "Running, as a multiple of alone",
+    ]

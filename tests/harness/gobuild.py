@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -118,6 +119,17 @@ COREDNS = ToolSet(
     packages=("github.com/coredns/coredns",),
 )
 KWOK = ToolSet(name="kwok", module="sigs.k8s.io/kwok", packages=("sigs.k8s.io/kwok/cmd/kwok",))
+JOBSET = ToolSet(name="jobset", module="sigs.k8s.io/jobset", packages=("sigs.k8s.io/jobset",))
+TRAINER = ToolSet(
+    name="trainer",
+    module="github.com/kubeflow/trainer/v2",
+    packages=("github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager",),
+)
+TRAINING_OPERATOR = ToolSet(
+    name="training-operator",
+    module="github.com/kubeflow/training-operator",
+    packages=("github.com/kubeflow/training-operator/cmd/training-operator.v1",),
+)
 
 
 def build(tool_set: ToolSet, figures: Figures) -> Path:
@@ -140,16 +152,35 @@ def build(tool_set: ToolSet, figures: Figures) -> Path:
     return target
 
 
+def source(tool_set: ToolSet) -> Path:
+    """Return the folder of the pinned module in the module cache, downloaded first if missing.
+
+    Raises:
+        HarnessError: Go is missing, or the download failed.
+    """
+    found = command(
+        [go(), "mod", "download", "-json", tool_set.module],
+        f"Downloading {tool_set.module}",
+        env=_environment(),
+        cwd=tool_set.folder,
+        timeout_s=_BUILD_LIMIT_S,
+    )
+    return Path(json.loads(found)["Dir"])
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"}
+
+
 def _build_into(tool_set: ToolSet, target: Path) -> None:
     for left_over in target.parent.glob(f".{tool_set.name}-*"):
         shutil.rmtree(left_over)
     fresh = Path(tempfile.mkdtemp(prefix=f".{tool_set.name}-", dir=target.parent))
     fresh.chmod(0o755)
-    environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"}
     command(
         [go(), "build", "-o", f"{fresh}/", *tool_set.flags, *tool_set.packages],
         f"Building {tool_set.name}",
-        env=environment,
+        env=_environment(),
         cwd=tool_set.folder,
         timeout_s=_BUILD_LIMIT_S,
     )

@@ -1,8 +1,9 @@
 """Measure the operator with large jobs and with many, on a real control plane with fake nodes.
 
     python -m tests.benchmarks.scale [--repeats 3] [--pods 1000] [--jobs 1000] [--large 9999]
-                                     [--only one|neighbours|many|large]
+                                     [--only one|neighbours|many|large|peers]
 
+Without `--only` all loads but `peers` are measured.
 The exit code is 1 if a goal is missed. The figures of one job are the medians of its repeats.
 """
 
@@ -20,6 +21,7 @@ from tests.benchmarks.scale import bare_client, goals
 from tests.benchmarks.scale.goals import Figure
 from tests.benchmarks.scale.loads import many_jobs, one_job
 from tests.benchmarks.scale.neighbours import beside_crowds
+from tests.benchmarks.scale.peers import beside_peers
 from tests.benchmarks.scale.stage import FAKE_NODES, Stage
 from tests.harness import ending
 
@@ -39,7 +41,12 @@ async def measure(options: argparse.Namespace, folder: Path, found: list[Figure]
             print("\n".join(many.notes), flush=True)
             found += goals.of_many_jobs(many)
         if options.only in {None, "large"}:
-            found += goals.of_one_job(await one_job(stage, "large", options.large))
+            large = await one_job(stage, "large", options.large)
+            print(f"{options.large:,} pods: {large}", flush=True)
+            found += goals.of_one_job(large)
+        if options.only == "peers":
+            peers = await beside_peers(stage, options.pods, options.repeats, folder)
+            found += goals.of_peers(peers)
 
 
 async def _repeat(stage: Stage, pods: int, repeats: int) -> list[Figure]:
@@ -73,7 +80,7 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--large", type=int, default=9999)
-    parser.add_argument("--only", choices=["one", "neighbours", "many", "large"])
+    parser.add_argument("--only", choices=["one", "neighbours", "many", "large", "peers"])
     options = parser.parse_args()
     folder, host = Path(tempfile.mkdtemp(prefix="ddp-bench-scale-")), Host()
     print(f"logs: {folder}", flush=True)
