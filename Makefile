@@ -99,7 +99,7 @@ format: $(READY) ## Format the code and apply the automatic fixes of the linter
 	$(BIN)/ruff format
 
 .PHONY: generate
-generate: $(READY) ## Write the generated files: CRD, chart CRD, API and metrics reference
+generate: $(READY) ## Write the generated files: CRD, chart CRD, dashboards, API and metrics reference
 	$(BIN)/python -m tests.tools.generate
 
 .PHONY: lock

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
+from ddp_operator.builders.pod import build_pod
 from tests.harness import binaries
+from tests.operator.support import DEFAULTS, new_job
 from tests.tools.install import ROOT
 
 pytestmark = pytest.mark.api
@@ -195,3 +197,62 @@ def test_helm_lint_reports_no_problem() -> None:
     command = [str(binaries.helm()), "lint", "--strict", str(Path(ROOT, "charts"))]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert result.returncode == 0, result.stdout
+
+
+POD_MONITORS = ("--api-versions", "monitoring.coreos.com/v1/PodMonitor")
+
+
+def test_pod_monitors_are_installed_with_the_prometheus_operator_alone() -> None:
+    assert "PodMonitor" not in {d["kind"] for d in rendered()}
+    assert "PodMonitor" not in {
+        d["kind"] for d in rendered(*POD_MONITORS, "--set", "metrics.podMonitors=false")
+    }
+    found = [d for d in rendered(*POD_MONITORS) if d["kind"] == "PodMonitor"]
+    assert [d["metadata"]["name"] for d in found] == ["ddp-trainer-operator", "ddp-trainer-workers"]
+
+
+def test_pod_monitors_name_the_ports_of_the_pods() -> None:
+    documents = rendered(*POD_MONITORS, "--set", "metrics.labels.release=prometheus")
+    operator = find_one(documents, "PodMonitor", "ddp-trainer-operator")
+    pod = find_one(documents, "Deployment")["spec"]["template"]
+    ports = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
+    [endpoint] = operator["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] in ports
+    assert operator["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert operator["metadata"]["labels"]["release"] == "prometheus"
+    workers = find_one(documents, "PodMonitor", "ddp-trainer-workers")
+    worker = build_pod(new_job(), 0, 1, DEFAULTS)
+    ports = {port["name"] for port in worker["spec"]["containers"][0]["ports"]}
+    assert workers["spec"]["podMetricsEndpoints"][0]["port"] in ports
+    assert (
+        workers["spec"]["selector"]["matchLabels"].items() <= worker["metadata"]["labels"].items()
+    )
+
+
+def test_worker_pods_cannot_name_the_series_of_other_jobs() -> None:
+    """A tenant decides what its pod serves."""
+    workers = find_one(rendered(*POD_MONITORS), "PodMonitor", "ddp-trainer-workers")["spec"]
+    [endpoint] = workers["podMetricsEndpoints"]
+    scraped = yaml.safe_load((ROOT / "manifests/prometheus/scrape.yaml").read_text("utf-8"))
+    plain = next(j for j in scraped["scrape_configs"] if j["job_name"] == "ddp-trainer-workers")
+    assert endpoint["honorLabels"] is plain["honor_labels"] is False
+    assert workers["sampleLimit"] == plain["sample_limit"] == 5000
+    named = {one["targetLabel"] for one in endpoint["relabelings"]}
+    assert named == {"ddpjob", "node_index", "node"}
+    # The Prometheus Operator itself adds the namespace and the pod.
+    also = {one["target_label"] for one in plain["relabel_configs"] if "target_label" in one}
+    assert also == named | {"namespace", "pod"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "scraped"), [((), True), (("--set", "metrics.annotations=false"), False)]
+)
+def test_operator_pod_has_scrape_annotations_unless_they_are_off(
+    flags: tuple[str, ...], scraped: bool
+) -> None:
+    metadata = find_one(rendered(*flags), "Deployment")["spec"]["template"]["metadata"]
+    annotations = metadata.get("annotations", {})
+    assert (annotations.get("prometheus.io/scrape") == "true") is scraped
+    mine = rendered(*flags, "--set", "podAnnotations.team=ml")
+    metadata = find_one(mine, "Deployment")["spec"]["template"]["metadata"]
+    assert metadata["annotations"] == {**annotations, "team": "ml"}

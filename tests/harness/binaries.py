@@ -60,6 +60,7 @@ def everything(figures: Figures) -> Tools:
     """Prepare all tools, including those for tests and image builds."""
     debian.ensure(debian.RUNTIME_PACKAGES | debian.BUILD_PACKAGES | debian.IMAGE_PACKAGES)
     pause.archive(figures)
+    debian.unpack(debian.PROMETHEUS, figures)
     return _tools(figures, [gobuild.KUBERNETES, gobuild.COREDNS, gobuild.HELM])
 
 
@@ -86,6 +87,11 @@ def helm() -> str:
     return str(gobuild.build(gobuild.HELM, Figures()) / "helm")
 
 
+def prometheus() -> Tools:
+    """Return prometheus and promtool, downloaded first unless they are in the cache."""
+    return Tools((debian.unpack(debian.PROMETHEUS, Figures()),))
+
+
 def _tools(figures: Figures, tool_sets: Iterable[gobuild.ToolSet]) -> Tools:
-    newer = debian.newer_binaries(figures)
+    newer = debian.unpack(debian.NEWER, figures)
     return Tools((newer, *(gobuild.build(tool_set, figures) for tool_set in tool_sets)))

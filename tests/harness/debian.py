@@ -8,7 +8,8 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.harness import paths
@@ -29,10 +30,34 @@ RUNTIME_PACKAGES = {
 }
 BUILD_PACKAGES = {"gcc": "gcc", "/usr/include/stdio.h": "libc6-dev"}
 IMAGE_PACKAGES = {"buildah": "buildah", "debootstrap": "debootstrap"}
-# Versions that bookworm lacks, unpacked only into the cache. They run with bookworm's libc.
-NEWER_SUITE = "trixie"
-NEWER_PACKAGES = {"etcd-server": "3.5", "containerd": "1.7"}
-NEWER_BINARIES = ("etcd", "containerd", "containerd-shim-runc-v2", "ctr")
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """Packages whose binaries are unpacked only into the cache."""
+
+    name: str
+    suite: str
+    packages: Mapping[str, str]
+    """The packages, with the start of their versions."""
+    binaries: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the binaries in the cache."""
+        pins = "-".join(version for _, version in sorted(self.packages.items()))
+        return paths.cache() / "tools" / f"debian-{self.name}-{pins}"
+
+
+NEWER = Unpacked(
+    "trixie",
+    "trixie",
+    {"etcd-server": "3.5", "containerd": "1.7"},
+    ("etcd", "containerd", "containerd-shim-runc-v2", "ctr"),
+)
+"""Versions that bookworm lacks. They run with bookworm's libc."""
+PROMETHEUS = Unpacked("prometheus", "bookworm", {"prometheus": "2.42"}, ("prometheus", "promtool"))
+"""Not installed, because the package starts a service."""
 
 
 def ensure(packages: dict[str, str]) -> None:
@@ -55,19 +80,19 @@ def ensure(packages: dict[str, str]) -> None:
     print_line(f"installed {', '.join(missing)} in {time.monotonic() - start:.1f} s")
 
 
-def newer_binaries(figures: Figures) -> Path:
-    """Download etcd and containerd of a newer Debian into the cache; return their folder.
+def unpack(wanted: Unpacked, figures: Figures) -> Path:
+    """Download packages into the cache unless they are there; return the folder of the binaries.
 
     Raises:
         HarnessError: The packages cannot be downloaded, or lack such binaries.
     """
-    pins = "-".join(version for _, version in sorted(NEWER_PACKAGES.items()))
-    target = paths.cache() / "tools" / f"debian-{NEWER_SUITE}-{pins}"
+    target = wanted.folder
     if target.is_dir():
         return target
-    with building(target.parent / "debian.lock", "Debian binaries"), figures.phase("fetch debian"):
+    lock = target.parent / f"debian-{wanted.name}.lock"
+    with building(lock, "Debian binaries"), figures.phase(f"fetch {wanted.name}"):
         if not target.is_dir():
-            _fetch_into(target)
+            _fetch_into(target, wanted)
     return target
 
 
@@ -88,7 +113,7 @@ def mirror() -> str:
 
 
 def versions(folder: Path) -> dict[str, str]:
-    """Return the versions of the packages that `newer_binaries` unpacked into this folder."""
+    """Return the versions of the packages that `unpack` put into this folder."""
     lines = (folder / "versions.txt").read_text(encoding="utf-8").splitlines()
     return dict(line.split(" ", 1) for line in lines)
 
@@ -107,13 +132,14 @@ def _apt_get(arguments: Sequence[str], options: Sequence[str] = (), cwd: Path | 
     )
 
 
-def _fetch_into(target: Path) -> None:
-    for left_over in target.parent.glob(".debian-*"):
+def _fetch_into(target: Path, packages: Unpacked) -> None:
+    prefix = f".debian-{packages.name}-"
+    for left_over in target.parent.glob(f"{prefix}*"):
         shutil.rmtree(left_over)
-    work = Path(tempfile.mkdtemp(prefix=".debian-", dir=target.parent))
-    options = _private_options(work)
+    work = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+    options = _private_options(work, packages.suite)
     _apt_get(["update"], options)
-    wanted = [f"{name}={version}.*" for name, version in NEWER_PACKAGES.items()]
+    wanted = [f"{name}={version}.*" for name, version in packages.packages.items()]
     _apt_get(["download", *wanted], options, cwd=work)
     fresh = work / "bin"
     fresh.mkdir()
@@ -121,19 +147,17 @@ def _fetch_into(target: Path) -> None:
     for package in sorted(work.glob("*.deb")):
         fetched.append(" ".join(package.name.split("_")[:2]))
         command(["dpkg", "-x", package, work / "unpacked"], f"Unpacking {package.name}")
-    for name in NEWER_BINARIES:
+    for name in packages.binaries:
         _take_binary(work / "unpacked", name, fresh)
     (fresh / "versions.txt").write_text("\n".join(fetched) + "\n", encoding="utf-8")
     fresh.rename(target)
     shutil.rmtree(work)
 
 
-def _private_options(work: Path) -> list[str]:
+def _private_options(work: Path, suite: str) -> list[str]:
     """Return apt options that keep its sources, lists and downloads below `work`."""
     sources = work / "sources.list"
-    sources.write_text(
-        f"deb [signed-by={KEYRING}] {mirror()} {NEWER_SUITE} main\n", encoding="utf-8"
-    )
+    sources.write_text(f"deb [signed-by={KEYRING}] {mirror()} {suite} main\n", encoding="utf-8")
     (work / "lists" / "partial").mkdir(parents=True)
     (work / "archives" / "partial").mkdir(parents=True)
     settings = {
@@ -159,5 +183,5 @@ def _architecture() -> str:
 def _take_binary(unpacked: Path, name: str, target: Path) -> None:
     found = unpacked / "usr" / "bin" / name
     if not found.is_file():
-        raise HarnessError(f"The Debian packages of {NEWER_SUITE} contain no {name}.")
+        raise HarnessError(f"The Debian packages contain no {name}.")
     shutil.copy2(found, target / name)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ddp_operator.api.crd import build_crd, to_yaml
 from ddp_operator.api.reference import build_reference
+from tests.tools.dashboards.build import build_dashboards
 from tests.tools.metrics_page import build_metrics_page
 
 ROOT = Path(__file__).parents[2]
@@ -14,11 +15,15 @@ ROOT = Path(__file__).parents[2]
 def generated() -> dict[Path, str]:
     """Return every generated file with its content."""
     crd = to_yaml(build_crd())
+    rules = (ROOT / "manifests" / "prometheus" / "rules.yaml").read_text(encoding="utf-8")
+    dashboards = build_dashboards()
     return {
         ROOT / "manifests" / "crd" / "ddpjobs.yaml": crd,
         ROOT / "charts" / "files" / "crd.yaml": crd,
+        ROOT / "charts" / "files" / "rules.yaml": rules,
         ROOT / "docs" / "reference" / "api.md": build_reference(),
         ROOT / "docs" / "reference" / "metrics.md": build_metrics_page(),
+        **{ROOT / "charts" / "dashboards" / name: text for name, text in dashboards.items()},
     }
 
 

@@ -31,11 +31,23 @@ class Defaults:
     image_pull_policy: str = "IfNotPresent"
 
 
+_SCRAPED = {
+    "prometheus.io/scrape": "true",
+    "prometheus.io/port": str(contract.AGENT_PORT),
+    "prometheus.io/path": "/metrics",
+}
+"""Annotations by which a common configuration of Prometheus finds the metrics of a pod."""
+
+
 def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict[str, Any]:
     """Return the pod of node `index`, which starts with `attempt`.
 
     The pod satisfies the Restricted profile of the Pod Security Standards.
     """
+    fixed = {
+        contract.ANNOTATION_ATTEMPT: str(attempt),
+        contract.ANNOTATION_SPEC_HASH: job.spec_hash,
+    }
     pod: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -43,10 +55,7 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
             "name": names.pod_name(job, index),
             "namespace": job.metadata.namespace,
             "labels": {**names.labels(job), contract.LABEL_NODE_INDEX: str(index)},
-            "annotations": {
-                contract.ANNOTATION_ATTEMPT: str(attempt),
-                contract.ANNOTATION_SPEC_HASH: job.spec_hash,
-            },
+            "annotations": _SCRAPED | fixed,
             "ownerReferences": [names.owner_reference(job)],
         },
         "spec": _pod_spec(job, index, defaults),
@@ -59,7 +68,7 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
     # The overlay cannot change these labels and annotations: the operator finds its pods by them.
     merged["spec"]["tolerations"] = _tolerations(merged["spec"].get("tolerations") or [])
     merged["metadata"]["labels"] |= pod["metadata"]["labels"]
-    merged["metadata"]["annotations"] |= pod["metadata"]["annotations"]
+    merged["metadata"]["annotations"] |= fixed
     return _with_grace(merged)
 
 

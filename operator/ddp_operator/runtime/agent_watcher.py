@@ -17,6 +17,8 @@ STATUS_WRITES_PER_SECOND = 20.0
 """Status writes for the progress of all jobs together, in the long run."""
 _FIRST_RETRY_SECONDS = 0.25
 _LONGEST_RETRY_SECONDS = 5.0
+_OPENINGS = Rate(burst=100, per_second=2000.0)
+"""First requests to agents. The agents of thousands of pods at once would hold the event loop."""
 _BURST = 16
 """Answers of one agent that may follow each other at once."""
 _ANSWERS_PER_SECOND = 1.0
@@ -33,7 +35,10 @@ _FINAL_PHASES = frozenset({AgentPhase.SUCCEEDED, AgentPhase.FAILED, AgentPhase.P
 
 
 class AgentReports(Protocol):
-    """Newest known statuses of agents. They are observations: they may be missing or old."""
+    """Newest known statuses of agents. They are observations: they may be missing or old.
+
+    Any thread may call the methods that only read.
+    """
 
     def follow(self, key: Key, pods: Sequence[PodView]) -> None:
         """Observe the agents of exactly these pods of a job."""
@@ -90,6 +95,7 @@ class AgentWatcher:
         self._later_wakes: dict[Key, asyncio.TimerHandle] = {}
         """Wakes that are due later. Each covers all news until then."""
         self._by_uid: dict[str, _Watch] = {}
+        self._openings = TokenBucket(_OPENINGS.burst, _OPENINGS.per_second, 0.0)
 
     def follow(self, key: Key, pods: Sequence[PodView]) -> None:
         """Watch the agents of exactly these pods of a job. Stop the job's other watches."""
@@ -111,7 +117,7 @@ class AgentWatcher:
     def statuses(self, pods: Sequence[PodView]) -> dict[str, AgentStatus]:
         """Return the newest known agent statuses of these pods, by pod uid."""
         found = self._of(pods)
-        return {uid: watch.status for uid, watch in found if watch.status is not None}
+        return {uid: status for uid, watch in found if (status := watch.status) is not None}
 
     def silent(self, pods: Sequence[PodView]) -> frozenset[str]:
         """Return the uids of those pods whose agent did not answer the newest request."""
@@ -143,7 +149,9 @@ class AgentWatcher:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _of(self, pods: Sequence[PodView]) -> Iterable[tuple[str, _Watch]]:
-        return ((p.uid, self._by_uid[p.uid]) for p in pods if p.uid in self._by_uid)
+        """Return the watches of these pods, by uid. Any thread may call it."""
+        found = ((pod.uid, self._by_uid.get(pod.uid)) for pod in pods)
+        return ((uid, watch) for uid, watch in found if watch is not None)
 
     def _ensure(self, key: Key, current: dict[str, _Watch], uid: str, pod: PodView) -> None:
         """Start a watch, or start it again if the pod has changed so that a new try is due."""
@@ -192,6 +200,9 @@ class AgentWatcher:
         pod, revision, delay = watch.pod, -1, _FIRST_RETRY_SECONDS
         loop = asyncio.get_running_loop()
         answers = TokenBucket(_BURST, _ANSWERS_PER_SECOND, loop.time())
+        turn = self._openings.take(loop.time())
+        if turn > 0.0:
+            await asyncio.sleep(turn)
         while True:
             wait = self.progress_seconds if pod.index == 0 else LONGEST_WAIT_SECONDS
             wait = min(wait, LONGEST_WAIT_SECONDS)

@@ -210,17 +210,21 @@ class Controller:
     async def _decide(self, job: DDPJob, pods: Sequence[Manifest]) -> tuple[World, Plan]:
         """Return the observed state and the plan for it."""
         started = time.monotonic()
-        world = self._observe(job, pods)
+
+        def look() -> tuple[World, Plan]:
+            world = self._observe(job, pods)
+            return world, decide(world, self._defaults)
+
         if max(len(pods), job.nodes) < LARGE_JOB:
-            plan = decide(world, self._defaults)
+            found = look()
         else:
             # The Lease, the health endpoint and other jobs go on meanwhile.
-            plan = await asyncio.to_thread(decide, world, self._defaults)
+            found = await asyncio.to_thread(look)
         self._decision_seconds[job.key] = time.monotonic() - started
-        return world, plan
+        return found
 
     def _observe(self, job: DDPJob, pods: Sequence[Manifest]) -> World:
-        """Return the observed state. No observation waits for an agent."""
+        """Return the observed state. No observation waits for an agent. Any thread may call it."""
         views = self._views.of(job.key, [p for p in pods if _belongs(p, job)])
         services = self._cache.children("Service", job.key)
         known = self._reports.statuses(views)

@@ -4,6 +4,7 @@ The series of a job therefore end with the job. They are built from documents, b
 thousand jobs would take seconds.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
@@ -85,14 +86,27 @@ class JobCollector(Collector):
         """Return the present metrics."""
         samples = Samples(FAMILIES)
         for job in self._jobs():
-            metadata = job["metadata"]
-            own = (metadata["namespace"], metadata["name"])
-            samples.add(NODES, job.get("spec", {}).get("nodes", 1), *own)
-            status = job.get("status")
-            if status:
-                _add_status(samples, own, status)
-                _add_progress(samples, own, status)
+            # Who may write statuses may write nonsense, which must not hide the other jobs.
+            with contextlib.suppress(
+                ArithmeticError, AttributeError, LookupError, TypeError, ValueError
+            ):
+                _add_job(samples, job)
         return samples.metrics()
+
+
+def _add_job(samples: Samples, job: Manifest) -> None:
+    """Add the metrics of one job.
+
+    Raises:
+        Exception: The status has values that the operator never writes.
+    """
+    metadata = job["metadata"]
+    own = (metadata["namespace"], metadata["name"])
+    samples.add(NODES, job.get("spec", {}).get("nodes", 1), *own)
+    status = job.get("status")
+    if status:
+        _add_status(samples, own, status)
+        _add_progress(samples, own, status)
 
 
 def _add_status(samples: Samples, own: tuple[str, str], status: dict[str, Any]) -> None:

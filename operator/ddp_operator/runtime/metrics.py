@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.api.status import Cause, DDPJobStatus
 from ddp_operator.cluster.base import Request
 from ddp_wire.families import Family, Kind
 
@@ -100,6 +100,11 @@ class OperatorMetrics:
         self._recovery_seconds = _histogram(RECOVERY_SECONDS, registry)
         for result in ("success", "conflict", "refused", "error"):
             self._reconciles.labels(result)
+        # A series that begins with its first event would hide that event from rate().
+        for cause in (*Cause, "None"):
+            self._attempts.labels(cause)
+        for part in _PARTS:
+            self._recovery_seconds.labels(part)
 
     def observe_queue(self, depth: Callable[[], int], oldest: Callable[[], float]) -> None:
         """Read the queue at each scrape."""

@@ -65,10 +65,8 @@ def test_pod_has_its_index_attempt_and_spec_hash() -> None:
     assert metadata["namespace"] == "team-a"
     assert metadata["labels"][contract.LABEL_NODE_INDEX] == "7"
     assert metadata["labels"][contract.LABEL_JOB_UID] == UID
-    assert metadata["annotations"] == {
-        contract.ANNOTATION_ATTEMPT: "4",
-        contract.ANNOTATION_SPEC_HASH: job.spec_hash,
-    }
+    assert metadata["annotations"][contract.ANNOTATION_ATTEMPT] == "4"
+    assert metadata["annotations"][contract.ANNOTATION_SPEC_HASH] == job.spec_hash
     assert [o["uid"] for o in metadata["ownerReferences"]] == [UID]
 
 
@@ -249,3 +247,10 @@ def test_secret_is_the_last_variable_of_the_worker_and_of_no_other_container() -
         view = view_pod({**seen, "metadata": {**signed["metadata"], "uid": "u"}})
         assert view.secret == SECRET
         assert SECRET not in repr(view)
+
+
+def test_user_can_keep_prometheus_from_a_pod() -> None:
+    overlay = {"metadata": {"annotations": {"prometheus.io/scrape": "false"}}}
+    annotations = build(podTemplate=overlay)["metadata"]["annotations"]
+    assert annotations["prometheus.io/scrape"] == "false"
+    assert annotations["prometheus.io/port"] == "8470"

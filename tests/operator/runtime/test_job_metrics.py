@@ -55,3 +55,19 @@ def test_job_without_a_status_has_only_its_size() -> None:
 
 def test_series_of_a_deleted_job_are_gone() -> None:
     assert text() == ""
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"ready": "many"},
+        {"progress": {"loss": "little"}},
+        {"conditions": [{"type": "Succeeded"}]},
+        {"startTime": "yesterday"},
+        {"conditions": "none"},
+    ],
+)
+def test_status_with_nonsense_does_not_hide_the_other_jobs(nonsense: dict[str, Any]) -> None:
+    other = {"metadata": {"namespace": "team-b", "name": "strange"}, "status": STATUS | nonsense}
+    lines = text(other, job(STATUS)).splitlines()
+    assert 'ddpjob_loss{ddpjob="digits",namespace="team-a"} 0.25' in lines

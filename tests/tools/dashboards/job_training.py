@@ -1,0 +1,108 @@
+"""Panels of one job's training: its results, and where its time goes."""
+
+from collections.abc import Sequence
+
+from ddp_agent import metrics as agent
+from ddp_operator.runtime import job_metrics as jobs
+from ddp_wire.families import Family
+from tests.tools.dashboards.panels import Panel, Query, Text, free_scale, time_series
+from tests.tools.dashboards.promql import JOB, WORKERS, aggregate, newest, quantile, rate, series
+
+_EMPTY = "No updates yet, or the worker pods are not scraped"
+_NO_TIMES = "No measured updates in this time"
+
+
+def results() -> Sequence[Panel]:
+    """Return the panels of what training reports."""
+    throughput = Text(
+        "Throughput", "suffix: samples/s",
+        "How many samples all ranks together train on per second.", _EMPTY,
+    )  # fmt: skip
+    return [
+        _loss(),
+        _one("Learning rate", "How the schedule changes the learning rate.", agent.LEARNING_RATE),
+        _one(
+            "Gradient norm",
+            "Whether the gradients stay bounded; a sudden rise often precedes a bad training loss.",
+            agent.GRAD_NORM,
+        ),
+        time_series(
+            throughput, Query(_either(agent.THROUGHPUT, jobs.THROUGHPUT), "samples/s"), width=12
+        ),
+        _evaluation(),
+    ]
+
+
+def times() -> Sequence[Panel]:
+    """Return the panels of where the time of the ranks goes."""
+    return [_update_duration(), _shares(), _phases()]
+
+
+def _loss() -> Panel:
+    text = Text("Training loss", "none", "Whether training still improves.", "No loss reported yet")
+    return free_scale(time_series(text, Query(_either(agent.LOSS, jobs.LOSS), "training loss")))
+
+
+def _either(family: Family, late: Family) -> str:
+    """Return the value from the worker pods, else the one that the operator knows."""
+    return f"{newest(family, JOB)} or {newest(late, JOB)}"
+
+
+def _one(title: str, description: str, family: Family) -> Panel:
+    query = Query(newest(family, JOB), title.lower())
+    return time_series(Text(title, "none", description, _EMPTY), query)
+
+
+def _evaluation() -> Panel:
+    text = Text(
+        "Evaluation",
+        "none",
+        "How the results of the evaluations change.",
+        "No evaluation yet, or the worker pods are not scraped",
+    )
+    query = Query(newest(agent.EVALUATION, JOB, "metric"), "{{metric}}")
+    return free_scale(time_series(text, query, width=12))
+
+
+def _update_duration() -> Panel:
+    text = Text(
+        "Update duration",
+        "s",
+        "How long an update takes, and whether some take much longer than most.",
+        _NO_TIMES,
+    )
+    family = agent.UPDATE_DURATION
+    return time_series(
+        text,
+        Query(quantile(0.5, family, WORKERS), "p50"),
+        Query(quantile(0.99, family, WORKERS), "p99"),
+    )
+
+
+def _shares() -> Panel:
+    text = Text(
+        "Time without training",
+        "percentunit",
+        "Which part of the updates the ranks wait for data, and which part of all time goes to"
+        " checkpoints and evaluations.",
+        _NO_TIMES,
+    )
+    updates = rate(agent.UPDATE_SECONDS, WORKERS)
+    waits = f"{rate(agent.DATA_WAIT, WORKERS)} / ({updates} > 0)"
+    return time_series(
+        text,
+        Query(waits, "wait for data"),
+        Query(rate(agent.CHECKPOINT_SECONDS, WORKERS, operator="avg"), "checkpoints"),
+        Query(rate(agent.EVALUATION_SECONDS, WORKERS, operator="avg"), "evaluations"),
+    )
+
+
+def _phases() -> Panel:
+    text = Text(
+        "Phases of an update",
+        "s",
+        "How long each phase of the newest measured update took, on average over the ranks.",
+        "No phases measured",
+    )
+    phases = aggregate("avg", "phase", series(agent.PHASE_SECONDS, WORKERS))
+    return time_series(text, Query(phases, "{{phase}}"))

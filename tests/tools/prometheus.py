@@ -1,0 +1,147 @@
+"""A real Prometheus on this machine that scrapes the cluster by the product's own configuration."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+
+from tests.harness import binaries, paths
+from tests.harness.cluster import Cluster
+from tests.harness.errors import HarnessError
+from tests.harness.run import poll, tail
+from tests.tools.pod_discovery import targets_of
+from tests.tools.ports import free_port
+
+SCRAPE_FILE = paths.REPOSITORY / "manifests" / "prometheus" / "scrape.yaml"
+_INTERVAL = "1s"
+"""Scrape interval in tests, in place of the configured one."""
+_DISCOVERY_S = 1.0
+_START_LIMIT_S = 30.0
+_END_LIMIT_S = 10.0
+
+
+class Prometheus:
+    """Prometheus as a process. The context manager starts it and always kills it at the end."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        """Prepare a Prometheus for the pods of a cluster."""
+        self._cluster = cluster
+        self._folder = tempfile.TemporaryDirectory(prefix="ddp-prometheus-")
+        self._url = f"http://127.0.0.1:{free_port()}"
+        self._log = Path(self._folder.name, "prometheus.log")
+        self._targets = Path(self._folder.name, "targets.json")
+        self._ended = threading.Event()
+        self._discovery = threading.Thread(target=self._discover_forever, daemon=True)
+
+    def __enter__(self) -> Self:
+        folder = Path(self._folder.name)
+        configuration = folder / "prometheus.yml"
+        configuration.write_text(yaml.safe_dump(self._configuration()), encoding="utf-8")
+        program = binaries.prometheus().binary("prometheus")
+        command = [
+            program,
+            f"--config.file={configuration}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address={self._url.removeprefix('http://')}",
+        ]
+        with self._log.open("wb") as log:
+            # The kernel kills it when this process dies.
+            self._process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", *command], stdout=log, stderr=log
+            )
+        self._discovery.start()
+        if not poll(self._is_ready, deadline_s=_START_LIMIT_S):
+            raise HarnessError(f"Prometheus is not ready: {self._last_lines()}")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._discovery.join(_END_LIMIT_S)
+        self._process.kill()
+        self._process.wait(_END_LIMIT_S)
+        self._folder.cleanup()
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """Return the result of an instant query: series with `metric` and `value`.
+
+        Raises:
+            HarnessError: Prometheus refused the query.
+        """
+        answer = self._get("/api/v1/query?" + urllib.parse.urlencode({"query": expression}))
+        result: list[dict[str, Any]] = answer["data"]["result"]
+        return result
+
+    def targets(self) -> list[dict[str, Any]]:
+        """Return the active targets, with `labels`, `health` and `lastError`."""
+        found: list[dict[str, Any]] = self._get("/api/v1/targets?state=active")["data"][
+            "activeTargets"
+        ]
+        return found
+
+    def _configuration(self) -> dict[str, Any]:
+        """Return the product's scrape configuration, with a file in place of the discovery."""
+        found: dict[str, Any] = yaml.safe_load(SCRAPE_FILE.read_text(encoding="utf-8"))
+        for job in found["scrape_configs"]:
+            job["scrape_interval"] = _INTERVAL
+            discoveries = job.pop("kubernetes_sd_configs")
+            job["file_sd_configs"] = [{"files": [str(self._targets)]}]
+            job["relabel_configs"] = [*_selecting(discoveries), *job["relabel_configs"]]
+        return found
+
+    def _discover_forever(self) -> None:
+        """Write the pods of the cluster into the file of targets, again and again."""
+        while not self._ended.is_set():
+            found = self._cluster.kubectl("get", "pods", "-A", "-o", "json", check=False)
+            if found.returncode == 0:
+                fresh = self._targets.with_suffix(".fresh")
+                fresh.write_text(json.dumps(targets_of(json.loads(found.stdout)["items"])))
+                fresh.rename(self._targets)
+            self._ended.wait(_DISCOVERY_S)
+
+    def _is_ready(self) -> bool:
+        if self._process.poll() is not None:
+            raise HarnessError(f"Prometheus ended: {self._last_lines()}")
+        try:
+            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=1):  # noqa: S310
+                return True
+        except OSError:
+            return False
+
+    def _last_lines(self) -> str:
+        return tail(self._log.read_text(encoding="utf-8"))
+
+    def _get(self, path: str) -> dict[str, Any]:
+        try:
+            with urllib.request.urlopen(self._url + path, timeout=10) as response:  # noqa: S310
+                answer: dict[str, Any] = json.load(response)
+        except urllib.error.HTTPError as error:
+            raise HarnessError(f"Prometheus refused {path}: {error.read().decode()}") from error
+        return answer
+
+
+def _selecting(discoveries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rules that keep the pods which the label selectors of a discovery select."""
+    rules = []
+    for discovery in discoveries:
+        for selector in discovery.get("selectors", []):
+            name, _, value = selector["label"].partition("=")
+            label = re.sub("[^a-zA-Z0-9_]", "_", name)
+            source = f"__meta_kubernetes_pod_label_{label}"
+            rules.append({"source_labels": [source], "regex": value, "action": "keep"})
+    return rules
