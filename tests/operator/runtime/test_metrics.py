@@ -23,7 +23,7 @@ def test_ended_attempt_counts_once() -> None:
     measured.record_status(after, after)
     name = metrics.ATTEMPTS.name
     assert registry.get_sample_value(name, {"cause": "Infrastructure"}) == 1
-    assert registry.get_sample_value(name, {"cause": "Application"}) is None
+    assert registry.get_sample_value(name, {"cause": "Application"}) == 0
 
 
 def test_recovery_is_measured_when_it_ends() -> None:
@@ -39,7 +39,7 @@ def test_recovery_is_measured_when_it_ends() -> None:
     name = f"{metrics.RECOVERY_SECONDS.name}_sum"
     assert registry.get_sample_value(name, {"part": "firstStep"}) == 1.3
     assert registry.get_sample_value(name, {"part": "decided"}) == 0.009
-    assert registry.get_sample_value(name, {"part": "forked"}) is None
+    assert registry.get_sample_value(name, {"part": "forked"}) == 0
 
 
 def test_requests_count_by_verb_resource_and_code() -> None:
