@@ -53,7 +53,7 @@ class ControlPlane:
 def _install(cluster: Cluster) -> None:
     """Install the CRD as a user does, and bind the chart's roles to the test's operator user."""
     cluster.kubectl("apply", "-f", str(ROOT / "manifests" / "crd" / "ddpjobs.yaml"))
-    cluster.kubectl("wait", "--for=condition=Established", "crd/ddpjobs.ddp-trainer.dev")
+    cluster.wait_for_crds("ddpjobs.ddp-trainer.dev")
     # The API server serves a new kind only some time after the CRD is Established.
     eventually(lambda: cluster.kubectl("get", "ddpjobs", check=False).returncode == 0, "DDPJobs")
     # The garbage collector discovers new kinds every 30 s and when it starts.

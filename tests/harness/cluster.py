@@ -31,6 +31,7 @@ from tests.harness.run import Figures
 _STATE_FILE: Final = paths.STATE / "cluster.json"
 _NODE_LIMIT_S: Final = 60.0
 _LOCK_WAIT_S: Final = 5.0
+_ESTABLISHED_LIMIT_S: Final = 60.0
 _lock: Final = FileLock(paths.LOCK)
 
 
@@ -169,6 +170,23 @@ class Cluster:
             HarnessError: It failed (with `check`), or ran too long.
         """
         return clients.run(binaries.kubectl(), args, stdin=input, check=check, timeout_s=timeout)
+
+    def wait_for_crds(self, *names: str) -> None:
+        """Wait until the API server has established these CustomResourceDefinitions.
+
+        `kubectl wait` fails at once on a CRD that was just created and has no conditions yet.
+
+        Raises:
+            HarnessError: It has not done so within a minute.
+        """
+        wait = ("wait", "--for=condition=Established", "--timeout=1s")
+        crds = [f"crd/{name}" for name in names]
+        processes.wait_for(
+            f"the CRDs {', '.join(names)}",
+            lambda: self.kubectl(*wait, *crds, check=False).returncode == 0,
+            deadline_s=_ESTABLISHED_LIMIT_S,
+            needs=(APISERVER,),
+        )
 
     def helm(
         self,

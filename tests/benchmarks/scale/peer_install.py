@@ -22,7 +22,7 @@ _QPS, _BURST, _WORKERS = 1000, 2000, 16
 _CONFIG_ARGUMENT = "--config=/tmp/config.yaml"
 _NO_ELECTION: _Change = {"leaderElection": {"leaderElect": False}}
 _CONNECTION: _Change = {"clientConnection": {"qps": _QPS, "burst": _BURST}}
-_ESTABLISHED_SECONDS = 60
+_CRD = "CustomResourceDefinition"
 
 
 @dataclass(frozen=True)
@@ -195,6 +195,4 @@ def _install(cluster: Cluster, peer: _Peer, source: Path, port: int) -> None:
     ]
     text = yaml.safe_dump_all(wanted)
     cluster.kubectl("apply", "--server-side", "-f", "-", input=text)
-    names = [f"crd/{one['metadata']['name']}" for one in wanted if one["kind"].startswith("Custom")]
-    limit = f"--timeout={_ESTABLISHED_SECONDS}s"
-    cluster.kubectl("wait", "--for=condition=Established", limit, *names)
+    cluster.wait_for_crds(*(one["metadata"]["name"] for one in wanted if one["kind"] == _CRD))
