@@ -19,13 +19,17 @@ from ddp_wire.contract import (
     ExitCode,
     Failure,
     Heartbeat,
+    HungRank,
     Progress,
+    RankInspection,
     RankPhase,
     RankTimes,
     Timeline,
     WireModel,
 )
 
+INSPECTION = RankInspection(waits=True, number=7, collectives=["all_reduce of [3]"])
+HUNG = HungRank(rank=3, step=5, activity="data", seconds=31.0, inspection=INSPECTION)
 FULL = AgentStatus(
     job_uid="uid-1",
     revision=7,
@@ -41,6 +45,7 @@ FULL = AgentStatus(
     progress=Progress(step=5, total_steps=9, loss=0.5, metrics={"a": 0.25}),
     checkpoint=CheckpointInfo(step=4, path="/c/ü", at=0.5),
     failure=Failure(attempt=2, at=1.25, signal="SIGKILL", secondary=True),
+    hang=[HUNG],
 )
 
 
@@ -68,6 +73,8 @@ def test_fields_of_a_newer_release_are_ignored(model: type[WireModel]) -> None:
         Failure: FULL.failure,
         RankTimes: RankTimes(updates=[1, 2], phase_seconds={"forward": 0.5}),
         Timeline: FULL.timeline,
+        HungRank: HUNG,
+        RankInspection: INSPECTION,
         AttemptOrder: AttemptOrder(job_uid="uid-1", attempt=2),
     }
     known = documents[model]
@@ -98,6 +105,7 @@ HOSTILE = [
     {"failure": {"attempt": 1, "at": 1e18}},
     {"progress": {"step": 2**63}},
     {"checkpoint": {"step": 1, "path": "x" * 5000, "at": 1.0}},
+    {"hang": [{"rank": 1, "step": 1, "activity": "data", "seconds": 1e300}]},
 ]
 
 

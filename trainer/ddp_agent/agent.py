@@ -10,6 +10,7 @@ from ddp_agent.barrier import StartBarrier
 from ddp_agent.clock import Ticker
 from ddp_agent.config import AgentConfig
 from ddp_agent.failures import exit_code, to_sentence
+from ddp_agent.hangs import HangDetector, describe_hang
 from ddp_agent.launcher import Launch, prepare
 from ddp_agent.orders import AttemptOrders, Interruption, Stop
 from ddp_agent.reporter import AttemptReporter
@@ -143,15 +144,20 @@ class Agent:
 
     def _watch(self, process: AttemptProcess, launch: Launch) -> Interruption | None:
         """Report the attempt until it ends by itself (None) or is to be interrupted."""
+        clock, limits = self._ticker.clock, self._config.hang
+        hangs = HangDetector(limits, launch.heartbeats_dir, launch.attempt, clock)
         while process.poll() is None:
             interruption = self._orders.interruption(launch.attempt)
             if interruption is None and self._barrier is not None:
                 replaced = self._barrier.replaced_node() is not None
                 interruption = Interruption.PEER_REPLACED if replaced else None
+            if interruption is None and hangs.is_overdue:
+                interruption = Interruption.HUNG
             if interruption is not None:
                 self._reporter.interrupted(interruption)
                 return interruption
             self._reporter.update_from_ranks(launch)
+            self._reporter.report_hang(hangs.look())
             self._ticker.tick()
         return None
 
@@ -166,6 +172,10 @@ class Agent:
                 message="the pod of another node was replaced after the attempt had started",
                 secondary=True,
             )
+            self._reporter.enter(AgentPhase.FAILED, failure)
+        elif interruption is Interruption.HUNG:
+            status, now = self._reporter.status, self._ticker.clock.wall()
+            failure = describe_hang(status.hang or [], status.attempt, now)
             self._reporter.enter(AgentPhase.FAILED, failure)
 
     def _conclude(self, process: AttemptProcess, attempt: int) -> None:

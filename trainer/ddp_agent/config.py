@@ -5,8 +5,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
 
+from ddp_agent.hang_limits import HangLimits
 from ddp_wire import contract
 from ddp_wire.contract import Env
 
@@ -44,6 +45,7 @@ class AgentConfig(BaseModel):
     standby: bool = Field(alias=Env.STANDBY, default=False)
     grace_seconds: float = Field(alias=Env.GRACE_SECONDS, default=60.0, ge=0.0)
     checkpoint_dir: Path | None = Field(alias=Env.CHECKPOINT_DIR, default=None)
+    hang: Json[HangLimits] = Field(alias=Env.HANG, default=HangLimits())
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "AgentConfig":

@@ -8,7 +8,14 @@ from ddp_agent.heartbeats import all_joined, all_spawned, extend_timeline, read_
 from ddp_agent.launcher import Launch
 from ddp_agent.orders import Interruption
 from ddp_agent.status_cell import AgentStatusCell
-from ddp_wire.contract import AgentPhase, AgentStatus, Failure, Heartbeat, Timeline
+from ddp_wire.contract import (
+    AgentPhase,
+    AgentStatus,
+    Failure,
+    Heartbeat,
+    HungRank,
+    Timeline,
+)
 
 
 class AttemptReporter:
@@ -80,6 +87,10 @@ class AttemptReporter:
             progress=first.progress if first else self.status.progress,
             checkpoint=first.checkpoint if first else self.status.checkpoint,
         )
+
+    def report_hang(self, hung: list[HungRank] | None) -> None:
+        """Report the ranks of a node on which a rank hangs, or None if all make progress."""
+        self.cell.set_hang(hung)
 
     def enter(self, phase: AgentPhase, failure: Failure | None = None) -> None:
         """Report a phase of the attempt."""

@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from ddp_wire.contract import AgentPhase, AgentStatus, Failure, Timeline
+from ddp_wire.contract import AgentPhase, AgentStatus, Failure, HungRank, Timeline
 
 
 class AgentStatusCell:
@@ -62,7 +62,7 @@ class AgentStatusCell:
     def enter(self, phase: AgentPhase, now: float, failure: Failure | None = None) -> None:
         """Publish a new phase of the attempt. Do nothing if it is the current one."""
         if phase is not self._status.phase:
-            update = {"phase": phase, "since": now, "failure": failure}
+            update = {"phase": phase, "since": now, "failure": failure, "hang": None}
             self._publish(self._status.model_copy(update=update))
 
     def count_news(self) -> None:
@@ -77,6 +77,11 @@ class AgentStatusCell:
             self._publish(changed)
         else:
             self._status = changed
+
+    def set_hang(self, hung: list[HungRank] | None) -> None:
+        """Publish whether ranks hang. Do nothing if that is known."""
+        if hung != self._status.hang:
+            self._publish(self._status.model_copy(update={"hang": hung}))
 
     def _publish(self, status: AgentStatus) -> None:
         with self._changed:

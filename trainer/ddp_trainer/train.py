@@ -17,6 +17,7 @@ from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.run.run import Run
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
+from ddp_wire.activity import Activity
 from ddp_wire.contract import ExitCode, RankPhase
 
 
@@ -101,6 +102,7 @@ def close(run: Run, *, stopped: bool) -> ExitCode:
     else:
         run.evaluate()
         run.report.ended("summary", **run.totals(), metrics=run.metrics)
+    run.report.heartbeats.enter(Activity.ENDING)
     wait_for_all(run.learner.device)
     return ExitCode.PREEMPTED if stopped else ExitCode.OK
 

@@ -69,6 +69,15 @@ def rendezvous_port(base: int, attempt: int) -> int:
     return base + attempt % RENDEZVOUS_PORT_COUNT
 
 
+HANG_STEP_SECONDS = 30
+"""Default time without progress, in seconds, after which a rank within an update counts as hung."""
+HANG_START_SECONDS = 1800
+"""The same from the start of an attempt to the end of its first update, which may compile."""
+HANG_EVALUATION_SECONDS = 600
+"""The same within an evaluation, for one batch."""
+HANG_CHECKPOINT_SECONDS = 1800
+"""The same while a checkpoint is written."""
+
 # --- Reports --------------------------------------------------------------------------------------
 
 
@@ -186,6 +195,42 @@ class LocalHeartbeat(Heartbeat):
     """For the agent's metrics."""
 
 
+INSPECTED_COLLECTIVES = 16
+"""Most collectives in an inspection."""
+
+
+class RankInspection(WireModel):
+    """What a rank that makes no progress does: the answer of a thread of its process."""
+
+    waits: bool
+    """Whether its training thread waits in a collective, by its stack."""
+    stack: Annotated[str, Field(max_length=4096)] = ""
+    """Stack of the training thread, innermost call last."""
+    number: Number | None = None
+    """Number of the newest collective of the default process group that the rank has begun, by
+    torch's record. All ranks count equally. None without a record."""
+    collectives: Annotated[
+        list[Annotated[str, Field(max_length=128)]], Field(max_length=INSPECTED_COLLECTIVES)
+    ] = Field(default_factory=list)
+    """Names and sizes of the newest collectives, up to that number."""
+
+
+class HungRank(WireModel):
+    """A rank in an attempt that makes no progress."""
+
+    rank: Number
+    step: Number
+    """Updates done."""
+    activity: Annotated[str, Field(max_length=32)]
+    """Part of the run in which the rank is, for example `backward`."""
+    seconds: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+    """Seconds since its last progress."""
+    blocked: Annotated[str, Field(max_length=256)] = ""
+    """Why the kernel does not run the process or a child of it. Empty if it could run."""
+    inspection: RankInspection | None = None
+    """None if the process did not answer."""
+
+
 class Failure(WireModel):
     """Reason why an attempt failed on one node."""
 
@@ -280,3 +325,5 @@ class AgentStatus(WireModel):
     progress: Progress | None = None
     checkpoint: CheckpointInfo | None = None
     failure: Failure | None = None
+    hang: Annotated[list[HungRank], Field(max_length=1024)] | None = None
+    """All ranks of this node while at least one of them makes no progress. None otherwise."""

@@ -34,6 +34,24 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+_BLOCKED_STATES = {
+    "T": "is stopped by a signal",
+    "t": "is stopped by a debugger",
+    "D": "waits in the kernel, for example for a file system that does not answer",
+}
+
+
+def blocked_process(root: int) -> str:
+    """Return why the kernel does not run a process or one of its descendants, or ""."""
+    for pid in (root, *descendants(root)):
+        with contextlib.suppress(OSError):
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            if state in _BLOCKED_STATES:
+                who = f"process {pid}" if pid == root else f"child process {pid}"
+                return f"its {who} {_BLOCKED_STATES[state]}"
+    return ""
+
+
 def _parents() -> dict[int, tuple[int, str]]:
     """Return the parent process id and the state of every process."""
     if not Path("/proc/self/stat").exists():

@@ -46,6 +46,8 @@ class Env(StrEnum):
     """JSON object: `config` of the job."""
     STANDBY = "DDP_STANDBY"
     """`true` if the agent forks attempts from a warm standby."""
+    HANG = "DDP_HANG"
+    """JSON object: `hang` of the job. Absent if the job sets none."""
     CHECKPOINT_DIR = "DDP_CHECKPOINT_DIR"
     """Directory of the run on the shared volume. Absent if the job sets no checkpoint."""
     CHECKPOINT_EVERY_STEPS = "DDP_CHECKPOINT_EVERY_STEPS"

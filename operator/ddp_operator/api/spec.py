@@ -9,6 +9,12 @@ from typing import Annotated, Any
 from pydantic import Field, JsonValue, StrictBool, StrictInt, StringConstraints
 
 from ddp_operator.api.base import ApiModel
+from ddp_wire.contract import (
+    HANG_CHECKPOINT_SECONDS,
+    HANG_EVALUATION_SECONDS,
+    HANG_START_SECONDS,
+    HANG_STEP_SECONDS,
+)
 
 Count = Annotated[StrictInt, Field(ge=1, le=1_000_000)]
 Seconds = Annotated[StrictInt, Field(ge=1, le=31_536_000)]
@@ -127,6 +133,21 @@ class Checkpoint(ApiModel):
     """Number of newest checkpoints to keep, 1 to 1000. Older ones are deleted."""
 
 
+class Hang(ApiModel):
+    """Limits after which an attempt counts as hung: no rank makes progress. Then the operator names the rank for which the others wait, and starts a new attempt."""  # noqa: E501
+
+    detect: StrictBool = True
+    """Detect hangs. Only a task, or a command that writes heartbeats, shows its progress."""
+    step_seconds: Seconds = HANG_STEP_SECONDS
+    """Seconds without progress within an update, 1 to 31,536,000 (one year). Three times the 99th percentile of the duration of an update counts if that is longer."""  # noqa: E501
+    start_seconds: Seconds = HANG_START_SECONDS
+    """Seconds from the start of an attempt to the end of its first update, which may compile, 1 to 31,536,000 (one year)."""  # noqa: E501
+    evaluation_seconds: Seconds = HANG_EVALUATION_SECONDS
+    """Seconds for one batch of an evaluation, 1 to 31,536,000 (one year)."""
+    checkpoint_seconds: Seconds = HANG_CHECKPOINT_SECONDS
+    """Seconds for one checkpoint, 1 to 31,536,000 (one year)."""
+
+
 class Network(ApiModel):
     """Network settings of the ranks."""
 
@@ -241,6 +262,8 @@ class DDPJobSpec(ApiModel):
 
     checkpoint: Checkpoint | None = None
     """Location and interval of the checkpoints. Without it, each new attempt starts from the beginning."""  # noqa: E501
+    hang: Hang | None = None
+    """Limits after which an attempt counts as hung: no rank makes progress."""
     standby: StrictBool | None = None
     """Fork each attempt from a process that has already imported torch, so that a restart takes one or two seconds. The default is true. A command that is not a Python script always starts without it, and so does a pod whose forked processes cannot use its GPUs."""  # noqa: E501
 

@@ -113,7 +113,7 @@ class FailureStatus(StatusModel):
     attempt: int
     """Number of the attempt that the failure ended."""
     reason: ShortText
-    """Kind of the failure: RankFailed, OOMKilled, BadInput, PodLost, PeerLost, PodFailed, Preempted, or Kubernetes' own reason, for example Evicted."""  # noqa: E501
+    """Kind of the failure: RankFailed, Hung, OOMKilled, BadInput, PodLost, PeerLost, PodFailed, Preempted, or Kubernetes' own reason, for example Evicted."""  # noqa: E501
     cause: Cause = Cause.APPLICATION
     """Class of the failure: Application, Infrastructure or Free. It selects the budget of the restart; Free uses none."""  # noqa: E501
     pod: ShortText | None = None
@@ -205,14 +205,14 @@ class AttemptStatus(StatusModel):
 
 
 class StrikeStatus(StatusModel):
-    """Strikes against one Kubernetes node: attempts that ended on it without progress."""
+    """Strikes against one Kubernetes node: attempts that ended on it without progress, or by a hang."""  # noqa: E501
 
     node: ShortText
     """Name of the Kubernetes node."""
     count: int
-    """Number of attempts that ended on the Kubernetes node without progress. From 2 on, new pods prefer other Kubernetes nodes."""  # noqa: E501
+    """Number of attempts that ended on the Kubernetes node without progress, or by a hang. From 2 on, new pods prefer other Kubernetes nodes."""  # noqa: E501
     last_time: datetime
-    """Time at which the last attempt without progress ended on the Kubernetes node."""
+    """Time at which the last such attempt ended."""
 
 
 class PodsStatus(StatusModel):

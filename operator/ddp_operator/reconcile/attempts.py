@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from ddp_operator.api.status import Cause, ConditionType, FailureStatus
 from ddp_operator.builders import names
+from ddp_operator.reconcile import hangs
 from ddp_operator.reconcile.abandoned import is_abandoned
 from ddp_operator.reconcile.world import PodView, Termination, World, ended_in
 from ddp_wire.contract import AgentPhase, AgentStatus, ExitCode, Failure
@@ -62,6 +63,8 @@ def find_losses(world: World) -> list[Loss]:
         loss = _pod_loss(world, index, started=started)
         if loss is not None:
             found.append(loss)
+    if not found and hangs.has_hung(world):
+        found.append(Loss(hangs.failure(world)))
     return found
 
 
@@ -91,6 +94,8 @@ def root_cause(losses: list[Loss], world: World) -> Loss | None:
     if not losses:
         raise ValueError("losses must hold at least one loss, but the list is empty")
     primary = [loss for loss in losses if not loss.secondary]
+    if primary and primary[0].failure.reason == hangs.HUNG and not hangs.is_complete(world):
+        return None
     if primary:
         found = min(primary, key=_precedence)
         return _stop_origin(found, world) if found.failure.reason == _STOPPED else found

@@ -7,6 +7,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Cause, DDPJobStatus, StrikeStatus
 from ddp_operator.builders import names
 from ddp_operator.reconcile.attempts import Loss
+from ddp_operator.reconcile.hangs import HUNG
 from ddp_operator.reconcile.world import World
 
 STALLED_LIMIT = 3
@@ -28,6 +29,8 @@ def count_stalled_attempt(
 ) -> DDPJobStatus:
     """Return the status with the current attempt counted as stalled if it saved no new step.
 
+    A Kubernetes node on which a rank hung gets a strike in any case.
+
     Args:
         world: The observed state of the job.
         status: Its status, with the newest checkpoint.
@@ -35,10 +38,10 @@ def count_stalled_attempt(
         losses: All losses of the attempt. Their Kubernetes nodes get strikes.
     """
     status = reset_stalled_attempts(status)
-    if loss.free or has_saved(status) or not _reports_checkpoints(world.job, status):
-        return status
-    if not _receives_reports(world, status):
-        return status
+    is_free = loss.free or has_saved(status) or not _reports_checkpoints(world.job, status)
+    if is_free or not _receives_reports(world, status):
+        hung = loss.failure.node if loss.failure.reason == HUNG else None
+        return _with_strikes(status, {hung}, world.now) if hung else status
     status = status.model_copy(update={"stalled_attempts": status.stalled_attempts + 1})
     blamed = [one for one in losses if not one.secondary and not one.free]
     nodes = {one.failure.node for one in blamed if one.failure.node is not None}

@@ -10,6 +10,7 @@ from ddp_trainer.commands.arguments import add_run_to, task_and_config
 from ddp_trainer.config.settings import describe
 from ddp_trainer.errors import ReportedError
 from ddp_trainer.observe.heartbeats import HeartbeatWriter
+from ddp_trainer.observe.inspector import answering
 from ddp_trainer.ranks.environment import Ranks, integer
 from ddp_trainer.ranks.slurm import variables_of_slurm
 from ddp_trainer.stop import StopFlag
@@ -62,7 +63,8 @@ def run(
         from ddp_trainer.train import train  # noqa: PLC0415
 
         try:
-            return train(_run_request(options, rest, environ, attempt), ranks, stop, heartbeats)
+            with answering(Path(beats_dir) if beats_dir else None, ranks.local_rank):
+                return train(_run_request(options, rest, environ, attempt), ranks, stop, heartbeats)
         except ReportedError as error:
             # The message is complete: a traceback would only fill torchrun's error table.
             raise error.with_traceback(None) from None

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ddp_trainer.ranks.environment import Ranks
+from ddp_wire.activity import SUFFIX, Activity, ActivityWriter
 from ddp_wire.contract import CheckpointInfo, LocalHeartbeat, Progress, RankPhase, RankTimes
 
 MIN_SECONDS = 0.5
@@ -15,7 +16,8 @@ MIN_SECONDS = 0.5
 class HeartbeatWriter:
     """Writer of this rank's newest heartbeat: at each phase change, else about twice a second.
 
-    Only the training thread writes heartbeats, so the heartbeats of a stuck rank stop.
+    Only the training thread writes heartbeats, so the heartbeats of a stuck rank stop. Beside the
+    heartbeat it keeps the activity record, which costs no system call.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class HeartbeatWriter:
         self._written = 0.0
         self._step = 0
         self._read_times: Callable[[], RankTimes] | None = None
+        self._activity = _create_record(directory, ranks.local_rank)
         self._heartbeat = LocalHeartbeat(
             attempt=attempt,
             rank=ranks.rank,
@@ -59,6 +62,15 @@ class HeartbeatWriter:
             self._heartbeat.joined_at = time.time()
         self._write()
 
+    def enter(self, activity: Activity) -> None:
+        """Record the start of an activity. The first update of an attempt counts as its start."""
+        if self._activity is None:
+            return
+        if self._heartbeat.first_step_at is None:
+            self._activity.touch()
+        else:
+            self._activity.enter(activity)
+
     def resumed(self, step: int) -> None:
         """Set the step that this attempt resumed from."""
         self._heartbeat.resumed_from = self._step = step
@@ -69,6 +81,8 @@ class HeartbeatWriter:
         The first update of the attempt is written at once, because it ends a recovery.
         """
         self._step = step
+        if self._activity is not None:
+            self._activity.step(step)
         if self._heartbeat.first_step_at is None:
             self._heartbeat.first_step_at = time.time()
             self._write()
@@ -86,7 +100,9 @@ class HeartbeatWriter:
         self.refresh()
 
     def refresh(self) -> None:
-        """Write the heartbeat, unless the last one is too recent."""
+        """Record progress, and write the heartbeat unless the last one is too recent."""
+        if self._activity is not None:
+            self._activity.touch()
         if time.monotonic() - self._written >= self._min_seconds:
             self._write()
 
@@ -107,3 +123,13 @@ class HeartbeatWriter:
         except OSError:
             # A full disk must not end a healthy run. The next heartbeat tries again.
             return
+
+
+def _create_record(directory: Path | None, local_rank: int) -> ActivityWriter | None:
+    if directory is None:
+        return None
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return ActivityWriter(directory / f"{local_rank}{SUFFIX}")
+    except OSError:
+        return None  # The run is more important than its observation.

@@ -14,6 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ddp_trainer.observe.phases import PhaseTimer
+from ddp_wire.activity import Activity
 
 REQUEST = "PROFILE.json"
 """Request file in the run's directory. JSON: `steps`, the number of updates (1 by default), and
@@ -27,18 +28,26 @@ MOST_STEPS = 100
 
 T = TypeVar("T")
 _NO_RANGE = nullcontext()
+_ACTIVITIES = {one.name.lower(): one for one in Activity}
 
 
 class Trace:
     """Named ranges of the loop, for the profiler, for NVTX and for the phase times."""
 
-    def __init__(self, directory: Path | None = None, phases: PhaseTimer | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path | None = None,
+        phases: PhaseTimer | None = None,
+        enter: Callable[[Activity], None] = lambda _: None,
+    ) -> None:
         """Prepare the ranges, without a profile.
 
         Args:
             directory: The run's directory on global rank 0, else None. None disables profiles.
             phases: Timer for the durations of ranges, if wanted.
+            enter: Called at the start of each range.
         """
+        self._enter = enter
         self._directory = directory
         self._phases = phases
         self._requested: tuple[int, int] | None = None
@@ -46,7 +55,11 @@ class Trace:
         self._first_step = 0
 
     def range(self, name: str) -> AbstractContextManager[Any]:
-        """Return the context of a named part of the loop: in the profile, and in NVTX on CUDA."""
+        """Enter a named part of the loop.
+
+        Return its context, for the profile, for the phase times and for NVTX on CUDA.
+        """
+        self._enter(_ACTIVITIES[name])
         phases = self._phases if self._phases and self._phases.measured else None
         if self._profile is None and phases is None:
             return _NO_RANGE

@@ -131,6 +131,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
     data = _data(built, resume.saved, ranks, group)
     initial = _load_initial(built, resume.saved, group.device)
     learner = _learner(built, resume.saved, data, ranks, group.device)
+    learner.trace = _trace(built.config, ranks, data.position.step, group.device, heartbeats)
     report = _reporter(built, ranks, resume.opened["attempt"], heartbeats, data.total_steps)
     run = Run(
         config=built.config,
@@ -227,13 +228,18 @@ def _learner(
     """Build the learner, restore it from the checkpoint, and rehearse if necessary."""
     config, step = built.config, data.position.step
     learner = build_learner(built.task, config, ranks, device)
-    phases = PhaseTimer(device, config.log.every_steps, step)
-    learner.trace = Trace(_profile_directory(config, ranks), phases)
     if saved:
         restore(learner, saved, keep_groups=not isinstance(built.task, HasOptimizer))
     if step < data.total_steps and _needs_rehearsal(learner, ranks):
         rehearse(learner, to_device(data.first(), device))
     return learner
+
+
+def _trace(
+    config: RunConfig, ranks: Ranks, step: int, device: torch.device, heartbeats: HeartbeatWriter
+) -> Trace:
+    phases = PhaseTimer(device, config.log.every_steps, step)
+    return Trace(_profile_directory(config, ranks), phases, heartbeats.enter)
 
 
 def _profile_directory(config: RunConfig, ranks: Ranks) -> Path | None:

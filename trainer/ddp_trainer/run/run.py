@@ -26,6 +26,7 @@ from ddp_trainer.run.garbage import Collector
 from ddp_trainer.run.state import gather, learner_state, restore
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import HasOptimizer, Task
+from ddp_wire.activity import Activity
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,7 @@ class Run:
     def exchange_requests(self) -> Decision:
         """Decide together with the other ranks, and report if due. Every rank must call it."""
         first, step, learner = self.ranks.is_first, self.position.step, self.learner
+        self.report.heartbeats.enter(Activity.EXCHANGE)
         requests = Requests(
             stop=self.stop.requested,
             finish=first and self._time_limit_reached(self.seconds()),

@@ -1,0 +1,224 @@
+"""Name the rank for which all others wait, from what the agents report of a hung attempt.
+
+Two independent witnesses speak: torch's record of the collectives (which ranks are not in the
+collective that the others wait in), and the stacks (which ranks wait for nobody). The sentence says
+where they disagree.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from ddp_operator.api.status import Cause, FailureStatus
+from ddp_operator.builders import names
+from ddp_operator.reconcile.world import World
+from ddp_wire.contract import INSPECTED_COLLECTIVES, AgentStatus, HungRank, RankInspection
+
+HUNG = "Hung"
+"""Reason of the failure of an attempt that made no progress."""
+GATHER_WAIT = timedelta(seconds=5)
+"""Longest wait for the reports of the other nodes, whose agents look once per second."""
+_NAMED = 4
+"""Most ranks that a sentence names."""
+
+Ranks = frozenset[int]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The ranks for which the others wait, and how the witnesses found them."""
+
+    ranks: Ranks
+    """Empty if no witness names a rank."""
+    how: str
+    """Part of a sentence, for example `by both the collectives and the stacks`."""
+
+
+def has_hung(world: World) -> bool:
+    """Return whether the ranks of the current attempt make no progress.
+
+    Every agent that answers must report it: a rank within its limit may only be slow.
+    """
+    reports = [report for report in _reports(world) if report is not None]
+    return bool(reports) and all(report.hang for report in reports)
+
+
+def is_complete(world: World) -> bool:
+    """Return whether all agents have reported, or whether the time of the silent ones is over."""
+    since = world.undecided_since
+    if since is not None and world.now - since >= GATHER_WAIT:
+        return True
+    return all(report is not None for report in _reports(world))
+
+
+def failure(world: World) -> FailureStatus:
+    """Return the failure of a hung attempt. An agent must have reported it."""
+    found = {one.rank: one for one in _inspected(world)}
+    silent = frozenset(range(world.job.nodes * world.job.spec.ranks_per_node)) - found.keys()
+    verdict = judge(found, silent)
+    rank = min(verdict.ranks, default=None)
+    pod = None if rank is None else world.pod(rank // world.job.spec.ranks_per_node)
+    culprit = None if rank is None else found.get(rank)
+    inspection = culprit.inspection if culprit else None
+    return FailureStatus(
+        attempt=world.job.status.attempt,
+        reason=HUNG,
+        cause=_cause(culprit),
+        pod=pod.name if pod else None,
+        node=pod.node if pod else None,
+        rank=rank,
+        message=_sentence(world, verdict, found),
+        traceback=(inspection.stack or None) if inspection else None,
+        time=_time(world, found.values()),
+    )
+
+
+def judge(found: Mapping[int, HungRank], silent: Ranks) -> Verdict:
+    """Return the verdict about all ranks of an attempt.
+
+    Args:
+        found: The ranks that an agent has inspected.
+        silent: All other ranks. Their agents did not report.
+    """
+    recorded = by_collectives(found, silent)
+    seen = by_stacks(found, silent)
+    if recorded and seen:
+        if both := recorded & seen:
+            return Verdict(both, "by both the record of the collectives and the stacks")
+        others = _listed(recorded)
+        return Verdict(seen, f"by the stacks; the record of the collectives names {others} instead")
+    if seen:
+        return Verdict(seen, "by the stacks alone")
+    if recorded:
+        return Verdict(recorded, "by the record of the collectives alone")
+    return Verdict(frozenset(), "")
+
+
+def by_collectives(found: Mapping[int, HungRank], silent: Ranks) -> Ranks:
+    """Return the ranks that keep the others waiting, by torch's record of the collectives.
+
+    If ranks have begun another collective under the same number, return those in the minority:
+    they have left out a collective, or called one too many. Otherwise return the ranks that have
+    begun fewer collectives than the others.
+    """
+    known = {r: i for r, one in found.items() if (i := one.inspection) is not None and i.number}
+    if not known:
+        return frozenset()
+    numbers = {rank: i.number or 0 for rank, i in known.items()}
+    last = min(numbers.values())
+    for number in range(last - INSPECTED_COLLECTIVES, last + 1):
+        names = {rank: n for rank, i in known.items() if (n := _collective_at(i, number))}
+        if len(set(names.values())) > 1:
+            return _minority(names)
+    behind = {rank for rank, number in numbers.items() if number < max(numbers.values())}
+    return frozenset(behind | (found.keys() - known.keys()) | silent)
+
+
+def by_stacks(found: Mapping[int, HungRank], silent: Ranks) -> Ranks:
+    """Return the ranks that do not wait for others: by their stack, or because they are blocked.
+
+    If all ranks wait, return those that are in another part of the update than most.
+    """
+    waiting = {rank: one for rank, one in found.items() if _waits(one)}
+    idle = (found.keys() | silent) - waiting.keys()
+    if idle:
+        return frozenset(idle)
+    return _minority({rank: (one.step, one.activity) for rank, one in waiting.items()})
+
+
+def _minority(values: Mapping[int, Hashable]) -> Ranks:
+    """Return the ranks whose value is not that of most ranks. None of two equal halves counts."""
+    (usual, count), *_ = Counter(values.values()).most_common()
+    if 2 * count <= len(values):
+        return frozenset()
+    return frozenset(rank for rank, value in values.items() if value != usual)
+
+
+def _collective_at(inspection: RankInspection, number: int) -> str | None:
+    """Return the collective with a number, if the inspection reaches back to it."""
+    index = len(inspection.collectives) - 1 - ((inspection.number or 0) - number)
+    return inspection.collectives[index] if 0 <= index < len(inspection.collectives) else None
+
+
+def _waits(one: HungRank) -> bool:
+    return not one.blocked and one.inspection is not None and one.inspection.waits
+
+
+def _reports(world: World) -> Iterator[AgentStatus | None]:
+    """Yield the report of each node's agent about the current attempt, or None for a silent one."""
+    for index in range(world.job.nodes):
+        pod = world.pod(index)
+        report = world.report(pod) if pod is not None else None
+        current = report is not None and report.attempt == world.job.status.attempt
+        yield report if current else None
+
+
+def _inspected(world: World) -> Iterator[HungRank]:
+    """Yield all inspected ranks. An agent speaks for the ranks of its own node only."""
+    for index, report in enumerate(_reports(world)):
+        first = index * world.job.spec.ranks_per_node
+        own = range(first, first + world.job.spec.ranks_per_node)
+        yield from (one for one in (report and report.hang) or () if one.rank in own)
+
+
+def _cause(culprit: HungRank | None) -> Cause:
+    """Return the cause: a process that runs hangs in its own code."""
+    runs = culprit is not None and culprit.inspection is not None and not culprit.blocked
+    return Cause.APPLICATION if runs else Cause.INFRASTRUCTURE
+
+
+def _sentence(world: World, verdict: Verdict, found: Mapping[int, HungRank]) -> str:
+    longest = max((one.seconds for one in found.values()), default=0.0)
+    if not verdict.ranks:
+        where = next((w for one in found.values() if (w := _collective(one))), "each other")
+        return (
+            f"no rank made progress for {longest:.0f} s: all ranks wait in {where}, so check the"
+            " network between them and whether all call the same collectives"
+        )
+    rank = min(verdict.ranks)
+    pod = names.pod_name(world.job, rank // world.job.spec.ranks_per_node)
+    who = f"{_listed(verdict.ranks)} on {pod}" + (" and others" if len(verdict.ranks) > 1 else "")
+    return f"{who} made no progress for {longest:.0f} s{_what(found.get(rank))} ({verdict.how})"
+
+
+def _what(culprit: HungRank | None) -> str:
+    """Return what the culprit does, as the continuation of a sentence."""
+    if culprit is None:
+        return ", and its agent does not report"
+    text = f" in {culprit.activity} of update {culprit.step + 1}"
+    if culprit.blocked:
+        return f"{text}: {culprit.blocked}"
+    if culprit.inspection is None:
+        return f"{text}: its process does not answer"
+    if culprit.inspection.waits:
+        where = _collective(culprit) or "a collective"
+        return f"{text}: it waits in {where}, and the others in another one"
+    frame = _innermost(culprit.inspection.stack)
+    return f"{text}: {frame}" if frame else text
+
+
+def _collective(one: HungRank) -> str | None:
+    inspection = one.inspection
+    if inspection is None or not inspection.collectives:
+        return None
+    return f"{inspection.collectives[-1]} (number {inspection.number})"
+
+
+def _innermost(stack: str) -> str:
+    """Return the innermost frame of a stack that names a file, on one line."""
+    lines = [line.strip() for line in stack.splitlines()]
+    starts = [index for index, line in enumerate(lines) if line.startswith('File "')]
+    return " ".join(lines[starts[-1] :]) if starts else ""
+
+
+def _listed(ranks: Ranks) -> str:
+    some = ", ".join(map(str, sorted(ranks)[:_NAMED]))
+    more = len(ranks) - _NAMED
+    return f"rank{'s' * (len(ranks) > 1)} {some}" + (f" and {more} more" if more > 0 else "")
+
+
+def _time(world: World, found: Iterable[HungRank]) -> datetime:
+    """Return the time of the last progress, by this operator's clock."""
+    seconds = max((max(0.0, one.seconds) for one in found), default=0.0)
+    return world.now - timedelta(seconds=min(seconds, 1e9))

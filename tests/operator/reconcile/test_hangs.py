@@ -1,0 +1,203 @@
+"""Which rank the operator names when an attempt makes no progress."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ddp_operator.api.status import Cause, CheckpointStatus
+from ddp_operator.reconcile.hangs import GATHER_WAIT, judge
+from ddp_operator.reconcile.plan import Plan, SetAttempt
+from ddp_wire.contract import AgentStatus, HungRank, RankInspection
+from tests.operator.support import (
+    active_job,
+    after,
+    agent_status,
+    all_pods,
+    failed_status,
+    only,
+    plan_for,
+)
+
+LOOP = 'File "/app/task.py", line 9, in loss\n    while True: pass\n'
+BUCKETS = ["all_reduce of [20]", "all_reduce of [30]"]
+
+
+def waiting(rank: int, number: int = 12, *, last: str = BUCKETS[1], **fields: Any) -> HungRank:
+    """Return a rank that waits in a collective, as its stack and torch's record show."""
+    inspection = RankInspection(
+        waits=True, number=number, collectives=[BUCKETS[0], last], stack="File torch"
+    )
+    return hung(rank, inspection=inspection, activity="backward", **fields)
+
+
+def busy(rank: int, number: int | None = 10, **fields: Any) -> HungRank:
+    """Return a rank that loops in code of the user and has begun fewer collectives."""
+    collectives = [BUCKETS[0], BUCKETS[1]] if number else []
+    inspection = RankInspection(waits=False, number=number, collectives=collectives, stack=LOOP)
+    return hung(rank, inspection=inspection, **fields)
+
+
+def hung(rank: int, **fields: Any) -> HungRank:
+    given: dict[str, Any] = {"rank": rank, "step": 40, "activity": "forward", "seconds": 31.0}
+    return HungRank(**(given | fields))
+
+
+def verdict(*found: HungRank, silent: frozenset[int] = frozenset()) -> tuple[list[int], str]:
+    result = judge({one.rank: one for one in found}, silent)
+    return sorted(result.ranks), result.how
+
+
+def test_a_rank_that_both_witnesses_name() -> None:
+    both = "by both the record of the collectives and the stacks"
+    assert verdict(waiting(0), busy(1), waiting(2), waiting(3)) == ([1], both)
+
+
+def test_a_rank_that_has_left_out_a_collective() -> None:
+    """It waits in a later one, so its stack shows nothing unusual."""
+    odd = waiting(2, last="broadcast of [1]")
+    assert verdict(waiting(0), waiting(1), odd, waiting(3))[0] == [2]
+
+
+def test_a_rank_that_is_a_collective_ahead_of_the_one_that_it_left_out() -> None:
+    ahead = waiting(1, 13, last="all_reduce of [7]")
+    assert verdict(waiting(0), ahead, waiting(2)) == (
+        [1],
+        "by the record of the collectives alone",
+    )
+
+
+def test_a_process_that_does_not_answer() -> None:
+    assert verdict(waiting(0), hung(1), waiting(2))[0] == [1]
+
+
+def test_a_stopped_process_that_waits_in_a_collective() -> None:
+    """It has begun the same collective as the others, but the kernel does not run it."""
+    stopped = waiting(1, blocked="its process 7 is stopped by a signal")
+    assert verdict(waiting(0), stopped, waiting(2)) == ([1], "by the stacks alone")
+
+
+def test_a_rank_without_any_record() -> None:
+    found = verdict(waiting(0, 0), busy(1, None), waiting(2, 0))
+    assert found[0] == [1]
+
+
+def test_no_rank_has_a_record() -> None:
+    idle = RankInspection(waits=True)
+    assert verdict(hung(0, inspection=idle), busy(1, None)) == ([1], "by the stacks alone")
+
+
+def test_no_process_answers() -> None:
+    assert verdict(hung(0), hung(1)) == ([0, 1], "by the stacks alone")
+
+
+def test_witnesses_that_disagree_are_said_to() -> None:
+    ranks, how = verdict(waiting(0, 11), waiting(1), busy(2, 12))
+    assert ranks == [2]
+    assert how == "by the stacks; the record of the collectives names rank 0 instead"
+
+
+def test_ranks_of_a_silent_agent() -> None:
+    assert verdict(waiting(0), waiting(1), silent=frozenset({2, 3}))[0] == [2, 3]
+
+
+def test_all_ranks_wait_for_the_same_collective() -> None:
+    assert verdict(waiting(0), waiting(1)) == ([], "")
+
+
+def test_two_halves_accuse_nobody() -> None:
+    assert verdict(waiting(0), waiting(1, last="broadcast of [1]"))[0] == []
+
+
+def reporting(*ranks: HungRank, index: int = 0, **fields: Any) -> AgentStatus:
+    return agent_status(index, hang=list(ranks), **fields)
+
+
+def plan(statuses: Mapping[int, AgentStatus], **more: Any) -> Plan:
+    claim = {"claimName": "shared"}
+    job = active_job(status=more.pop("status", None), procsPerNode=2, checkpoint=claim)
+    return plan_for(job, all_pods(job), statuses=statuses, **more)
+
+
+HANG = {0: reporting(waiting(0), waiting(1)), 1: reporting(busy(2), waiting(3), index=1)}
+
+
+def test_hang_ends_the_attempt_and_names_the_rank() -> None:
+    ended = plan(HANG)
+    failure = ended.status.last_failure
+    assert ended.status.attempt == 2
+    assert failure is not None
+    assert (failure.reason, failure.rank, failure.pod) == ("Hung", 2, "digits-1")
+    assert (failure.node, failure.cause) == ("machine-1", Cause.APPLICATION)
+    assert failure.message == (
+        "rank 2 on digits-1 made no progress for 31 s in forward of update 41:"
+        ' File "/app/task.py", line 9, in loss while True: pass'
+        " (by both the record of the collectives and the stacks)"
+    )
+    assert failure.traceback == LOOP
+    assert failure.time == after(-31)
+    assert [event.reason for event in ended.events] == ["Restarting"]
+    assert {action.value for action in only(ended.actions, SetAttempt)} == {"2"}
+
+
+def test_process_that_the_kernel_does_not_run_is_a_fault_of_the_infrastructure() -> None:
+    stopped = hung(2, blocked="its process 7 is stopped by a signal")
+    failure = plan(HANG | {1: reporting(stopped, waiting(3), index=1)}).status.last_failure
+    assert failure is not None
+    assert failure.cause is Cause.INFRASTRUCTURE
+    assert "forward of update 41: its process 7 is stopped by a signal" in failure.message
+
+
+def test_all_ranks_that_wait_for_each_other_point_at_the_network() -> None:
+    every = {0: reporting(waiting(0), waiting(1)), 1: reporting(waiting(2), waiting(3), index=1)}
+    failure = plan(every).status.last_failure
+    assert failure is not None
+    assert failure.rank is None
+    assert failure.message.startswith(
+        "no rank made progress for 31 s: all ranks wait in all_reduce of [30] (number 12)"
+    )
+
+
+def test_a_node_within_its_limits_keeps_the_attempt_running() -> None:
+    """For example node 0 in a long save, for which the other nodes wait."""
+    running = plan({0: agent_status(0), 1: HANG[1]}, undecided=60.0)
+    assert running.status.attempt == 1
+    assert not running.undecided
+
+
+def test_operator_waits_for_the_report_of_a_silent_node() -> None:
+    waits = plan({1: HANG[1]}, undecided=1.0)
+    assert waits.undecided
+    assert waits.status.attempt == 1
+    ended = plan({1: HANG[1]}, undecided=GATHER_WAIT.total_seconds()).status.last_failure
+    assert ended is not None
+    assert ended.rank == 0
+    assert "ranks 0, 1 and others" not in ended.message
+    assert ended.message.startswith("ranks 0, 1, 2 on digits-0")
+
+
+def test_crash_explains_a_hang() -> None:
+    ended = plan(HANG | {0: failed_status(0, message="ValueError: no")}).status.last_failure
+    assert ended is not None
+    assert ended.reason == "RankFailed"
+
+
+def test_report_of_an_earlier_attempt_does_not_count() -> None:
+    old = {i: one.model_copy(update={"attempt": 0}) for i, one in HANG.items()}
+    assert plan(old).status.attempt == 1
+
+
+def test_agent_speaks_for_its_own_ranks_only() -> None:
+    foreign = {0: reporting(waiting(0), busy(3)), 1: HANG[1]}
+    failure = plan(foreign).status.last_failure
+    assert failure is not None
+    assert failure.rank == 1, "it left out its own rank, and its word about rank 3 is ignored"
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_kubernetes_node_of_the_rank_gets_a_strike(saved: bool) -> None:
+    checkpoint = CheckpointStatus(step=30, path="/c", time=after(-5))
+    status = {"last_checkpoint": checkpoint, "attempt_start_step": 10 if saved else 30}
+    ended = plan(HANG, status=status).status
+    assert [(one.node, one.count) for one in ended.strikes] == [("machine-1", 1)]
+    assert ended.stalled_attempts == (0 if saved else 1)

@@ -1,0 +1,50 @@
+"""Limits after which a rank counts as hung, by what it does."""
+
+from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic.alias_generators import to_camel
+
+from ddp_wire.activity import Activity
+from ddp_wire.contract import (
+    HANG_CHECKPOINT_SECONDS,
+    HANG_EVALUATION_SECONDS,
+    HANG_START_SECONDS,
+    HANG_STEP_SECONDS,
+)
+
+_P99_FACTOR = 3.0
+"""Limit within an update, as a multiple of the 99th percentile of the duration of updates."""
+
+
+class HangLimits(BaseModel):
+    """Seconds without progress after which a rank counts as hung, by activity."""
+
+    model_config = ConfigDict(frozen=True, alias_generator=to_camel, extra="ignore")
+
+    detect: bool = True
+    step_seconds: PositiveInt = HANG_STEP_SECONDS
+    start_seconds: PositiveInt = HANG_START_SECONDS
+    evaluation_seconds: PositiveInt = HANG_EVALUATION_SECONDS
+    checkpoint_seconds: PositiveInt = HANG_CHECKPOINT_SECONDS
+
+    def of(self, activity: Activity, p99_seconds: float) -> float:
+        """Return the limit of an activity.
+
+        Args:
+            activity: The activity.
+            p99_seconds: 99th percentile of the duration of the updates so far.
+        """
+        match activity:
+            case Activity.STARTING:
+                return self.start_seconds
+            case Activity.EVALUATION:
+                return self.evaluation_seconds
+            case Activity.CHECKPOINT | Activity.ENDING:
+                return self.checkpoint_seconds
+            case _:
+                return max(self.step_seconds, _P99_FACTOR * p99_seconds)
+
+    @property
+    def longest(self) -> int:
+        """The longest limit, in seconds."""
+        others = (self.evaluation_seconds, self.checkpoint_seconds)
+        return max(self.step_seconds, self.start_seconds, *others)

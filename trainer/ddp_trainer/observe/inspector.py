@@ -1,0 +1,130 @@
+"""Answers the agent's question what this rank does, while its training thread makes no progress.
+
+A thread waits for the question and costs nothing until then. It answers while the training thread
+waits in a collective, sleeps or loops. It cannot answer if the process is stopped or if native code
+holds the interpreter lock; the agent then reports the state that the kernel shows.
+"""
+
+import contextlib
+import json
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ddp_wire.activity import ANSWER_SUFFIX, QUESTION_SUFFIX
+from ddp_wire.contract import INSPECTED_COLLECTIVES, RankInspection
+
+_FRAMES = 12
+"""Innermost frames in the answer."""
+_STACK_CHARACTERS = 4096
+_WAITING_IN = (
+    "/torch/distributed/",
+    "/torch/autograd/graph.py",
+    "/torch/nn/parallel/distributed.py",
+    "/ddp_trainer/ranks/",
+)
+"""Code in which a training thread waits for other ranks. The backward pass waits in C++ code below
+torch's autograd, while a hook of the user has a frame of its own."""
+
+
+@contextlib.contextmanager
+def answering(directory: Path | None, local_rank: int) -> Iterator[None]:
+    """Answer questions about the calling thread, which is the training thread.
+
+    Args:
+        directory: Directory of heartbeats. None means that there is no agent to ask.
+        local_rank: This rank's number on its node.
+    """
+    server = _bind(directory, local_rank)
+    if directory is None or server is None:
+        yield
+        return
+    path = directory / f"{local_rank}{ANSWER_SUFFIX}"
+    arguments = (server, path, threading.get_ident())
+    threading.Thread(target=_serve, args=arguments, name="ddp-inspector", daemon=True).start()
+    try:
+        yield
+    finally:
+        server.close()
+
+
+def _bind(directory: Path | None, local_rank: int) -> socket.socket | None:
+    """Return the socket, or None without a directory or where the system has no such sockets."""
+    if directory is None:
+        return None
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    path = directory / f"{local_rank}{QUESTION_SUFFIX}"
+    try:
+        path.unlink(missing_ok=True)
+        server.bind(str(path))
+    except OSError:
+        server.close()
+        return None
+    return server
+
+
+def _serve(server: socket.socket, path: Path, thread: int) -> None:
+    with contextlib.suppress(OSError):  # The socket is closed at the end of the attempt.
+        while server.recv(64):
+            pending = path.with_name(f".{path.name}.tmp")
+            pending.write_text(inspect(thread).to_json(), encoding="utf-8")
+            pending.replace(path)
+
+
+def inspect(thread: int) -> RankInspection:
+    """Return what a training thread does.
+
+    Args:
+        thread: Identifier of the thread.
+    """
+    frame = _innermost(thread)
+    entries = _newest_collectives()
+    return RankInspection(
+        waits=frame is not None and any(p in frame.f_code.co_filename for p in _WAITING_IN),
+        stack=_render(frame),
+        number=entries[-1]["collective_seq_id"] if entries else None,
+        collectives=[_name(entry) for entry in entries],
+    )
+
+
+def _innermost(thread: int) -> FrameType | None:
+    """Return the innermost Python frame of a training thread.
+
+    With CUDA a hook of the backward pass runs in a thread of autograd, which the `threading` module
+    does not know. The training thread waits for it.
+    """
+    frames = sys._current_frames()  # noqa: SLF001 (the documented way to read other threads)
+    known = {one.ident for one in threading.enumerate()}
+    hooks = [frame for ident, frame in frames.items() if ident not in known and ident != thread]
+    return hooks[0] if hooks else frames.get(thread)
+
+
+def _render(frame: FrameType | None) -> str:
+    summary = traceback.StackSummary.extract(traceback.walk_stack(frame)) if frame else []
+    lines = traceback.format_list(list(reversed(summary))[-_FRAMES:])
+    return "".join(lines)[-_STACK_CHARACTERS:]
+
+
+def _newest_collectives() -> list[dict[str, Any]]:
+    """Return the newest entries of the default process group in torch's record, or none."""
+    try:
+        from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 (torch may be absent)
+
+        dump: Any = c10d._dump_fr_trace_json  # type: ignore[attr-defined] # noqa: SLF001
+        # Entries of gloo never get another state than "scheduled", so all of them are needed.
+        record = json.loads(dump(includeCollectives=True, onlyActive=False))
+    except (ImportError, AttributeError, RuntimeError, ValueError):
+        return []
+    found = [e for e in record.get("entries") or [] if e["pg_id"] == 0 and not e["is_p2p"]]
+    return found[-INSPECTED_COLLECTIVES:]
+
+
+def _name(entry: dict[str, Any]) -> str:
+    name = str(entry["profiling_name"]).rpartition(":")[2]
+    sizes = " and ".join(map(str, entry["input_sizes"]))
+    return f"{name} of {sizes}"[:128]

@@ -1,0 +1,123 @@
+"""What a rank does right now: a record in memory that the rank shares with its agent.
+
+The rank writes it several times per update, so a write must cost no system call. Standard library
+only, because agent and trainer use it.
+"""
+
+import mmap
+import struct
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+SUFFIX = ".activity"
+"""Suffix of the record's file in the directory of heartbeats. The name is the local rank."""
+QUESTION_SUFFIX = ".inspect"
+"""Suffix of the datagram socket on which a rank waits for the agent's question what it does."""
+ANSWER_SUFFIX = ".inspection"
+"""Suffix of the file with its answer."""
+
+_RECORD = struct.Struct("@QQd")
+_LARGEST_STEP = 2**53
+_READS = 8
+"""Reads of one record before it counts as unreadable. The rank may write during a read."""
+
+
+class Activity(IntEnum):
+    """Part of a run in which a rank is."""
+
+    STARTING = 0
+    """The rank joins the others, builds, resumes and makes its first update."""
+    DATA = 1
+    """It waits for a batch."""
+    FORWARD = 2
+    BACKWARD = 3
+    OPTIMIZER = 4
+    """It applies the gradients."""
+    EXCHANGE = 5
+    """It decides together with the other ranks whether to stop, save or report."""
+    EVALUATION = 6
+    CHECKPOINT = 7
+    ENDING = 8
+    """It waits for the other ranks at the end of the attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityRecord:
+    """Newest record of a rank."""
+
+    step: int
+    """Updates done, over all attempts."""
+    activity: Activity
+    since: float
+    """Value of `time.monotonic()` when the rank last made progress."""
+
+
+class ActivityWriter:
+    """Writer of one rank's record. Only the training thread writes it."""
+
+    def __init__(self, path: Path) -> None:
+        """Create the record.
+
+        Raises:
+            OSError: The file cannot be created.
+        """
+        with path.open("w+b") as file:
+            file.truncate(_RECORD.size)
+            self._memory = mmap.mmap(file.fileno(), _RECORD.size)
+        self._step = 0
+        self._activity: int = Activity.STARTING
+        self.touch()
+
+    def enter(self, activity: int) -> None:
+        """Record the start of an activity."""
+        self._activity = activity
+        _RECORD.pack_into(self._memory, 0, self._step, activity, time.monotonic())
+
+    def touch(self) -> None:
+        """Record progress within the same activity."""
+        _RECORD.pack_into(self._memory, 0, self._step, self._activity, time.monotonic())
+
+    def step(self, step: int) -> None:
+        """Record the number of updates done."""
+        self._step = step
+        self.touch()
+
+
+def read_activities(directory: Path) -> dict[int, ActivityRecord]:
+    """Return the newest record of each local rank. Leave out unreadable ones."""
+    found = {}
+    for path in directory.glob(f"*{SUFFIX}"):
+        record = _read(path)
+        if record is not None and path.stem.isdigit():
+            found[int(path.stem)] = record
+    return found
+
+
+def _read(path: Path) -> ActivityRecord | None:
+    """Return a record, or None. Two equal reads in a row show that no write came in between."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            last = b""
+            for _ in range(_READS):
+                file.seek(0)
+                newest = file.read(_RECORD.size)
+                if newest == last:
+                    return _parse(newest)
+                last = newest
+    except (OSError, ValueError, struct.error):
+        pass
+    return None
+
+
+def _parse(record: bytes) -> ActivityRecord:
+    """Return a record.
+
+    Raises:
+        ValueError: The program of the rank has written something else.
+    """
+    step, activity, since = _RECORD.unpack(record)
+    if step > _LARGEST_STEP or not 0.0 <= since <= time.monotonic():
+        raise ValueError(f"step {step} at {since} s is no record of a rank")
+    return ActivityRecord(step, Activity(activity), since)
