@@ -21,6 +21,8 @@ GATHER_WAIT = timedelta(seconds=5)
 """Longest wait for the reports of the other nodes, whose agents look once per second."""
 _NAMED = 4
 """Most ranks that a sentence names."""
+_LIBRARIES = ("/lib/python", "/site-packages/", "/dist-packages/")
+"""Parts of the paths of libraries. The frame of the user's code tells more than what it calls."""
 
 Ranks = frozenset[int]
 
@@ -206,10 +208,16 @@ def _collective(one: HungRank) -> str | None:
 
 
 def _innermost(stack: str) -> str:
-    """Return the innermost frame of a stack that names a file, on one line."""
-    lines = [line.strip() for line in stack.splitlines()]
-    starts = [index for index, line in enumerate(lines) if line.startswith('File "')]
-    return " ".join(lines[starts[-1] :]) if starts else ""
+    """Return the innermost frame of a stack outside the libraries, on one line."""
+    frames: list[list[str]] = []
+    for line in stack.splitlines():
+        if line.strip().startswith('File "'):
+            frames.append([])
+        if frames:
+            frames[-1].append(line.strip())
+    texts = [" ".join(frame) for frame in frames]
+    own = [text for text in texts if not any(part in text for part in _LIBRARIES)]
+    return (own or texts or [""])[-1]
 
 
 def _listed(ranks: Ranks) -> str:

@@ -19,6 +19,7 @@ from tests.operator.support import (
     plan_for,
 )
 
+CALL = 'File "/usr/lib/python3.11/pathlib.py", line 1045, in open\n    return io.open(self)\n'
 LOOP = 'File "/app/task.py", line 9, in loss\n    while True: pass\n'
 BUCKETS = ["all_reduce of [20]", "all_reduce of [30]"]
 
@@ -138,6 +139,15 @@ def test_hang_ends_the_attempt_and_names_the_rank() -> None:
     assert failure.time == after(-31)
     assert [event.reason for event in ended.events] == ["Restarting"]
     assert {action.value for action in only(ended.actions, SetAttempt)} == {"2"}
+
+
+def test_message_names_the_code_of_the_user_that_called_a_library() -> None:
+    inspection = RankInspection(waits=False, number=10, stack=LOOP + CALL)
+    read = hung(2, inspection=inspection)
+    failure = plan(HANG | {1: reporting(read, waiting(3), index=1)}).status.last_failure
+    assert failure is not None
+    assert 'update 41: File "/app/task.py", line 9, in loss while True: pass (' in failure.message
+    assert failure.traceback == LOOP + CALL
 
 
 def test_process_that_the_kernel_does_not_run_is_a_fault_of_the_infrastructure() -> None:

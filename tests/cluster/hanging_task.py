@@ -1,0 +1,90 @@
+"""A small task of which one rank hangs in each attempt, each time in another way."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pydantic import BaseModel
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from ddp_trainer.task import RunEnv, Weighted
+
+PASSES = 25
+"""Forward passes in training before a rank hangs: enough for a new checkpoint."""
+
+
+class HangConfig(BaseModel):
+    ways: list[str] = []
+    """Way in which a rank hangs, for each attempt from the first."""
+    ranks: list[int] = []
+    """The rank that hangs, for each attempt."""
+
+
+class Points(Dataset[tuple[Tensor, Tensor]]):
+    """Points of which the reading can hang, in the process of a data worker."""
+
+    def __init__(self, hangs: bool) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.x, self.hangs, self.reads = torch.randn(320, 6, generator=generator), hangs, 0
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.reads += 1
+        if self.hangs and self.reads > 2 * PASSES:
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()  # A deadlock.
+        return self.x[index], (self.x[index].sum() > 0).long()
+
+
+class Hanging:
+    def __init__(self, cfg: HangConfig, env: RunEnv) -> None:
+        attempt = int(os.environ.get("DDP_ATTEMPT", "1"))
+        planned = attempt <= len(cfg.ways)
+        self.chosen = planned and env.rank == cfg.ranks[attempt - 1]
+        self.way = cfg.ways[attempt - 1] if planned else ""
+        self.passes = 0
+        torch.manual_seed(0)
+        first = nn.Linear(6, 8)
+        first.weight.register_hook(self._hook)
+        self.model = nn.Sequential(first, nn.ReLU(), nn.Linear(8, 2))
+        self.train_data = Points(self.chosen and self.way == "worker")
+        self.eval_data = None
+        self.group: Any = dist.new_group() if self.way == "collective" else None
+
+    def _hook(self, gradient: Tensor) -> Tensor:
+        if self._now("hook"):
+            time.sleep(3600)
+        return gradient
+
+    def _now(self, way: str) -> bool:
+        return self.chosen and self.way == way and self.passes > PASSES
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Weighted:
+        self.passes += 1
+        time.sleep(0.02)
+        if self.group is not None and not self._now("collective"):
+            dist.all_reduce(torch.ones(1), group=self.group)
+        while self._now("loop"):
+            pass
+        if self._now("stop"):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if self._now("read"):
+            pipe = Path("/tmp/never-written")  # As a file system that does not answer.
+            os.mkfifo(pipe)
+            pipe.read_text()
+        x, y = batch
+        losses = nn.functional.cross_entropy(model(x), y, reduction="sum")
+        return Weighted(losses, len(y))
+
+
+def build(cfg: HangConfig, env: RunEnv) -> Hanging:
+    return Hanging(cfg, env)

@@ -1,0 +1,93 @@
+"""Attempts of which one rank hangs: the status names it, and the run goes on."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.support import JSON, Job
+from tests.harness.cluster import Cluster
+
+pytestmark = pytest.mark.cluster
+
+WAYS = {
+    "loop": "in loss",
+    "stop": "is stopped by a signal",
+    "hook": "in _hook",
+    "read": "in loss",
+    "worker": "in data of update",
+    "collective": "backward of update",
+}
+"""What the message shows of each way to hang."""
+
+
+def hanging_job(
+    cluster: Cluster, namespace: str, ways: list[str], ranks: list[int], **hang: int
+) -> Job:
+    """Create a job of four ranks whose attempts hang in these ways, one after the other."""
+    code = (Path(__file__).parent / "hanging_task.py").read_text(encoding="utf-8")
+    config_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "hanging"},
+        "data": {"hanging_task.py": code},
+    }
+    cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(config_map))
+    spec: JSON = {
+        "nodes": 2,
+        "procsPerNode": 2,
+        "task": "hanging_task:build",
+        "config": {
+            "epochs": 5 * (len(ways) + 1),
+            "global_batch": 32,
+            "data": {"workers": 1},
+            "task": {"ways": ways, "ranks": ranks},
+        },
+        "maxRestarts": len(ways),
+        "hang": hang,
+        "checkpoint": {"claimName": "training-shared", "everySteps": 10},
+        "env": [{"name": "PYTHONPATH", "value": "/code"}],
+        "volumes": [{"name": "code", "configMap": {"name": "hanging"}}],
+        "volumeMounts": [{"name": "code", "mountPath": "/code"}],
+        "resources": {"requests": {"cpu": "400m"}},
+    }
+    return Job.apply(cluster, namespace, manifest("hanging", spec))
+
+
+def manifest(name: str, spec: JSON) -> JSON:
+    version = "ddp-trainer.dev/v1alpha1"
+    return {"apiVersion": version, "kind": "DDPJob", "metadata": {"name": name}, "spec": spec}
+
+
+def check_that_hangs_are_named(job: Job, ways: list[str], ranks: list[int]) -> None:
+    status = job.wait_for("Completed", 120 * len(ways))
+    ended = {one["number"]: one for one in status["attempts"]}
+    for number, (way, rank) in enumerate(zip(ways, ranks, strict=True), start=1):
+        assert ended[number]["reason"] == "Hung"
+        assert ended[number]["message"].startswith(f"rank {rank} on hanging-{rank // 2} made no")
+        assert WAYS[way] in ended[number]["message"]
+    assert sum(strike["count"] for strike in status["strikes"]) == len(ways)
+
+
+def chosen(ways: list[str], seed: int) -> list[int]:
+    return random.Random(seed).choices(range(4), k=len(ways))  # noqa: S311 (a test's choice)
+
+
+def test_case_83_operator_names_the_rank_that_hangs(cluster: Cluster, namespace: str) -> None:
+    ways = ["stop", "hook", "collective"]
+    job = hanging_job(cluster, namespace, ways, ranks := chosen(ways, 19), stepSeconds=2)
+    check_that_hangs_are_named(job, ways, ranks)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(4))
+def test_case_83_with_the_default_limits(cluster: Cluster, namespace: str, seed: int) -> None:
+    ways = list(WAYS)
+    job = hanging_job(cluster, namespace, ways, ranks := chosen(ways, seed))
+    check_that_hangs_are_named(job, ways, ranks)
+    recovery = job.status["lastRecovery"]
+    print(f"seed {seed}: ranks {ranks}, last recovery {recovery['summary']}")
+    assert recovery["decidedMilliseconds"] <= 60_000
+    assert recovery["firstStepMilliseconds"] <= 75_000
