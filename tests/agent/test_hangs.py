@@ -57,7 +57,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_ranks_without_progress_are_reported_after_the_limit(node: Node) -> None:
+def test_case_83_agent_reports_ranks_without_progress_after_the_limit(node: Node) -> None:
     assert node.look_after(30) is None
     found = node.look_after(3 + ANSWER_SECONDS)
     assert found is not None

@@ -210,7 +210,7 @@ def test_promtool_accepts_every_query(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.api
 def test_annotation_marks_each_attempt_once_and_no_scrape_gap(tmp_path: Path) -> None:
-    [annotation] = DASHBOARDS["job"]["annotations"]["list"]
+    annotation, _ = DASHBOARDS["job"]["annotations"]["list"]
     [query] = [q for q in queries(DASHBOARDS["job"], {"__interval": "1m"}) if " unless " in q]
     assert " unless " in annotation["expr"]
     job = 'ddpjob_info{namespace="default",ddpjob="digits",'

@@ -35,9 +35,10 @@ def test_progress_within_an_activity_changes_only_the_time(tmp_path: Path) -> No
 def test_unreadable_records_are_left_out(tmp_path: Path) -> None:
     ActivityWriter(tmp_path / "0.activity")
     (tmp_path / "1.activity").write_bytes(b"short")
-    (tmp_path / "2.activity").write_bytes(struct.pack("@QQd", 1, 99, 0.0))
-    (tmp_path / "3.activity").write_bytes(struct.pack("@QQd", 2**60, 1, 0.0))
-    (tmp_path / "4.activity").write_bytes(struct.pack("@QQd", 1, 1, float("nan")))
-    (tmp_path / "5.activity").write_bytes(struct.pack("@QQd", 1, 1, -5.0))
-    (tmp_path / "x.activity").write_bytes(struct.pack("@QQd", 1, 1, 0.0))
+    (tmp_path / "2.activity").write_bytes(struct.pack("@ddd", 1, 99, 0.0))
+    (tmp_path / "3.activity").write_bytes(struct.pack("@ddd", 2.0**60, 1, 0.0))
+    (tmp_path / "4.activity").write_bytes(struct.pack("@ddd", 1, 1, float("nan")))
+    (tmp_path / "5.activity").write_bytes(struct.pack("@ddd", 1, 1, -5.0))
+    (tmp_path / "6.activity").write_bytes(struct.pack("@ddd", 1, 1.5, 0.0))
+    (tmp_path / "x.activity").write_bytes(struct.pack("@ddd", 1, 1, 0.0))
     assert list(read_activities(tmp_path)) == [0]

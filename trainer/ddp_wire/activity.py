@@ -18,10 +18,10 @@ QUESTION_SUFFIX = ".inspect"
 ANSWER_SUFFIX = ".inspection"
 """Suffix of the file with its answer."""
 
-_RECORD = struct.Struct("@QQd")
+_RECORD = struct.Struct("@ddd")
+"""Step, activity and time. The rank writes each of them by one store of eight bytes, so a reader
+sees old or new values, but never half of one."""
 _LARGEST_STEP = 2**53
-_READS = 8
-"""Reads of one record before it counts as unreadable. The rank may write during a read."""
 
 
 class Activity(IntEnum):
@@ -65,24 +65,22 @@ class ActivityWriter:
         """
         with path.open("w+b") as file:
             file.truncate(_RECORD.size)
-            self._memory = mmap.mmap(file.fileno(), _RECORD.size)
-        self._step = 0
-        self._activity: int = Activity.STARTING
+            self._values = memoryview(mmap.mmap(file.fileno(), _RECORD.size)).cast("d")
         self.touch()
 
     def enter(self, activity: int) -> None:
         """Record the start of an activity."""
-        self._activity = activity
-        _RECORD.pack_into(self._memory, 0, self._step, activity, time.monotonic())
+        self._values[1] = activity
+        self._values[2] = time.monotonic()
 
     def touch(self) -> None:
         """Record progress within the same activity."""
-        _RECORD.pack_into(self._memory, 0, self._step, self._activity, time.monotonic())
+        self._values[2] = time.monotonic()
 
     def step(self, step: int) -> None:
         """Record the number of updates done."""
-        self._step = step
-        self.touch()
+        self._values[0] = step
+        self._values[2] = time.monotonic()
 
 
 def read_activities(directory: Path) -> dict[int, ActivityRecord]:
@@ -96,19 +94,10 @@ def read_activities(directory: Path) -> dict[int, ActivityRecord]:
 
 
 def _read(path: Path) -> ActivityRecord | None:
-    """Return a record, or None. Two equal reads in a row show that no write came in between."""
     try:
-        with path.open("rb", buffering=0) as file:
-            last = b""
-            for _ in range(_READS):
-                file.seek(0)
-                newest = file.read(_RECORD.size)
-                if newest == last:
-                    return _parse(newest)
-                last = newest
+        return _parse(path.read_bytes())
     except (OSError, ValueError, struct.error):
-        pass
-    return None
+        return None
 
 
 def _parse(record: bytes) -> ActivityRecord:
@@ -118,6 +107,6 @@ def _parse(record: bytes) -> ActivityRecord:
         ValueError: The program of the rank has written something else.
     """
     step, activity, since = _RECORD.unpack(record)
-    if step > _LARGEST_STEP or not 0.0 <= since <= time.monotonic():
+    if not 0.0 <= step <= _LARGEST_STEP or not 0.0 <= since <= time.monotonic():
         raise ValueError(f"step {step} at {since} s is no record of a rank")
-    return ActivityRecord(step, Activity(activity), since)
+    return ActivityRecord(int(step), Activity(activity), since)

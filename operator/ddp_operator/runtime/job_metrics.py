@@ -39,6 +39,12 @@ RESTARTS = Family(
     "Attempts that followed a loss, by its cause: Application, Infrastructure or Free.",
     (*_JOB, "cause"),
 )  # fmt: skip
+LAST_FAILURE = Family(
+    "ddpjob_last_failure_timestamp_seconds", Kind.GAUGE,
+    "Time of the failure that ended the last failed attempt, with its reason, for example Hung, and"
+    " with its pod, Kubernetes node and rank as far as known.",
+    (*_JOB, "reason", "pod", "node", "rank"),
+)  # fmt: skip
 START = Family(
     "ddpjob_start_timestamp_seconds", Kind.GAUGE,
     "Time at which the operator started or resumed the job.", _JOB,
@@ -63,7 +69,7 @@ CHECKPOINT_TIME = Family(
 )  # fmt: skip
 
 FAMILIES = (
-    INFO, STATE, CONDITION, NODES, READY, RESTARTS, START, COMPLETION, STEP, TOTAL_STEPS,
+    INFO, STATE, CONDITION, NODES, READY, RESTARTS, LAST_FAILURE, START, COMPLETION, STEP, TOTAL_STEPS,
     PROGRESS_TIME, LOSS, THROUGHPUT, CHECKPOINT_TIME,
 )  # fmt: skip
 """All metrics of jobs."""
@@ -119,6 +125,10 @@ def _add_status(samples: Samples, own: tuple[str, str], status: dict[str, Any]) 
     samples.add(READY, int(status.get("ready", "0").split("/")[0]), *own)
     for cause, field in _RESTARTS.items():
         samples.add(RESTARTS, status.get(field, 0), *own, cause)
+    failure = status.get("lastFailure")
+    if failure:
+        where = (str(failure.get(name, "")) for name in ("reason", "pod", "node", "rank"))
+        samples.add(LAST_FAILURE, _seconds(failure.get("time")), *own, *where)
     samples.add(START, _seconds(status.get("startTime")), *own)
     samples.add(COMPLETION, _seconds(status.get("completionTime")), *own)
 

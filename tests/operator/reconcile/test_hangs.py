@@ -123,7 +123,7 @@ def plan(statuses: Mapping[int, AgentStatus], **more: Any) -> Plan:
 HANG = {0: reporting(waiting(0), waiting(1)), 1: reporting(busy(2), waiting(3), index=1)}
 
 
-def test_hang_ends_the_attempt_and_names_the_rank() -> None:
+def test_case_83_operator_ends_a_hung_attempt_and_names_the_rank() -> None:
     ended = plan(HANG)
     failure = ended.status.last_failure
     assert ended.status.attempt == 2

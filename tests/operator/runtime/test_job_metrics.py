@@ -18,6 +18,7 @@ STATUS: dict[str, Any] = {
     "restarts": 1,
     "infrastructureRestarts": 2,
     "startTime": "2026-11-25T00:00:00Z",
+    "lastFailure": {"reason": "Hung", "pod": "digits-1", "rank": 3, "time": "2026-11-25T00:00:00Z"},
     "progress": {"step": 60, "totalSteps": 120, "loss": "0.25", "samplesPerSecond": 900},
 }
 
@@ -40,6 +41,10 @@ def job(status: dict[str, Any] | None) -> dict[str, Any]:
         'ddpjob_nodes_ready{ddpjob="digits",namespace="team-a"} 2.0',
         'ddpjob_restarts_total{cause="Infrastructure",ddpjob="digits",namespace="team-a"} 2.0',
         'ddpjob_start_timestamp_seconds{ddpjob="digits",namespace="team-a"} 1.7955648e+09',
+        (
+            'ddpjob_last_failure_timestamp_seconds{ddpjob="digits",namespace="team-a",node="",'
+            'pod="digits-1",rank="3",reason="Hung"} 1.7955648e+09'
+        ),
         'ddpjob_step{ddpjob="digits",namespace="team-a"} 60.0',
         'ddpjob_loss{ddpjob="digits",namespace="team-a"} 0.25',
     ],

@@ -47,7 +47,7 @@ def job() -> models.Dashboard:
             Row("Nodes", job_workers.nodes()),
             Row("GPUs", job_workers.gpus()),
         ],
-        annotations=[_attempts()],
+        annotations=[_attempts(), _failures()],
     )
 
 
@@ -63,6 +63,14 @@ def _attempts() -> dashboard.AnnotationQuery:
     annotation = dashboard.AnnotationQuery().name("Attempts").datasource(SOURCE).expr(query)
     annotation.enable(True).hide(False).icon_color("orange").step("15s")
     return annotation.title_format("Attempt {{attempt}}").text_format("starts")
+
+
+def _failures() -> dashboard.AnnotationQuery:
+    """Return one mark at the time of each failure, with its reason and its place."""
+    query = f"{newest(jobs.LAST_FAILURE, JOB, 'reason, pod, node, rank')} * 1000"
+    annotation = dashboard.AnnotationQuery().name("Failures").datasource(SOURCE).expr(query)
+    annotation.enable(True).hide(False).icon_color("red").step("15s").use_value_for_time(True)
+    return annotation.title_format("{{reason}}").text_format("rank {{rank}} {{pod}} {{node}}")
 
 
 def _status() -> Panel:
