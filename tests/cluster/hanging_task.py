@@ -1,6 +1,7 @@
-"""A small task of which one rank hangs in each attempt, each time in another way."""
+"""A small task of which one rank hangs in each attempt, or which is slow in harmless ways."""
 
 import os
+import random
 import signal
 import threading
 import time
@@ -13,6 +14,7 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.task import RunEnv, Weighted
 
 PASSES = 25
@@ -24,6 +26,10 @@ class HangConfig(BaseModel):
     """Way in which a rank hangs, for each attempt from the first."""
     ranks: list[int] = []
     """The rank that hangs, for each attempt."""
+    slow_seconds: float = 0.0
+    """Duration of the first update, of each evaluation and of each checkpoint, in seconds."""
+    jitter_seconds: float = 0.0
+    """Longest random delay of a rank in an update, in seconds."""
 
 
 class Points(Dataset[tuple[Tensor, Tensor]]):
@@ -51,13 +57,16 @@ class Hanging:
         planned = attempt <= len(cfg.ways)
         self.chosen = planned and env.rank == cfg.ranks[attempt - 1]
         self.way = cfg.ways[attempt - 1] if planned else ""
-        self.passes = 0
+        self.passes, self.evaluated = 0, 0.0
         torch.manual_seed(0)
         first = nn.Linear(6, 8)
         first.weight.register_hook(self._hook)
         self.model = nn.Sequential(first, nn.ReLU(), nn.Linear(8, 2))
         self.train_data = Points(self.chosen and self.way == "worker")
-        self.eval_data = None
+        self.eval_data = Points(hangs=False) if cfg.slow_seconds else None
+        self.cfg, self.random = cfg, random.Random(env.rank)
+        if cfg.slow_seconds and env.rank == 0:
+            _slow_down_checkpoints(cfg.slow_seconds)
         self.group: Any = dist.new_group() if self.way == "collective" else None
 
     def _hook(self, gradient: Tensor) -> Tensor:
@@ -69,8 +78,13 @@ class Hanging:
         return self.chosen and self.way == way and self.passes > PASSES
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Weighted:
+        if not model.training:
+            time.sleep(self.cfg.slow_seconds if self.evaluates_slowly() else 0.0)
+            return self._of(model, batch)
         self.passes += 1
-        time.sleep(0.02)
+        first = self.passes == 1
+        delay = self.cfg.slow_seconds if first else self.random.uniform(0, self.cfg.jitter_seconds)
+        time.sleep(0.02 + delay)
         if self.group is not None and not self._now("collective"):
             dist.all_reduce(torch.ones(1), group=self.group)
         while self._now("loop"):
@@ -81,9 +95,27 @@ class Hanging:
             pipe = Path("/tmp/never-written")  # As a file system that does not answer.
             os.mkfifo(pipe)
             pipe.read_text()
+        return self._of(model, batch)
+
+    def evaluates_slowly(self) -> bool:
+        """Return whether this is the first batch of an evaluation."""
+        since, self.evaluated = time.monotonic() - self.evaluated, time.monotonic()
+        return since > 1.0
+
+    def _of(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Weighted:
         x, y = batch
         losses = nn.functional.cross_entropy(model(x), y, reduction="sum")
         return Weighted(losses, len(y))
+
+
+def _slow_down_checkpoints(seconds: float) -> None:
+    save = CheckpointManager.save
+
+    def slow(self: CheckpointManager, *arguments: Any) -> Any:
+        time.sleep(seconds)
+        return save(self, *arguments)
+
+    CheckpointManager.save = slow  # type: ignore[method-assign]
 
 
 def build(cfg: HangConfig, env: RunEnv) -> Hanging:

@@ -2,6 +2,7 @@
 
 import json
 import random
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,12 @@ def hanging_job(
     cluster: Cluster, namespace: str, ways: list[str], ranks: list[int], **hang: int
 ) -> Job:
     """Create a job of four ranks whose attempts hang in these ways, one after the other."""
+    return job_of_the_task(
+        cluster, namespace, {"ways": ways, "ranks": ranks}, 5 * (len(ways) + 1), hang
+    )
+
+
+def job_of_the_task(cluster: Cluster, namespace: str, config: JSON, epochs: int, hang: JSON) -> Job:
     code = (Path(__file__).parent / "hanging_task.py").read_text(encoding="utf-8")
     config_map = {
         "apiVersion": "v1",
@@ -39,14 +46,18 @@ def hanging_job(
         "procsPerNode": 2,
         "task": "hanging_task:build",
         "config": {
-            "epochs": 5 * (len(ways) + 1),
+            "epochs": epochs,
             "global_batch": 32,
             "data": {"workers": 1},
-            "task": {"ways": ways, "ranks": ranks},
+            "eval_every_steps": 100,
+            "task": config,
         },
-        "maxRestarts": len(ways),
+        "maxRestarts": len(config.get("ways", [])),
         "hang": hang,
-        "checkpoint": {"claimName": "training-shared", "everySteps": 10},
+        "checkpoint": {
+            "claimName": "training-shared",
+            "everySteps": 10 if "ways" in config else 50,
+        },
         "env": [{"name": "PYTHONPATH", "value": "/code"}],
         "volumes": [{"name": "code", "configMap": {"name": "hanging"}}],
         "volumeMounts": [{"name": "code", "mountPath": "/code"}],
@@ -91,3 +102,16 @@ def test_case_83_with_the_default_limits(cluster: Cluster, namespace: str, seed:
     print(f"seed {seed}: ranks {ranks}, last recovery {recovery['summary']}")
     assert recovery["decidedMilliseconds"] <= 60_000
     assert recovery["firstStepMilliseconds"] <= 75_000
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(1800)
+def test_slow_work_is_no_hang(cluster: Cluster, namespace: str) -> None:
+    """Ten minutes of jittery updates, with a long first update, evaluations and checkpoints."""
+    config = {"slow_seconds": 40.0, "jitter_seconds": 2.0}
+    job = job_of_the_task(cluster, namespace, config, 20, {})
+    status = job.wait_for("Completed", 1200)
+    assert status["attempt"] == 1, status["attempts"]
+    seconds = [datetime.fromisoformat(status[name]) for name in ("startTime", "completionTime")]
+    print(f"no alarm in {(seconds[1] - seconds[0]).total_seconds():.0f} s")
+    assert (seconds[1] - seconds[0]).total_seconds() >= 600
