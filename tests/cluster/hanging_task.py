@@ -64,7 +64,7 @@ class Hanging:
         self.model = nn.Sequential(first, nn.ReLU(), nn.Linear(8, 2))
         self.train_data = Points(self.chosen and self.way == "worker")
         self.eval_data = Points(hangs=False) if cfg.slow_seconds else None
-        self.cfg, self.random = cfg, random.Random(env.rank)
+        self.cfg, self.random = cfg, random.Random(env.rank)  # noqa: S311 (a test delay)
         if cfg.slow_seconds and env.rank == 0:
             _slow_down_checkpoints(cfg.slow_seconds)
         self.group: Any = dist.new_group() if self.way == "collective" else None
@@ -115,7 +115,7 @@ def _slow_down_checkpoints(seconds: float) -> None:
         time.sleep(seconds)
         return save(self, *arguments)
 
-    CheckpointManager.save = slow  # type: ignore[method-assign]
+    CheckpointManager.save = slow  # type: ignore[method-assign, assignment]
 
 
 def build(cfg: HangConfig, env: RunEnv) -> Hanging:

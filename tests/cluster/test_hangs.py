@@ -109,7 +109,7 @@ def test_case_83_with_the_default_limits(cluster: Cluster, namespace: str, seed:
 def test_slow_work_is_no_hang(cluster: Cluster, namespace: str) -> None:
     """Ten minutes of jittery updates, with a long first update, evaluations and checkpoints."""
     config = {"slow_seconds": 40.0, "jitter_seconds": 2.0}
-    job = job_of_the_task(cluster, namespace, config, 20, {})
+    job = job_of_the_task(cluster, namespace, config, 25, {})
     status = job.wait_for("Completed", 1200)
     assert status["attempt"] == 1, status["attempts"]
     seconds = [datetime.fromisoformat(status[name]) for name in ("startTime", "completionTime")]
