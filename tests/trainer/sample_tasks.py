@@ -45,6 +45,12 @@ class ProbeConfig(BaseModel):
     """Number of the sample whose loss is NaN."""
     slow: float = 0.0
     """Seconds to read one sample."""
+    forward_seconds: float = 0.0
+    """Added duration of each forward pass."""
+    slow_rank: int = -1
+    """Rank whose forward passes take `slow_factor` times as long, after `slow_after` of them."""
+    slow_factor: float = 1.3
+    slow_after: int = 50
 
 
 class Points(torch.utils.data.Dataset[tuple[Tensor, ...]]):
@@ -111,6 +117,8 @@ class ProbeTask:
         x, y, weight, index = batch
         if model.training:
             self._note(index)
+            slow = self.env.rank == self.cfg.slow_rank and self.passes > self.cfg.slow_after
+            time.sleep(self.cfg.forward_seconds * (self.cfg.slow_factor if slow else 1.0))
         if self.cfg.refuse_rank == self.env.rank and self.passes > 2:
             raise InputError("label 7 is not one of the 3 classes")
         if self.cfg.bad_loss:

@@ -24,6 +24,7 @@ from ddp_wire.contract import (
     RankInspection,
     RankPhase,
     RankTimes,
+    Straggler,
     Timeline,
     WireModel,
 )
@@ -75,6 +76,7 @@ def test_fields_of_a_newer_release_are_ignored(model: type[WireModel]) -> None:
         Timeline: FULL.timeline,
         HungRank: HUNG,
         RankInspection: INSPECTION,
+        Straggler: Straggler(rank=1, ratio=1.5, part="data"),
         AttemptOrder: AttemptOrder(job_uid="uid-1", attempt=2),
     }
     known = documents[model]

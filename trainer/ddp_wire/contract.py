@@ -114,6 +114,16 @@ class RankPhase(StrEnum):
     DONE = "Done"
 
 
+class Straggler(WireModel):
+    """A rank that is slower than the others, so that they wait for it in every update."""
+
+    rank: Number
+    ratio: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)]
+    """Duration of its own part of an update, as a multiple of that of the median rank."""
+    part: Annotated[str, Field(max_length=32)]
+    """Part in which it loses most of the time: `data` or `forward pass`."""
+
+
 class Progress(WireModel):
     """Progress of a run, as global rank 0 reports it."""
 
@@ -132,6 +142,7 @@ class Progress(WireModel):
     learning_rate: float | None = None
     grad_norm: float | None = None
     """Norm of the newest gradient, if it is measured."""
+    straggler: Straggler | None = None
 
 
 class CheckpointInfo(WireModel):

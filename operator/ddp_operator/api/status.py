@@ -215,6 +215,21 @@ class StrikeStatus(StatusModel):
     """Time at which the last such attempt ended."""
 
 
+class StragglerStatus(StatusModel):
+    """A rank that is slower than the others, so that they wait for it in every update."""
+
+    rank: int
+    """Global rank."""
+    pod: ShortText
+    """Name of its pod."""
+    node: ShortText | None = None
+    """Name of the Kubernetes node of the pod."""
+    ratio: ShortText
+    """Duration of its own part of an update, as a multiple of that of the median rank: 1.4."""
+    part: ShortText
+    """Part of the update in which it loses most of the time: data or forward pass."""
+
+
 class PodsStatus(StatusModel):
     """Values that all pods of an attempt share. They change only when the operator replaces all pods together."""  # noqa: E501
 
@@ -269,6 +284,8 @@ class DDPJobStatus(StatusModel):
     """Label selector of the pods, for the scale subresource."""
     progress: ProgressStatus | None = None
     """Progress of the run."""
+    straggler: StragglerStatus | None = None
+    """Rank that is slower than the others now, so that they wait for it in every update."""
     resumed_from_step: int | None = None
     """Completed updates in the checkpoint from which the current attempt started."""
     last_checkpoint: CheckpointStatus | None = None

@@ -7,6 +7,7 @@ from ddp_operator.api.status import (
     ConditionStatus,
     ConditionType,
     DDPJobStatus,
+    StragglerStatus,
 )
 from ddp_operator.reconcile.world import PodView, World
 from ddp_wire.contract import AgentPhase
@@ -182,4 +183,14 @@ def _running_message(world: World, status: DDPJobStatus) -> str:
     start = f", resumed from step {resumed}" if resumed is not None else ""
     failure = status.last_failure
     after = f", after {failure.message}" if failure is not None else ""
-    return f"{ranks} ranks are training in attempt {status.attempt}{start}{after}"
+    slow = f"; {sentence_about(status.straggler)}" if status.straggler is not None else ""
+    return f"{ranks} ranks are training in attempt {status.attempt}{start}{after}{slow}"
+
+
+def sentence_about(straggler: StragglerStatus) -> str:
+    """Return a sentence about a slow rank."""
+    place = f"{straggler.pod} ({straggler.node})" if straggler.node else straggler.pod
+    return (
+        f"rank {straggler.rank} on {place} needs {straggler.ratio} times as long as the others for"
+        f" its {straggler.part}, and all other ranks wait for it"
+    )

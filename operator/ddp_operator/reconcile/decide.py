@@ -18,7 +18,11 @@ from ddp_operator.reconcile import (
 )
 from ddp_operator.reconcile.attempts import Loss, find_losses, root_cause
 from ddp_operator.reconcile.children import ensure_attempt, fresh_pods
-from ddp_operator.reconcile.conditions import ConditionWriter, active_conditions
+from ddp_operator.reconcile.conditions import (
+    ConditionWriter,
+    active_conditions,
+    sentence_about,
+)
 from ddp_operator.reconcile.next_action import next_action
 from ddp_operator.reconcile.plan import Event, EventType, Plan
 from ddp_operator.reconcile.progress import with_progress
@@ -158,6 +162,7 @@ def _new_attempt(
             "attempt_spec_hash": world.job.spec_hash,
             "succeeded_nodes": None,
             "resumed_from_step": None,
+            "straggler": None,
             "attempt_start_step": escalation.newest_step(status),
         }
     )
@@ -193,7 +198,7 @@ def _complete(world: World) -> Plan:
 def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> Plan:
     old_resumed_from = status.resumed_from_step
     had_joined = status.is_true(ConditionType.RENDEZVOUSED)
-    old_recovery = status.last_recovery
+    old_recovery, old_straggler = status.last_recovery, status.straggler
     status = escalation.reset_stalled_attempts(with_progress(world, status))
     status = recovery.complete_trace(world, active_conditions(world, status))
     succeeded = node_ranges.to_text(world.succeeded) or None
@@ -208,6 +213,9 @@ def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) ->
     if status.last_recovery is not None and status.last_recovery is not old_recovery:
         text = f"attempt {status.attempt} recovered in {status.last_recovery.summary}"
         events.append(Event(EventType.NORMAL, "Recovered", text))
+    slow = status.straggler
+    if slow is not None and (old_straggler is None or old_straggler.rank != slow.rank):
+        events.append(Event(EventType.WARNING, "Straggler", sentence_about(slow)))
     actions = ensure_attempt(world, status, defaults)
     return Plan(status, tuple(actions), tuple(events), _requeue_seconds(world, status))
 

@@ -3,10 +3,15 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from ddp_operator.api.status import CheckpointStatus, DDPJobStatus, ProgressStatus
+from ddp_operator.api.status import (
+    CheckpointStatus,
+    DDPJobStatus,
+    ProgressStatus,
+    StragglerStatus,
+)
 from ddp_operator.reconcile.escalation import has_saved
 from ddp_operator.reconcile.world import World
-from ddp_wire.contract import AgentStatus, Progress
+from ddp_wire.contract import AgentStatus, Progress, Straggler
 
 METRICS = 32
 """Maximum number of metrics in the status."""
@@ -37,6 +42,7 @@ def with_progress(world: World, status: DDPJobStatus, *, at_the_end: bool = Fals
         )
     if report.progress is not None:
         update["progress"] = render(report.progress, world.now)
+        update["straggler"] = _straggler(world, report.progress.straggler)
     changed = status.model_copy(update=update)
     if at_the_end:
         return changed
@@ -56,6 +62,23 @@ def render(progress: Progress, now: datetime) -> ProgressStatus:
         eta_seconds=progress.eta_seconds,
         metrics=_rendered(progress.metrics) or None,
         time=now.replace(microsecond=0),
+    )
+
+
+def _straggler(world: World, found: Straggler | None) -> StragglerStatus | None:
+    """Return the slow rank with its pod. A rank that the job does not have is left out."""
+    if found is None:
+        return None
+    index = found.rank // world.job.spec.ranks_per_node
+    pod = world.pod(index)
+    if pod is None or not 0 <= index < world.job.nodes:
+        return None
+    return StragglerStatus(
+        rank=found.rank,
+        pod=pod.name,
+        node=pod.node,
+        ratio=f"{found.ratio:.1f}",
+        part=found.part,
     )
 
 
@@ -85,6 +108,8 @@ def _worth_writing(world: World, old: DDPJobStatus, new: DDPJobStatus) -> bool:
     be lost together with the agent's pod.
     """
     if new.resumed_from_step != old.resumed_from_step or has_saved(new) != has_saved(old):
+        return True
+    if (new.straggler is None) != (old.straggler is None):
         return True
     shown = old.progress.time if old.progress else None
     # abs() handles a shown time in the future, after the clock was set back.

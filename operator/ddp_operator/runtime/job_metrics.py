@@ -39,6 +39,12 @@ RESTARTS = Family(
     "Attempts that followed a loss, by its cause: Application, Infrastructure or Free.",
     (*_JOB, "cause"),
 )  # fmt: skip
+STRAGGLER = Family(
+    "ddpjob_straggler_ratio", Kind.GAUGE,
+    "Duration of the own part of an update of a rank that is slower than the others, as a multiple"
+    " of that of the median rank. Absent without such a rank.",
+    (*_JOB, "rank", "pod", "node", "part"),
+)  # fmt: skip
 LAST_FAILURE = Family(
     "ddpjob_last_failure_timestamp_seconds", Kind.GAUGE,
     "Time of the failure that ended the last failed attempt, with its reason, for example Hung, and"
@@ -69,8 +75,8 @@ CHECKPOINT_TIME = Family(
 )  # fmt: skip
 
 FAMILIES = (
-    INFO, STATE, CONDITION, NODES, READY, RESTARTS, LAST_FAILURE, START, COMPLETION, STEP, TOTAL_STEPS,
-    PROGRESS_TIME, LOSS, THROUGHPUT, CHECKPOINT_TIME,
+    INFO, STATE, CONDITION, NODES, READY, RESTARTS, STRAGGLER, LAST_FAILURE, START, COMPLETION,
+    STEP, TOTAL_STEPS, PROGRESS_TIME, LOSS, THROUGHPUT, CHECKPOINT_TIME,
 )  # fmt: skip
 """All metrics of jobs."""
 
@@ -125,6 +131,10 @@ def _add_status(samples: Samples, own: tuple[str, str], status: dict[str, Any]) 
     samples.add(READY, int(status.get("ready", "0").split("/")[0]), *own)
     for cause, field in _RESTARTS.items():
         samples.add(RESTARTS, status.get(field, 0), *own, cause)
+    slow = status.get("straggler")
+    if slow:
+        where = (str(slow.get(name, "")) for name in ("rank", "pod", "node", "part"))
+        samples.add(STRAGGLER, float(slow["ratio"]), *own, *where)
     failure = status.get("lastFailure")
     if failure:
         where = (str(failure.get(name, "")) for name in ("reason", "pod", "node", "rank"))

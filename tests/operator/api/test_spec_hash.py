@@ -81,6 +81,7 @@ SHAPING: dict[str, Any] = {
     "priorityClassName": "high",
     "network": {"interface": "eth0"},
     "checkpoint": {"claimName": "shared", "everySteps": 5},
+    "hang": {"stepSeconds": 60},
     "standby": False,
 }
 

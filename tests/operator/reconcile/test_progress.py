@@ -9,7 +9,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, ProgressStatus
 from ddp_operator.reconcile.progress import render
 from ddp_operator.reconcile.world import PROGRESS_INTERVAL
-from ddp_wire.contract import CheckpointInfo, Heartbeat, Progress, RankPhase
+from ddp_wire.contract import CheckpointInfo, Heartbeat, Progress, RankPhase, Straggler
 from tests.operator.schema_tools import server_findings
 from tests.operator.support import (
     NOW,
@@ -21,6 +21,7 @@ from tests.operator.support import (
     failed_status,
     plan_for,
     pod,
+    summary,
     to_wire,
     with_status,
 )
@@ -242,3 +243,49 @@ def test_progress_waits_for_the_interval_of_the_fleet_but_the_first_checkpoint_d
     ).status
     assert status.last_checkpoint is not None
     assert status.last_checkpoint.step == CHECKPOINT.step
+
+
+def slow(rank: int, ratio: float = 1.44) -> Any:
+    straggler = Straggler(rank=rank, ratio=ratio, part="data")
+    return agent_status(0, progress=Progress(step=9, total_steps=100, straggler=straggler))
+
+
+def test_straggler_is_named_with_its_pod_and_kubernetes_node_once() -> None:
+    job = active_job(procsPerNode=2)
+    plan = plan_for(job, all_pods(job), statuses={0: slow(3)})
+    found = plan.status.straggler
+    assert found is not None
+    assert (found.rank, found.pod, found.node) == (3, "digits-1", "machine-1")
+    (event,) = [one for one in plan.events if one.reason == "Straggler"]
+    assert event.message == (
+        "rank 3 on digits-1 (machine-1) needs 1.4 times as long as the others for its data, and all"
+        " other ranks wait for it"
+    )
+    assert summary(plan.status)[2].endswith(f"; {event.message}")
+    again = with_status(job, **dict(plan.status))
+    later = plan_for(again, all_pods(again), statuses={0: slow(3, 1.6)}, now=after(60))
+    assert later.status.straggler is not None
+    assert later.status.straggler.ratio == "1.6"
+    assert not [one for one in later.events if one.reason == "Straggler"]
+
+
+def test_straggler_is_shown_and_removed_without_delay() -> None:
+    job = with_status(active_job(), progress=render(Progress(step=8, total_steps=100), NOW))
+    plan = plan_for(job, all_pods(job), statuses={0: slow(1)}, now=after(1))
+    assert plan.status.straggler is not None
+    job = with_status(job, **dict(plan.status))
+    plan = plan_for(job, all_pods(job), statuses={0: at_step(10)}, now=after(2))
+    assert plan.status.straggler is None
+
+
+def test_straggler_that_the_job_does_not_have_is_left_out() -> None:
+    job = active_job()
+    for rank in (2, 10**12, -5):
+        assert plan_for(job, all_pods(job), statuses={0: slow(rank)}).status.straggler is None
+
+
+def test_new_attempt_has_no_straggler_yet() -> None:
+    job = active_job()
+    plan = plan_for(job, all_pods(job), statuses={0: slow(1)})
+    job = with_status(job, **dict(plan.status))
+    assert plan_for(job, all_pods(job), statuses={1: failed_status(1)}).status.straggler is None

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 
 from ddp_agent import metrics as agent
+from ddp_operator.runtime import job_metrics as jobs
 from tests.tools.dashboards.frame import job_link
 from tests.tools.dashboards.panels import Panel, Query, Text, time_series, values
 from tests.tools.dashboards.promql import (
+    JOB,
     RANGE_WINDOW,
     WORKERS,
     age,
@@ -34,7 +36,19 @@ _SAME_NODE = job_link(
 
 def ranks() -> Sequence[Panel]:
     """Return the panels with one series per rank."""
-    return [_behind(), _heartbeats(), _data_wait()]
+    return [_behind(), _heartbeats(), _data_wait(), _straggler()]
+
+
+def _straggler() -> Panel:
+    text = Text(
+        "Slow rank",
+        "x",
+        "How many times as long as the others a slow rank needs for its own part of an update, for"
+        " which all others wait.",
+        "No rank is slower than the others",
+    )
+    query = newest(jobs.STRAGGLER, JOB, "rank, pod, node, part")
+    return time_series(text, Query(query, "rank {{rank}} on {{node}}: {{part}}"))
 
 
 def nodes() -> Sequence[Panel]:

@@ -9,7 +9,10 @@ from ddp_trainer.observe.events import EventLog
 from ddp_trainer.observe.heartbeats import HeartbeatWriter
 from ddp_trainer.observe.rates import CpuMeter, RateMeter
 from ddp_trainer.observe.times import TimeMeter
-from ddp_wire.contract import CheckpointInfo, Progress
+from ddp_wire.contract import CheckpointInfo, Progress, Straggler
+
+_NOT_IN_EVENT = {"metrics", "learning_rate", "grad_norm", "straggler"}
+"""Fields of the progress that the event of a progress report has under other names, or not."""
 
 
 class Reporter:
@@ -46,6 +49,8 @@ class Reporter:
         self._global_batch = global_batch
         self._peak_rate = peak_rate
         self._progress = Progress(total_steps=total_steps)
+        self.straggler: Straggler | None = None
+        """The rank that is slow now, for the next report."""
 
     def opened(
         self, *, resumed_from: CheckpointInfo | None, skipped: list[str], **facts: Any
@@ -117,10 +122,11 @@ class Reporter:
             metrics=self._progress.metrics,
             learning_rate=lr,
             grad_norm=grad_norm,
+            straggler=self.straggler,
         )
         self.times.phase_seconds = phase_seconds or {}
         self._send_progress()
-        fields = self._progress.model_dump(exclude={"metrics", "learning_rate", "grad_norm"})
+        fields = self._progress.model_dump(exclude=_NOT_IN_EVENT)
         fields |= {"lr": lr, "data_wait_seconds": self.times.data_wait.read(), **self._cpu.read()}
         if grad_norm is not None:
             fields["grad_norm"] = grad_norm

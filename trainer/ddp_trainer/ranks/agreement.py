@@ -15,6 +15,9 @@ from torch import Tensor
 
 from ddp_trainer.ranks.collectives import sum_over_ranks
 
+MOST_COMPARED = 4096
+"""Largest number of ranks whose speed is compared: the exchange grows by 16 bytes per rank."""
+
 
 @dataclass(frozen=True, slots=True)
 class DataStarvation:
@@ -45,6 +48,8 @@ class Requests:
     """Share of this rank's time spent waiting for communication, from 0 to 1. Stays 0 if unused."""
     starvation: DataStarvation = NOT_STARVING
     """This rank's contribution to the sums over starving ranks."""
+    own_seconds: tuple[float, ...] = (0.0, 0.0)
+    """Typical seconds of the parts of an update in which this rank waits for no other rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,8 @@ class Decision:
     """Sum over ranks."""
     seconds: float
     """Time since the last exchange, mean over ranks."""
+    own_seconds: list[tuple[float, ...]]
+    """`Requests.own_seconds` of each rank, or nothing in a world of too many ranks."""
 
     @property
     def loss(self) -> float:
@@ -75,7 +82,7 @@ class Agreement:
     """The schedule of exchanges between ranks, and the exchange itself."""
 
     def __init__(
-        self, *, step: int, every_steps: int, within_seconds: float, world_size: int
+        self, *, step: int, every_steps: int, within_seconds: float, rank: int, world_size: int
     ) -> None:
         """Make the first exchange due immediately.
 
@@ -83,8 +90,10 @@ class Agreement:
             step: Updates done when the attempt starts.
             every_steps: Updates between two reports. An exchange is due at each report.
             within_seconds: Approximate longest time between two exchanges.
+            rank: This rank's number.
             world_size: Number of ranks.
         """
+        self._rank = rank
         self._every_steps = every_steps
         self._within = within_seconds
         self._world_size = world_size
@@ -108,9 +117,11 @@ class Agreement:
         flags = [float(requests.stop), float(requests.finish), float(requests.save)]
         elapsed = time.monotonic() - self._last_time
         values = [*flags, requests.communication_wait, elapsed, *astuple(requests.starvation)]
-        mine = torch.tensor(values, dtype=totals.dtype).to(totals.device)
+        count, table = len(values), self._own_row(requests.own_seconds)
+        mine = torch.tensor([*values, *table], dtype=totals.dtype).to(totals.device)
         summed = sum_over_ranks(torch.cat((totals, mine))).tolist()
-        loss_sum, loss_count, nonfinite, stop, finish, save, wait, seconds, *starvation = summed
+        fixed, compared = summed[: len(totals) + count], summed[len(totals) + count :]
+        loss_sum, loss_count, nonfinite, stop, finish, save, wait, seconds, *starvation = fixed
         self._schedule_next(step, seconds / self._world_size)
         return Decision(
             loss_sum=loss_sum,
@@ -122,7 +133,16 @@ class Agreement:
             communication_wait=wait / self._world_size,
             starvation=DataStarvation(*starvation),
             seconds=seconds / self._world_size,
+            own_seconds=_in_rows(compared, len(requests.own_seconds)),
         )
+
+    def _own_row(self, own: tuple[float, ...]) -> list[float]:
+        """Return this rank's addend to the table of `own_seconds`, which is zero elsewhere."""
+        if self._world_size > MOST_COMPARED:
+            return []
+        row = [0.0] * (self._world_size * len(own))
+        row[self._rank * len(own) : (self._rank + 1) * len(own)] = own
+        return row
 
     def _schedule_next(self, step: int, seconds: float) -> None:
         steps = max(1, step - self._last_step)
@@ -130,3 +150,7 @@ class Agreement:
         # At most 10 times the measured steps, because the first updates are not typical.
         self._next_step = step + max(1, min(int(ahead), 10 * steps))
         self._last_step, self._last_time = step, time.monotonic()
+
+
+def _in_rows(values: list[float], width: int) -> list[tuple[float, ...]]:
+    return [tuple(values[i : i + width]) for i in range(0, len(values), width)]

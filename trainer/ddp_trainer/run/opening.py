@@ -1,7 +1,7 @@
 """Opening of a run: join the other ranks, build the task, resume from a checkpoint."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from ddp_trainer.observe.phases import PhaseTimer
 from ddp_trainer.observe.report import Reporter
 from ddp_trainer.observe.starvation import DataWaitMonitor
 from ddp_trainer.observe.trace import Trace
+from ddp_trainer.observe.work import WorkMeter
 from ddp_trainer.parallel.memory import advise
 from ddp_trainer.ranks import process_group, timeouts
 from ddp_trainer.ranks.agreement import Agreement
@@ -42,6 +43,7 @@ from ddp_trainer.run.state import restore
 from ddp_trainer.step import rehearse
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import HasOptimizer, Task, peak_rate
+from ddp_wire.activity import Activity
 from ddp_wire.contract import CheckpointInfo, RankPhase
 from ddp_wire.machine import cpu_count
 
@@ -131,7 +133,9 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
     data = _data(built, resume.saved, ranks, group)
     initial = _load_initial(built, resume.saved, group.device)
     learner = _learner(built, resume.saved, data, ranks, group.device)
-    learner.trace = _trace(built.config, ranks, data.position.step, group.device, heartbeats)
+    work = WorkMeter()
+    enter = _both(heartbeats.enter, work.enter)
+    learner.trace = _trace(built.config, ranks, data.position.step, group.device, enter)
     report = _reporter(built, ranks, resume.opened["attempt"], heartbeats, data.total_steps)
     run = Run(
         config=built.config,
@@ -147,6 +151,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
         agreement=_agreement(data.position, built.config, ranks),
         stop=stop,
         report=report,
+        work=work,
         position=data.position,
         total_steps=data.total_steps,
         reported_step=data.position.step,
@@ -236,10 +241,26 @@ def _learner(
 
 
 def _trace(
-    config: RunConfig, ranks: Ranks, step: int, device: torch.device, heartbeats: HeartbeatWriter
+    config: RunConfig,
+    ranks: Ranks,
+    step: int,
+    device: torch.device,
+    enter: Callable[[Activity], None],
 ) -> Trace:
     phases = PhaseTimer(device, config.log.every_steps, step)
-    return Trace(_profile_directory(config, ranks), phases, heartbeats.enter)
+    return Trace(_profile_directory(config, ranks), phases, enter)
+
+
+def _both(
+    first: Callable[[Activity], None], second: Callable[[Activity], None]
+) -> Callable[[Activity], None]:
+    """Return a function that passes an activity to two others."""
+
+    def enter(activity: Activity) -> None:
+        first(activity)
+        second(activity)
+
+    return enter
 
 
 def _profile_directory(config: RunConfig, ranks: Ranks) -> Path | None:
@@ -305,6 +326,7 @@ def _agreement(position: Position, config: RunConfig, ranks: Ranks) -> Agreement
         step=position.step,
         every_steps=config.log.every_steps,
         within_seconds=config.parallel.agree_seconds,
+        rank=ranks.rank,
         world_size=ranks.world_size,
     )
 

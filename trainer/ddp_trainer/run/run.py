@@ -3,7 +3,7 @@
 import platform
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import torch
@@ -16,8 +16,11 @@ from ddp_trainer.data.sampler import MicroBatch
 from ddp_trainer.learner import Learner
 from ddp_trainer.numerics.batch_norm import average_norm_statistics
 from ddp_trainer.numerics.guard import NonFiniteError, NonFiniteTracker
+from ddp_trainer.observe import stragglers
 from ddp_trainer.observe.report import Reporter
 from ddp_trainer.observe.starvation import DataWaitMonitor
+from ddp_trainer.observe.stragglers import StragglerMonitor
+from ddp_trainer.observe.work import NO_WORK, Work, WorkMeter
 from ddp_trainer.ranks import process_group
 from ddp_trainer.ranks.agreement import Agreement, Decision, Requests
 from ddp_trainer.ranks.collectives import on_first_rank, sum_over_ranks
@@ -58,12 +61,14 @@ class Run:
     agreement: Agreement
     stop: StopFlag
     report: Reporter
+    work: WorkMeter
     position: Position
     total_steps: int
     reported_step: int
     """Step of the newest progress report."""
     nonfinite: NonFiniteTracker
     data_wait_monitor: DataWaitMonitor
+    stragglers: StragglerMonitor = field(default_factory=StragglerMonitor)
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the newest evaluation, by name."""
     clock: float | None = field(default_factory=time.monotonic)
@@ -102,6 +107,7 @@ class Run:
         self.position = Position(old.step + 1, old.samples + samples, old.seconds)
         self.report.rates.add(samples)
         self.report.times.update()
+        self.work.update()
         self.report.heartbeats.step(self.position.step)
         if self.before_first_update:
             self.before_first_update = False
@@ -122,11 +128,16 @@ class Run:
             save=first and self.checkpoints.interval_passed(),
             communication_wait=learner.compression.share() if learner.compression else 0.0,
             starvation=self.data_wait_monitor.own_starvation(),
+            own_seconds=astuple(self._own_work()),
         )
         decision = self.agreement.exchange(step, learner.totals.read(), requests)
         starvation_warning = self.data_wait_monitor.assess(decision.starvation, decision.seconds)
         if starvation_warning:
             self.report.warn(starvation_warning)
+        straggler = self.stragglers.assess([Work(*own) for own in decision.own_seconds])
+        if straggler is not None:
+            self.report.warn(stragglers.sentence(straggler))
+        self.report.straggler = self.stragglers.found
         due = step % self.config.log.every_steps == 0 or step == self.total_steps
         # Right after a resume there is no training loss to report yet.
         if due and (decision.loss_count or decision.nonfinite):
@@ -200,6 +211,14 @@ class Run:
         self.report.evaluated(
             step=step, epoch=self.epoch, metrics=self.metrics, seconds=time.monotonic() - start
         )
+
+    def _own_work(self) -> Work:
+        """Return this rank's own part of a typical update, by the clock of its device."""
+        work = self.work.read()
+        if self.learner.device.type != "cuda" or work is NO_WORK:
+            return work
+        phases = self.learner.trace.seconds()
+        return Work(phases.get("data", 0.0), phases.get("forward", 0.0))
 
     def totals(self) -> dict[str, Any]:
         """Return the progress of the run as fields of its last event."""

@@ -1,0 +1,133 @@
+"""A rank that is slower than the others is named, and equal ranks never are."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from ddp_trainer.observe.stragglers import WINDOWS, StragglerMonitor, sentence
+from ddp_trainer.observe.work import NO_WORK, WINDOW_UPDATES, Work, WorkMeter
+from ddp_wire.activity import Activity
+from ddp_wire.contract import Straggler
+from tests.trainer.rank_processes import Launcher
+
+
+def equal(world: int = 4) -> list[Work]:
+    return [Work(0.01, 0.04) for _ in range(world)]
+
+
+def slowed(rank: int, factor: float = 1.3, part: str = "forward") -> list[Work]:
+    works = equal()
+    data, forward = (factor, 1.0) if part == "data" else (1.0, factor)
+    works[rank] = Work(works[rank].data * data, works[rank].forward * forward)
+    return works
+
+
+def started() -> StragglerMonitor:
+    monitor = StragglerMonitor()
+    assert monitor.assess(slowed(1, 9.0)) is None, "the first reading does not count"
+    return monitor
+
+
+def named(monitor: StragglerMonitor, readings: Sequence[Sequence[Work]]) -> list[Straggler]:
+    return [found for works in readings if (found := monitor.assess(works)) is not None]
+
+
+def test_slow_rank_is_named_once_after_it_persists() -> None:
+    monitor = started()
+    assert named(monitor, [slowed(2)] * (WINDOWS - 1)) == []
+    assert named(monitor, [slowed(2)] * 20) == [Straggler(rank=2, ratio=1.24, part="forward pass")]
+    assert monitor.found is not None
+
+
+def test_rank_with_slow_data_is_named_with_its_data() -> None:
+    (found,) = named(started(), [slowed(0, 6.0, "data")] * WINDOWS)
+    assert (found.rank, found.part) == (0, "data")
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_slow_rank_of_few(world: int) -> None:
+    works = [Work(0.0, 0.05)] * (world - 1) + [Work(0.0, 0.07)]
+    (found,) = named(started(), [works] * WINDOWS)
+    assert found.rank == world - 1
+
+
+def test_delay_of_one_reading_names_nobody() -> None:
+    monitor = started()
+    assert named(monitor, [slowed(1, 3.0), equal(), slowed(2, 3.0), slowed(3, 3.0)] * 5) == []
+
+
+def test_straggler_that_recovers_is_released_and_may_be_named_again() -> None:
+    monitor = started()
+    assert len(named(monitor, [slowed(2)] * WINDOWS)) == 1
+    named(monitor, [equal()] * WINDOWS)
+    assert monitor.found is None
+    assert len(named(monitor, [slowed(2)] * WINDOWS)) == 1
+
+
+def test_another_rank_replaces_the_straggler() -> None:
+    monitor = started()
+    named(monitor, [slowed(2)] * WINDOWS)
+    assert [one.rank for one in named(monitor, [slowed(1)] * WINDOWS)] == [1]
+
+
+@pytest.mark.parametrize(
+    "works", [[], [Work(0.0, 0.1)], [Work(0.0, 0.1), NO_WORK], [NO_WORK, NO_WORK]]
+)
+def test_readings_that_say_nothing(works: list[Work]) -> None:
+    assert named(started(), [works] * 9) == []
+
+
+def test_noise_of_equal_ranks_names_nobody() -> None:
+    noise = random.Random(7)  # noqa: S311 (a test's noise)
+    readings = [[Work(0.0, noise.gauss(0.05, 0.004)) for _ in range(64)] for _ in range(2000)]
+    assert named(started(), readings) == []
+
+
+def test_sentence_names_rank_and_part() -> None:
+    assert sentence(Straggler(rank=3, ratio=1.44, part="data")) == (
+        "rank 3 needs 1.4 times as long as the others for its data, and all other ranks wait for it"
+    )
+
+
+def test_meter_counts_data_and_forward_passes_only() -> None:
+    now = 0.0
+    meter = WorkMeter(clock=lambda: now)
+
+    def spend(activity: Activity, seconds: float) -> None:
+        nonlocal now
+        meter.enter(activity)
+        now += seconds
+
+    for update in range(WINDOW_UPDATES):
+        assert meter.read() is NO_WORK
+        for _ in range(2):  # Two micro-batches.
+            spend(Activity.DATA, 0.5)
+            spend(Activity.FORWARD, 2.0 + (update > 3) * 50)  # Some updates are disturbed.
+            spend(Activity.BACKWARD, 9.0)
+        spend(Activity.OPTIMIZER, 7.0)
+        meter.update()
+    assert meter.read() == Work(data=1.0, forward=4.0)
+    assert meter.read() is NO_WORK
+
+
+def test_rank_slowed_by_a_third_is_named_within_30_updates(launcher: Launcher) -> None:
+    gang = launcher.train(
+        "--task=sample_tasks:build",
+        "--global_batch=8",
+        "--max_steps=140",
+        "--log.every_steps=10",
+        "--task.eval_samples=0",
+        "--task.forward_seconds=0.05",
+        "--task.slow_rank=1",
+        "--task.slow_after=60",
+        world=2,
+    )
+    assert gang.wait() == [0, 0]
+    events = gang.events()
+    (index,) = [i for i, one in enumerate(events) if "times as long" in one.get("message", "")]
+    assert events[index]["message"].startswith(
+        "rank 1 needs 1.3 times as long as the others for its"
+    )
+    after = next(one["step"] for one in events[index:] if one["event"] == "progress")
+    assert 60 < after <= 90

@@ -1,0 +1,68 @@
+"""Measurement of the part of an update in which a rank waits for no other rank.
+
+A rank waits for others in the backward pass and in the optimizer, so all ranks have equally long
+updates, however slow one of them is. Only its data and its forward pass show which one is slow.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ddp_wire.activity import Activity
+
+WINDOW_UPDATES = 8
+"""Fewest updates in one reading."""
+_QUANTILE = 0.25
+"""A busy machine makes single updates slower, but none faster, so a low quantile is steady."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Typical seconds that one rank needs for its own part of an update."""
+
+    data: float = 0.0
+    forward: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of both parts."""
+        return self.data + self.forward
+
+
+NO_WORK = Work()
+"""No statement, because too few updates were measured."""
+
+
+class WorkMeter:
+    """Host time of this rank's own part of each update. It says nothing about a GPU."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._activity: Activity = Activity.STARTING
+        self._since = clock()
+        self._data = self._forward = 0.0
+        self._updates: list[Work] = []
+
+    def enter(self, activity: Activity) -> None:
+        """Record the start of an activity."""
+        now = self._clock()
+        if self._activity is Activity.DATA:
+            self._data += now - self._since
+        elif self._activity is Activity.FORWARD:
+            self._forward += now - self._since
+        self._activity, self._since = activity, now
+
+    def update(self) -> None:
+        """Record the end of an update."""
+        self._updates.append(Work(self._data, self._forward))
+        self._data = self._forward = 0.0
+
+    def read(self) -> Work:
+        """Return the typical update since the last reading, or `NO_WORK` after too few updates."""
+        if len(self._updates) < WINDOW_UPDATES:
+            return NO_WORK
+        found, self._updates = self._updates, []
+        index = int(_QUANTILE * len(found))
+        data = sorted(one.data for one in found)[index]
+        forward = sorted(one.forward for one in found)[index]
+        return Work(data, forward)
