@@ -2,12 +2,13 @@
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 
 from ddp_trainer.observe.wait_clock import WaitClock
+from ddp_trainer.ranks.agreement import RankSeconds
 from ddp_wire.contract import RankTimes
 from ddp_wire.families import UPDATE_SECONDS_BUCKETS
 
@@ -29,6 +30,7 @@ class TimeMeter:
         self._apart = 0.0
         self._counts = [0] * (len(UPDATE_SECONDS_BUCKETS) + 1)
         self._update_seconds = 0.0
+        self._read_count, self._read_seconds = 0, 0.0
         self._seconds = {"checkpoint": 0.0, "evaluation": 0.0}
 
     def update(self) -> None:
@@ -50,6 +52,18 @@ class TimeMeter:
             seconds = self._clock() - start
             self._seconds[name] += seconds
             self._apart += seconds
+
+    def rank_seconds(self, phase_seconds: Mapping[str, float]) -> RankSeconds:
+        """Return the mean duration of the updates since the last call, and the own part of one.
+
+        Args:
+            phase_seconds: Seconds of each phase of the newest measured update.
+        """
+        count, seconds = sum(self._counts), self._update_seconds
+        updates, passed = count - self._read_count, seconds - self._read_seconds
+        self._read_count, self._read_seconds = count, seconds
+        own = sum(phase_seconds.get(name, 0.0) for name in ("data", "forward"))
+        return RankSeconds(passed / updates if updates else 0.0, own)
 
     def read(self) -> RankTimes:
         """Return the times until now."""

@@ -29,6 +29,25 @@ class DataStarvation:
 
 
 NOT_STARVING = DataStarvation()
+MOST_RANKS = 1024
+"""Largest number of ranks whose times travel one by one, as 16 bytes per rank and exchange."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeconds:
+    """Seconds of an update on one rank. 0 if not measured."""
+
+    step: float = 0.0
+    """Mean duration of the updates since the last report."""
+    own: float = 0.0
+    """Time for data and forward passes in the newest measured update.
+
+    The duration of an update is nearly equal on all ranks, because all wait for the slowest one.
+    This part contains no such wait under DDP, so it shows which rank is the slowest.
+    """
+
+
+NOT_MEASURED = RankSeconds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +64,8 @@ class Requests:
     """Share of this rank's time spent waiting for communication, from 0 to 1. Stays 0 if unused."""
     starvation: DataStarvation = NOT_STARVING
     """This rank's contribution to the sums over starving ranks."""
+    rank_seconds: RankSeconds = NOT_MEASURED
+    """Times of this rank, for a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +85,8 @@ class Decision:
     """Sum over ranks."""
     seconds: float
     """Time since the last exchange, mean over ranks."""
+    rank_seconds: tuple[RankSeconds, ...] = ()
+    """Times of each rank. Empty above `MOST_RANKS` ranks."""
 
     @property
     def loss(self) -> float:
@@ -75,7 +98,7 @@ class Agreement:
     """The schedule of exchanges between ranks, and the exchange itself."""
 
     def __init__(
-        self, *, step: int, every_steps: int, within_seconds: float, world_size: int
+        self, *, step: int, every_steps: int, within_seconds: float, rank: int, world_size: int
     ) -> None:
         """Make the first exchange due immediately.
 
@@ -83,8 +106,11 @@ class Agreement:
             step: Updates done when the attempt starts.
             every_steps: Updates between two reports. An exchange is due at each report.
             within_seconds: Approximate longest time between two exchanges.
+            rank: This rank's number.
             world_size: Number of ranks.
         """
+        self._rank = rank
+        self._listed_ranks = world_size if world_size <= MOST_RANKS else 0
         self._every_steps = every_steps
         self._within = within_seconds
         self._world_size = world_size
@@ -108,9 +134,10 @@ class Agreement:
         flags = [float(requests.stop), float(requests.finish), float(requests.save)]
         elapsed = time.monotonic() - self._last_time
         values = [*flags, requests.communication_wait, elapsed, *astuple(requests.starvation)]
+        values += self._by_rank(requests.rank_seconds)
         mine = torch.tensor(values, dtype=totals.dtype).to(totals.device)
         summed = sum_over_ranks(torch.cat((totals, mine))).tolist()
-        loss_sum, loss_count, nonfinite, stop, finish, save, wait, seconds, *starvation = summed
+        loss_sum, loss_count, nonfinite, stop, finish, save, wait, seconds, *rest = summed
         self._schedule_next(step, seconds / self._world_size)
         return Decision(
             loss_sum=loss_sum,
@@ -120,9 +147,17 @@ class Agreement:
             save=save > 0,
             nonfinite=math.ceil(nonfinite / self._world_size),
             communication_wait=wait / self._world_size,
-            starvation=DataStarvation(*starvation),
+            starvation=DataStarvation(*rest[:3]),
             seconds=seconds / self._world_size,
+            rank_seconds=tuple(map(RankSeconds, rest[3::2], rest[4::2])),
         )
+
+    def _by_rank(self, own: RankSeconds) -> list[float]:
+        """Return two numbers per rank: 0 for all other ranks, so that a sum joins them."""
+        values = [0.0] * (2 * self._listed_ranks)
+        if values:
+            values[2 * self._rank : 2 * self._rank + 2] = astuple(own)
+        return values
 
     def _schedule_next(self, step: int, seconds: float) -> None:
         steps = max(1, step - self._last_step)

@@ -25,6 +25,7 @@ from ddp_trainer.numerics.guard import NonFiniteTracker
 from ddp_trainer.numerics.precision import set_arithmetic
 from ddp_trainer.observe.events import EventLog
 from ddp_trainer.observe.heartbeats import HeartbeatWriter
+from ddp_trainer.observe.history import HistoryWriter
 from ddp_trainer.observe.phases import PhaseTimer
 from ddp_trainer.observe.report import Reporter
 from ddp_trainer.observe.starvation import DataWaitMonitor
@@ -305,6 +306,7 @@ def _agreement(position: Position, config: RunConfig, ranks: Ranks) -> Agreement
         step=position.step,
         every_steps=config.log.every_steps,
         within_seconds=config.parallel.agree_seconds,
+        rank=ranks.rank,
         world_size=ranks.world_size,
     )
 
@@ -314,8 +316,14 @@ def _reporter(
 ) -> Reporter:
     config = built.config
     peak = config.log.peak_tflops
+    directory = config.checkpoint.directory
     return Reporter(
-        events=EventLog(ranks, attempt, all_ranks=config.log.all_ranks),
+        events=EventLog(
+            ranks,
+            attempt,
+            all_ranks=config.log.all_ranks,
+            history=HistoryWriter(Path(directory)) if directory and ranks.is_first else None,
+        ),
         heartbeats=heartbeats,
         is_first=ranks.is_first,
         total_steps=total_steps,

@@ -19,7 +19,7 @@ from ddp_trainer.numerics.guard import NonFiniteError, NonFiniteTracker
 from ddp_trainer.observe.report import Reporter
 from ddp_trainer.observe.starvation import DataWaitMonitor
 from ddp_trainer.ranks import process_group
-from ddp_trainer.ranks.agreement import Agreement, Decision, Requests
+from ddp_trainer.ranks.agreement import NOT_MEASURED, Agreement, Decision, Requests
 from ddp_trainer.ranks.collectives import on_first_rank, sum_over_ranks
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.run.garbage import Collector
@@ -116,18 +116,21 @@ class Run:
         """Decide together with the other ranks, and report if due. Every rank must call it."""
         first, step, learner = self.ranks.is_first, self.position.step, self.learner
         self.report.heartbeats.enter(Activity.EXCHANGE)
+        due = step % self.config.log.every_steps == 0 or step == self.total_steps
+        phase_seconds = learner.trace.seconds() if due else {}
+        times = self.report.times
         requests = Requests(
             stop=self.stop.requested,
             finish=first and self._time_limit_reached(self.seconds()),
             save=first and self.checkpoints.interval_passed(),
             communication_wait=learner.compression.share() if learner.compression else 0.0,
             starvation=self.data_wait_monitor.own_starvation(),
+            rank_seconds=times.rank_seconds(phase_seconds) if due else NOT_MEASURED,
         )
         decision = self.agreement.exchange(step, learner.totals.read(), requests)
         starvation_warning = self.data_wait_monitor.assess(decision.starvation, decision.seconds)
         if starvation_warning:
             self.report.warn(starvation_warning)
-        due = step % self.config.log.every_steps == 0 or step == self.total_steps
         # Right after a resume there is no training loss to report yet.
         if due and (decision.loss_count or decision.nonfinite):
             self._handle_decision(decision)
@@ -139,7 +142,8 @@ class Run:
                 lr=learner.optimizer.param_groups[0]["lr"],
                 grad_norm=None if learner.grad_norm is None else learner.grad_norm.item(),
                 seconds_left=self._seconds_left(self.seconds()),
-                phase_seconds=learner.trace.seconds(),
+                phase_seconds=phase_seconds,
+                rank_seconds=decision.rank_seconds,
             )
         learner.trace.poll_request(self.report.warn)
         return decision
