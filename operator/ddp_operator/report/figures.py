@@ -30,7 +30,7 @@ def build_figures(
         _throughput(job, history),
         _duration(timeline),
         _attempts(job, timeline),
-        _goodput(goodput),
+        _goodput(job, goodput),
         _checkpoint(job, history),
     ]
     return [figure for figure in figures if figure is not None]
@@ -100,14 +100,14 @@ def _attempts(job: JobFacts | None, timeline: Timeline) -> Figure | None:
     return Figure("Attempts", str(count), f"restarts: {restarts}" if restarts else "no restarts")
 
 
-def _goodput(goodput: Mapping[str, float]) -> Figure | None:
+def _goodput(job: JobFacts | None, goodput: Mapping[str, float]) -> Figure | None:
+    detail = "of the time is training that counts"
+    if job is not None and job.goodput_percent:
+        return Figure("Goodput", job.goodput_percent, detail)
     total = sum(goodput.values())
-    training = next((goodput[name] for name in (TRAINING, "training") if name in goodput), None)
-    if training is None or total <= 0:
+    if TRAINING not in goodput or total <= 0:
         return None
-    return Figure(
-        "Goodput", f"{100 * training / total:.1f}%", "of the time is training that counts"
-    )
+    return Figure("Goodput", f"{100 * goodput[TRAINING] / total:.1f}%", detail)
 
 
 def _checkpoint(job: JobFacts | None, history: History) -> Figure | None:

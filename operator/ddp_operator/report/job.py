@@ -22,6 +22,8 @@ class JobFacts:
     status: DDPJobStatus
     goodput: Mapping[str, float]
     """Seconds by bucket, as the operator counts them. Empty if it does not."""
+    goodput_percent: str
+    """Share of training, as the operator shows it. Empty if it does not."""
 
     @property
     def state(self) -> str:
@@ -54,13 +56,17 @@ def job_facts(manifest: Mapping[str, Any]) -> JobFacts:
         InvalidJobError: The object is not a DDPJob of this version.
     """
     job = parse_job(manifest)
+    # Another version may have written it, so the report does not need its model.
+    goodput = (manifest.get("status") or {}).get("goodput")
+    percent = goodput.get("percent") if isinstance(goodput, Mapping) else None
     return JobFacts(
         name=job.metadata.name,
         namespace=job.metadata.namespace,
         nodes=job.nodes,
         ranks_per_node=job.spec.ranks_per_node,
         status=job.status,
-        goodput=_goodput((manifest.get("status") or {}).get("goodput")),
+        goodput=_goodput(goodput),
+        goodput_percent=percent if isinstance(percent, str) else "",
     )
 
 

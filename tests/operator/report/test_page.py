@@ -128,11 +128,12 @@ def test_numbers_that_are_not_finite_are_not_drawn() -> None:
 
 
 def test_operators_goodput_replaces_the_computed_one() -> None:
-    goodput = {"trainingMilliseconds": 9000, "lostWorkMilliseconds": 1000, "percent": 90, "x": {}}
+    goodput = {"trainingMilliseconds": 9000, "dataWaitMilliseconds": 1000, "x": {}}
+    goodput |= {"percent": "93.1%", "redoneSteps": 7, "hangMilliseconds": 0}
     text = page(two_attempts(), job(attempt=2, goodput=goodput))
     assert "Counted by the operator." in text
-    assert "Lost work: 1 s (10.0%)" in text
-    assert "<dt>Goodput</dt><dd>90.0%" in text
+    assert "Data wait: 1 s (10.0%)" in text
+    assert "<dt>Goodput</dt><dd>93.1%" in text
     assert "Computed from the events of the run." in page(two_attempts())
 
 

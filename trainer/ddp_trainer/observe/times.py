@@ -26,11 +26,11 @@ class TimeMeter:
         self.phase_seconds: dict[str, float] = {}
         """Seconds of each phase of the newest measured update."""
         self._clock = clock
+        self._read_count, self._read_seconds = 0, 0.0
         self._update_ended: float | None = None
         self._apart = 0.0
         self._counts = [0] * (len(UPDATE_SECONDS_BUCKETS) + 1)
         self._update_seconds = 0.0
-        self._read_count, self._read_seconds = 0, 0.0
         self._seconds = {"checkpoint": 0.0, "evaluation": 0.0}
 
     def update(self) -> None:
@@ -53,18 +53,6 @@ class TimeMeter:
             self._seconds[name] += seconds
             self._apart += seconds
 
-    def rank_seconds(self, phase_seconds: Mapping[str, float]) -> RankSeconds:
-        """Return the mean duration of the updates since the last call, and the own part of one.
-
-        Args:
-            phase_seconds: Seconds of each phase of the newest measured update.
-        """
-        count, seconds = sum(self._counts), self._update_seconds
-        updates, passed = count - self._read_count, seconds - self._read_seconds
-        self._read_count, self._read_seconds = count, seconds
-        own = sum(phase_seconds.get(name, 0.0) for name in ("data", "forward"))
-        return RankSeconds(passed / updates if updates else 0.0, own)
-
     def read(self) -> RankTimes:
         """Return the times until now."""
         return RankTimes(
@@ -77,3 +65,15 @@ class TimeMeter:
             phase_seconds=self.phase_seconds,
             memory_bytes=torch.cuda.memory_allocated() if torch.cuda.is_initialized() else None,
         )
+
+    def rank_seconds(self, phase_seconds: Mapping[str, float]) -> RankSeconds:
+        """Return the mean duration of the updates since the last call, and the own part of one.
+
+        Args:
+            phase_seconds: Seconds of each phase of the newest measured update.
+        """
+        count, seconds = sum(self._counts), self._update_seconds
+        updates, passed = count - self._read_count, seconds - self._read_seconds
+        self._read_count, self._read_seconds = count, seconds
+        own = sum(phase_seconds.get(name, 0.0) for name in ("data", "forward"))
+        return RankSeconds(passed / updates if updates else 0.0, own)
