@@ -11,6 +11,8 @@ XY = tuple[float, float | None]
 """Seconds since the start of the axis, and a value. None interrupts the line."""
 _PIXELS_PER_BUCKET = 1.5
 """Width in which a line keeps only its first, lowest, highest and last point."""
+_PIXELS_PER_DOT = 8
+"""Mean distance of points from which they have dots."""
 _HOVERS = 60
 """Largest number of places of a chart that show their values to the pointer."""
 
@@ -43,7 +45,7 @@ class Line:
     color: int
     """Number of the series, from 1. The style sheet owns the colors."""
     dots: bool = False
-    """Whether each point has a mark."""
+    """Whether each point has a dot, if there is space for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +174,15 @@ def _value_axis(chart: Chart, canvas: Canvas) -> Iterator[str]:
 
 
 def _draw_line(line: Line, canvas: Canvas) -> Iterator[str]:
+    segments = [
+        [(canvas.x(x), canvas.y(y)) for x, y in _thinned(segment, canvas)]
+        for segment in _segments(line.points)
+    ]
+    sparse = sum(map(len, segments)) < canvas.inner_width / _PIXELS_PER_DOT
     path, dots = [], []
-    for segment in _segments(line.points):
-        kept = [(canvas.x(x), canvas.y(y)) for x, y in _thinned(segment, canvas)]
+    for kept in segments:
         path.append("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in kept))
-        if line.dots or len(kept) == 1:
+        if (line.dots and sparse) or len(kept) == 1:
             dots += [f"M{x:.1f} {y:.1f}h0" for x, y in kept]
     yield f'<path class="line s{line.color}" d="{"".join(path)}"/>'
     if dots:

@@ -134,7 +134,7 @@ def _pictures(history: History, timeline: Timeline) -> str:
     strips = draw_strip(timeline, history.saves, STRIP_WIDE, wide, marks)
     strips += draw_strip(timeline, history.saves, STRIP_NARROW, narrow, marks)
     kinds = dict.fromkeys(row.kind for row in timeline.rows)
-    legend = [f'<li class="{kind}"><i class="square"></i>{_KINDS[kind]}</li>' for kind in kinds]
+    legend = [f'<li><i class="square {kind}"></i>{_KINDS[kind]}</li>' for kind in kinds]
     if history.saves:
         legend.append('<li><i class="square"></i>checkpoint (dot)</li>')
     sections = [_section("Attempts", "", legend, strips, "")]

@@ -16,14 +16,13 @@ main{max-width:1240px;margin:0 auto;padding:24px 20px 48px}
 h1{font-size:24px;line-height:1.25;margin:0;overflow-wrap:anywhere}
 h2{font-size:15px;margin:0;overflow-wrap:anywhere}
 header p{margin:6px 0 0;color:var(--soft);overflow-wrap:anywhere}
-.state{display:inline-block;margin-left:8px;padding:1px 10px;border-radius:11px;font-size:14px;
+h1 .state{display:inline-block;margin-left:8px;padding:1px 10px;border-radius:11px;font-size:14px;
 font-weight:600;vertical-align:3px;color:var(--bar);background:var(--free)}
-.state.completed{background:var(--ok)}.state.running{background:var(--run)}
-.state.failed{background:var(--app)}
+h1 .state.completed{background:var(--ok)}h1 .state.running{background:var(--run)}
+h1 .state.failed{background:var(--app)}
 section{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:14px 16px;
 margin-top:14px}
-.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:10px;
-margin:16px 0 0}
+.figures{display:grid;grid-template-columns:repeat(4,1fr);gap:10px;margin:16px 0 0}
 .figures div{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px
 14px;min-width:0}
 dt{color:var(--soft);font-size:13px}
@@ -36,6 +35,7 @@ padding:0;list-style:none}
 vertical-align:3px;background:currentColor}
 .legend i.area{height:10px;opacity:.3;vertical-align:0}
 .legend i.square{height:10px;width:10px;vertical-align:-1px}
+h2 .note{font-weight:400}
 .note{color:var(--soft);font-size:13px;margin:4px 0 0;overflow-wrap:anywhere}
 .missing{border-left:4px solid var(--s5)}
 .missing ul{margin:6px 0 0;padding-left:20px}
@@ -68,8 +68,10 @@ th,td{text-align:left;padding:6px 12px 6px 0;border-bottom:1px solid var(--line)
 th{color:var(--soft);font-weight:500;font-size:13px;white-space:nowrap}
 tbody tr:last-child>*{border-bottom:0}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
-td.wrap{overflow-wrap:anywhere;min-width:180px}
-.meter{display:inline-block;height:8px;border-radius:2px;background:var(--s4);vertical-align:1px}
+th.n,td.n{width:1%}
+table.ranks{max-width:640px}
+td.wrap{overflow-wrap:anywhere;min-width:180px;width:60%}
+.meter{display:block;height:8px;margin-top:7px;border-radius:2px;background:var(--s4)}
 footer{color:var(--soft);font-size:13px;margin-top:18px}
 @media (max-width:820px){main{padding:16px 12px 32px}svg.wide{display:none}svg.narrow{display:block}
 section{padding:12px}svg.narrow{max-width:560px}.figures{grid-template-columns:1fr 1fr}
@@ -77,7 +79,7 @@ table.stacked thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-
 table.stacked tr{display:block;padding:6px 0;border-bottom:1px solid var(--line)}
 table.stacked tbody tr:last-child{border-bottom:0}
 table.stacked td,table.stacked th{display:flex;gap:10px;border:0;padding:2px 0;text-align:left;
-white-space:normal;min-width:0}
+white-space:normal;min-width:0;width:auto}
 table.stacked td::before,table.stacked th::before{content:attr(data-label);flex:0 0 92px;
 color:var(--soft);font-weight:400;font-size:13px}
 table.stacked td:empty{display:none}}

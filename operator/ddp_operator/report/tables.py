@@ -35,7 +35,7 @@ def attempts_table(timeline: Timeline) -> str:
         Column("Message", "wrap"),
     ]
     rows = [_attempt(row, timeline) for row in timeline.rows[-MOST_ROWS:]]
-    return _section("Attempts and faults", columns, rows)
+    return _section("Attempts and faults", columns, rows, "stacked")
 
 
 def ranks_table(history: History) -> str:
@@ -51,17 +51,17 @@ def ranks_table(history: History) -> str:
     rows = []
     for rank, (own_seconds, step_seconds) in enumerate(zip(own, step, strict=True)):
         excess = 100 * (own_seconds / middle - 1)
-        meter = f'<span class="meter" style="width:{120 * own_seconds / largest:.0f}px"></span>'
+        meter = f'<span class="meter" style="width:{100 * own_seconds / largest:.0f}%"></span>'
         cells = [str(rank), duration_text(step_seconds), duration_text(own_seconds)]
-        rows.append([*map(html_text, cells), f"{excess:+.0f}%", meter])
+        rows.append([*map(html_text, cells), f"{round(excess):+d}%", meter])
     columns = [
         Column("Rank", "n"),
         Column("Update", "n"),
         Column("Own time", "n"),
         Column("To median", "n"),
-        Column("Own time, as a bar"),
+        Column(""),
     ]
-    return _section(f"Ranks of attempt {number}", columns, rows)
+    return _section(f"Ranks of attempt {number}", columns, rows, "ranks")
 
 
 def _attempt(row: Row, timeline: Timeline) -> list[str]:
@@ -91,8 +91,10 @@ def _medians(spreads: Sequence[RankSpread | None]) -> list[float]:
     return [median(seconds) for seconds in zip(*listed, strict=True)]
 
 
-def _section(title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table whose rows become blocks on a narrow screen. The cells are HTML."""
+def _section(
+    title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]], style: str
+) -> str:
+    """Return a table. Its cells are HTML. With `stacked` each row is a block on a narrow screen."""
     heads = "".join(
         f'<th role="columnheader" scope="col" class="{column.style}">{column.heading}</th>'
         for column in columns
@@ -106,7 +108,7 @@ def _section(title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]
         lines.append(f'<tr role="row">{cells}</tr>')
     return (
         f'<section><div class="head"><h2>{html_text(title)}</h2></div><div class="table">'
-        '<table class="stacked" role="table"><thead role="rowgroup">'
+        f'<table class="{style}" role="table"><thead role="rowgroup">'
         f'<tr role="row">{heads}</tr></thead>'
         f'<tbody role="rowgroup">{"".join(lines)}</tbody></table></div></section>'
     )

@@ -99,12 +99,15 @@ def _what_followed(attempt: Attempt) -> str:
 def _from_status(job: JobFacts, found: Mapping[int, Attempt], now: float) -> list[Row]:
     rows: dict[int, Row] = {}
     for ended in job.attempts:
-        end = ended.end_time.timestamp()
-        first = found[ended.number].start if ended.number in found else end
+        end, first = ended.end_time.timestamp(), None
+        if ended.number in found:
+            first, last = found[ended.number].start, found[ended.number].end
+            # The status has whole seconds, so the last events may seem to follow the end.
+            end = last if end < last < end + 1 else end
         started = unix(ended.start_time)
         rows[ended.number] = Row(
             number=ended.number,
-            start=min(end, started if started is not None else first),
+            start=min(time for time in (end, first, started) if time is not None),
             end=end,
             reason=ended.reason,
             message=ended.message,

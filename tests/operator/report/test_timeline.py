@@ -40,6 +40,13 @@ def test_each_later_start_and_each_cause_is_marked() -> None:
     assert marks == [("attempt", 40), ("attempt", 55), ("infrastructure", 52)]
 
 
+def test_end_in_whole_seconds_is_not_before_the_last_event() -> None:
+    found = history(line("start", 0.7), line("checkpoint", 9.9, step=1))
+    manifest = job(attempt=1, attempts=[lost(1, 9, startTime=at(1))], completionTime=at(9))
+    (row,) = build_timeline(job_facts(manifest), found, START + 60).rows
+    assert (row.start, row.end) == (START + 0.7, START + 9.9)
+
+
 def test_finished_job_has_no_running_attempt() -> None:
     manifest = job(attempt=1, attempts=[lost(1, 9, startTime=at(0))], completionTime=at(9))
     timeline = build_timeline(job_facts(manifest), history(), START + 5000)
