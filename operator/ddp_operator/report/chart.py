@@ -9,8 +9,8 @@ from ddp_operator.report.text import html_text
 
 XY = tuple[float, float | None]
 """Seconds since the start of the axis, and a value. None interrupts the line."""
-_PIXELS_PER_BUCKET = 1.5
-"""Width in which a line keeps only its first, lowest, highest and last point."""
+_PIXELS_PER_BUCKET = 2.0
+"""Width in which a dense line keeps only its lowest, highest and mean value."""
 _PIXELS_PER_DOT = 8
 """Mean distance of points from which they have dots."""
 _HOVERS = 60
@@ -33,7 +33,7 @@ class Format:
 
 
 WIDE = Format("wide", width=1160, height=190, left=64, right=14)
-NARROW = Format("narrow", width=340, height=170, left=46, right=10, time_ticks=4)
+NARROW = Format("narrow", width=340, height=170, left=54, right=10, time_ticks=4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,31 +174,46 @@ def _value_axis(chart: Chart, canvas: Canvas) -> Iterator[str]:
 
 
 def _draw_line(line: Line, canvas: Canvas) -> Iterator[str]:
-    segments = [
-        [(canvas.x(x), canvas.y(y)) for x, y in _thinned(segment, canvas)]
-        for segment in _segments(line.points)
-    ]
-    sparse = sum(map(len, segments)) < canvas.inner_width / _PIXELS_PER_DOT
-    path, dots = [], []
-    for kept in segments:
-        path.append("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in kept))
-        if (line.dots and sparse) or len(kept) == 1:
-            dots += [f"M{x:.1f} {y:.1f}h0" for x, y in kept]
+    """Draw a line. A dense one becomes its mean and the band from its lowest to highest value.
+
+    So the size of the path depends on the width of the chart alone.
+    """
+    segments = _segments(line.points, canvas)
+    count = sum(map(len, segments))
+    if count > canvas.inner_width:
+        buckets = [_buckets(segment, canvas) for segment in segments]
+        yield _area([[(b.x, b.low, b.high) for b in found] for found in buckets], line.color)
+        segments = [[(b.x, b.mean) for b in found] for found in buckets]
+    else:
+        segments = [[(canvas.x(x), canvas.y(y)) for x, y in segment] for segment in segments]
+    path = ["M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in segment) for segment in segments]
     yield f'<path class="line s{line.color}" d="{"".join(path)}"/>'
-    if dots:
-        yield f'<path class="dots s{line.color}" d="{"".join(dots)}"/>'
+    sparse = line.dots and count < canvas.inner_width / _PIXELS_PER_DOT
+    dotted = [segment for segment in segments if sparse or len(segment) == 1]
+    if dotted:
+        dots = "".join(f"M{x:.1f} {y:.1f}h0" for segment in dotted for x, y in segment)
+        yield f'<path class="dots s{line.color}" d="{dots}"/>'
 
 
 def _draw_band(band: Band, canvas: Canvas) -> str:
+    areas = []
+    for low, high in zip(
+        _segments([(x, None if high is None else low) for x, low, high in band.points], canvas),
+        _segments([(x, None if low is None else high) for x, low, high in band.points], canvas),
+        strict=True,
+    ):
+        pairs = zip(_buckets(low, canvas), _buckets(high, canvas), strict=True)
+        areas.append([(lower.x, lower.low, upper.high) for lower, upper in pairs])
+    return _area(areas, band.color)
+
+
+def _area(areas: Sequence[Sequence[tuple[float, float, float]]], color: int) -> str:
+    """Return the areas between two lines, in pixels: horizontal position, lower and upper end."""
     path = []
-    lows = _segments([(x, None if high is None else low) for x, low, high in band.points])
-    highs = _segments([(x, None if low is None else high) for x, low, high in band.points])
-    for low, high in zip(lows, highs, strict=True):
-        upper = [(canvas.x(x), canvas.y(y)) for x, y in _thinned(high, canvas)]
-        lower = [(canvas.x(x), canvas.y(y)) for x, y in _thinned(low, canvas)]
-        outline = [*upper, *reversed(lower)]
+    for area in areas:
+        outline = [(x, high) for x, _, high in area] + [(x, low) for x, low, _ in reversed(area)]
         path.append("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in outline) + "Z")
-    return f'<path class="band s{band.color}" d="{"".join(path)}"/>'
+    return f'<path class="band s{color}" d="{"".join(path)}"/>'
 
 
 def _hovers(chart: Chart, canvas: Canvas) -> Iterator[str]:
@@ -221,31 +236,41 @@ def _hovers(chart: Chart, canvas: Canvas) -> Iterator[str]:
         yield f' height="{canvas.inner_height}"><title>{html_text(title)}</title></rect>'
 
 
-def _segments(points: Sequence[XY]) -> list[list[tuple[float, float]]]:
-    """Return the parts of a line between its interruptions."""
-    segments: list[list[tuple[float, float]]] = [[]]
-    for x, y in points:
-        if y is None:
+def _segments(points: Sequence[XY], canvas: Canvas) -> list[list[tuple[float, float]]]:
+    """Return the parts of a line between its visible interruptions, at most one per few pixels."""
+    segments: list[list[tuple[float, float]]] = []
+    interrupted, last = True, -math.inf
+    for at, value in points:
+        if value is None:
+            interrupted = True
+            continue
+        x = canvas.x(at)
+        if interrupted and abs(x - last) >= _PIXELS_PER_BUCKET:
             segments.append([])
-        else:
-            segments[-1].append((x, y))
-    return [segment for segment in segments if segment]
+        segments[-1].append((at, value))
+        interrupted, last = False, x
+    return segments
 
 
-def _thinned(segment: list[tuple[float, float]], canvas: Canvas) -> list[tuple[float, float]]:
-    """Return the first, lowest, highest and last point of each bucket of pixels.
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """The values of a line in a few pixels, as positions in the chart."""
 
-    So the line looks the same, and its size depends on the width of the chart alone.
-    """
-    buckets: dict[int, list[tuple[float, float]]] = {}
-    for point in segment:
-        number = math.floor(canvas.x(point[0]) / _PIXELS_PER_BUCKET)
-        kept = buckets.setdefault(number, [point, point, point, point])
-        kept[1] = min(kept[1], point, key=_value)
-        kept[2] = max(kept[2], point, key=_value)
-        kept[3] = point
-    return [point for kept in buckets.values() for point in sorted(set(kept))]
+    x: float
+    low: float
+    high: float
+    mean: float
 
 
-def _value(point: tuple[float, float]) -> float:
-    return point[1]
+def _buckets(segment: list[tuple[float, float]], canvas: Canvas) -> list[_Bucket]:
+    values: dict[int, list[float]] = {}
+    places: dict[int, float] = {}
+    for at, value in segment:
+        x = canvas.x(at)
+        number = math.floor(x / _PIXELS_PER_BUCKET)
+        values.setdefault(number, []).append(value)
+        places.setdefault(number, x)
+    return [
+        _Bucket(places[n], canvas.y(min(v)), canvas.y(max(v)), canvas.y(math.fsum(v) / len(v)))
+        for n, v in values.items()
+    ]

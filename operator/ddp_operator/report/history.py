@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-MOST_TEXT = 200
+MOST_TEXT = 80
 """Largest number of characters of a name from an event."""
 MOST_METRICS = 16
 """Largest number of metrics of one evaluation."""

@@ -168,7 +168,8 @@ def _goodput(buckets: Mapping[str, float], *, counted: bool) -> str:
     if total <= 0:
         return ""
     parts, legend = [], []
-    for number, (name, seconds) in enumerate(buckets.items()):
+    training_first = sorted(buckets.items(), key=lambda item: item[0].lower() != "training")
+    for number, (name, seconds) in enumerate(training_first):
         if seconds <= 0:
             continue
         color = "free" if name == OTHER else f"s{1 + number % _SERIES}"

@@ -9,7 +9,7 @@ from ddp_operator.report.text import count_text, html_text
 from ddp_operator.report.timeline import Row, Timeline
 
 STRIP_WIDE = Format("wide", width=1160, height=86, left=64, right=14)
-STRIP_NARROW = Format("narrow", width=340, height=86, left=46, right=10, time_ticks=4)
+STRIP_NARROW = Format("narrow", width=340, height=86, left=54, right=10, time_ticks=4)
 _BAR = 24
 """Height of a bar, in pixels."""
 _LABELLED = 26
@@ -23,8 +23,7 @@ def draw_strip(
     """Return the strip as an SVG element."""
     canvas = Canvas(form, time, _NO_VALUES)
     parts = [*time_axis(canvas)]
-    for row in timeline.rows:
-        parts += _bar(row, timeline, canvas)
+    parts += _bars(timeline, canvas)
     parts += _checkpoints(saves, timeline, canvas)
     parts += draw_marks(canvas, [mark for mark in marks if mark.kind != "attempt"])
     count = count_text(len(timeline.rows), "attempt")
@@ -39,15 +38,21 @@ def title_of(row: Row) -> str:
     return f"{title}\n{row.message}" if row.message else title
 
 
-def _bar(row: Row, timeline: Timeline, canvas: Canvas) -> Iterator[str]:
-    left = canvas.x(row.start - timeline.start)
-    width = max(2.0, canvas.x(row.end - timeline.start) - left)
-    top = canvas.form.top + 4
-    yield f'<g class="bar {row.kind}"><title>{html_text(title_of(row))}</title>'
-    yield f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{_BAR}" rx="3"/>'
-    if width >= _LABELLED:
-        yield f'<text x="{left + 8:.1f}" y="{top + 17}">{row.number}</text>'
-    yield "</g>"
+def _bars(timeline: Timeline, canvas: Canvas) -> Iterator[str]:
+    """Draw the bars. Equal ones on the same pixels are drawn once."""
+    drawn, top = set[tuple[int, int, str]](), canvas.form.top + 4
+    for row in timeline.rows:
+        left = canvas.x(row.start - timeline.start)
+        width = max(2.0, canvas.x(row.end - timeline.start) - left)
+        place = (round(left), round(width), row.kind)
+        if place in drawn:
+            continue
+        drawn.add(place)
+        yield f'<g class="bar {row.kind}"><title>{html_text(title_of(row))}</title>'
+        yield f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{_BAR}" rx="3"/>'
+        if width >= _LABELLED:
+            yield f'<text x="{left + 8:.1f}" y="{top + 17}">{row.number}</text>'
+        yield "</g>"
 
 
 def _checkpoints(saves: Sequence[Save], timeline: Timeline, canvas: Canvas) -> Iterator[str]:

@@ -13,9 +13,11 @@ STYLE = """
 body{margin:0;background:var(--bg);color:var(--text);
 font:15px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
 main{max-width:1240px;margin:0 auto;padding:24px 20px 48px}
-h1{font-size:24px;line-height:1.25;margin:0;overflow-wrap:anywhere}
-h2{font-size:15px;margin:0;overflow-wrap:anywhere}
-header p{margin:6px 0 0;color:var(--soft);overflow-wrap:anywhere}
+h1{font-size:24px;line-height:1.25;margin:0}
+h2{font-size:15px;margin:0}
+header,.head,.legend,.figures,.missing,footer,td{overflow-wrap:anywhere}
+.head>*,.legend li{min-width:0}
+header p{margin:6px 0 0;color:var(--soft)}
 h1 .state{display:inline-block;margin-left:8px;padding:1px 10px;border-radius:11px;font-size:14px;
 font-weight:600;vertical-align:3px;color:var(--bar);background:var(--free)}
 h1 .state.completed{background:var(--ok)}h1 .state.running{background:var(--run)}
@@ -26,7 +28,7 @@ margin-top:14px}
 .figures div{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px
 14px;min-width:0}
 dt{color:var(--soft);font-size:13px}
-dd{margin:2px 0 0;font-size:19px;font-weight:600;overflow-wrap:anywhere}
+dd{margin:2px 0 0;font-size:19px;font-weight:600}
 dd small{display:block;font-size:13px;font-weight:400;color:var(--soft)}
 .head{display:flex;flex-wrap:wrap;gap:4px 18px;align-items:baseline;margin-bottom:6px}
 .legend{display:flex;flex-wrap:wrap;gap:2px 14px;color:var(--soft);font-size:13px;margin:0;
@@ -70,7 +72,9 @@ tbody tr:last-child>*{border-bottom:0}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 th.n,td.n{width:1%}
 table.ranks{max-width:640px}
-td.wrap{overflow-wrap:anywhere;min-width:180px;width:60%}
+td.n{overflow-wrap:normal}
+td:not(.n){min-width:90px}
+td.wrap{min-width:180px;width:60%}
 .meter{display:block;height:8px;margin-top:7px;border-radius:2px;background:var(--s4)}
 footer{color:var(--soft);font-size:13px;margin-top:18px}
 @media (max-width:820px){main{padding:16px 12px 32px}svg.wide{display:none}svg.narrow{display:block}
@@ -78,9 +82,9 @@ section{padding:12px}svg.narrow{max-width:560px}.figures{grid-template-columns:1
 table.stacked thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
 table.stacked tr{display:block;padding:6px 0;border-bottom:1px solid var(--line)}
 table.stacked tbody tr:last-child{border-bottom:0}
-table.stacked td,table.stacked th{display:flex;gap:10px;border:0;padding:2px 0;text-align:left;
+table.stacked td{display:flex;gap:10px;border:0;padding:2px 0;text-align:left;
 white-space:normal;min-width:0;width:auto}
-table.stacked td::before,table.stacked th::before{content:attr(data-label);flex:0 0 92px;
+table.stacked td::before{content:attr(data-label);flex:0 0 92px;
 color:var(--soft);font-weight:400;font-size:13px}
 table.stacked td:empty{display:none}}
 @media print{body{background:#fff}section{break-inside:avoid}}

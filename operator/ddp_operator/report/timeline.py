@@ -93,7 +93,7 @@ def _from_history(attempt: Attempt, following: Attempt | None) -> Row:
 def _what_followed(attempt: Attempt) -> str:
     if attempt.resumed_from is None:
         return f"attempt {attempt.number} started from the beginning"
-    return f"attempt {attempt.number} resumed at step {attempt.resumed_from}"
+    return f"attempt {attempt.number} resumed at step {attempt.resumed_from:,}"
 
 
 def _from_status(job: JobFacts, found: Mapping[int, Attempt], now: float) -> list[Row]:

@@ -156,7 +156,7 @@ def test_page_of_a_million_updates_is_small_and_keeps_extremes() -> None:
     text = page(lines)
     assert time.monotonic() - started < 60
     assert len(text) < 1_500_000
-    (path,) = re.findall(r'<path class="line s1" d="([^"]*)"', text.partition("<h2>Loss")[2])[:1]
+    (path,) = re.findall(r'<path class="band s1" d="([^"]*)"', text.partition("<h2>Loss")[2])[:1]
     highest = min(float(y) for y in re.findall(r" ([\d.]+)", path))
     assert highest < WIDE.top + 20, "the one high value is drawn"
 
@@ -168,6 +168,14 @@ def test_page_of_many_attempts_is_bounded() -> None:
     text = page(lines)
     assert len(text) < 1_500_000
     assert text.count("<tr") == 201
+
+
+def test_line_with_many_interruptions_is_bounded() -> None:
+    lines = [progress(n / 10, n, loss=1.0 if n % 2 else None) for n in range(20_000)]
+    text = page(lines)
+    assert len(text) < 1_000_000
+    (path,) = re.findall(r'<path class="line s1" d="([^"]*)"', text)[:1]
+    assert path.count("M") < WIDE.width
 
 
 def test_events_are_equal_in_a_history_and_in_a_log() -> None:
