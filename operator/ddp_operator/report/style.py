@@ -72,7 +72,7 @@ tbody tr:last-child>*{border-bottom:0}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 th.n,td.n{width:1%}
 table.ranks{max-width:640px}
-td.n{overflow-wrap:normal}
+td.n,td.word{overflow-wrap:normal}
 td:not(.n){min-width:90px}
 td.wrap{min-width:180px;width:60%}
 .meter{display:block;height:8px;margin-top:7px;border-radius:2px;background:var(--s4)}

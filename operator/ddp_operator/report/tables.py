@@ -31,7 +31,7 @@ def attempts_table(timeline: Timeline) -> str:
         Column("Duration", "n"),
         Column("Updates", "n"),
         Column("End"),
-        Column("Cause"),
+        Column("Cause", "word"),
         Column("Message", "wrap"),
     ]
     rows = [_attempt(row, timeline) for row in timeline.rows[-MOST_ROWS:]]
