@@ -83,7 +83,7 @@ def _header(report: Report) -> str:
     if job is None:
         return f"<header><h1>{html_text(report.name)}</h1></header>"
     kind = job.state.lower() if job.state in {"Completed", "Running", "Failed"} else ""
-    shape = f"{job.nodes} nodes x {job.ranks_per_node} ranks"
+    shape = f"{count_text(job.nodes, 'node')} with {count_text(job.ranks_per_node, 'rank')} each"
     return (
         f"<header><h1>{html_text(job.name)}"
         f'<span class="state {kind}">{html_text(job.state)}</span></h1>'

@@ -65,6 +65,7 @@ def test_fault_is_a_mark_with_its_message() -> None:
     assert text.count('<g class="mark application">') == 2 * 6
     assert "attempt 1 ends: RankFailed\nrank 1 failed: ValueError: no such flower" in text
     assert "restarts: 1 application" in text
+    assert "namespace team-a, 2 nodes with 1 rank each" in text
     assert re.search(r'data-label="Cause">Application</td>', text)
 
 
