@@ -89,6 +89,10 @@ bench-trainer: $(BENCH_READY) ## Measure milliseconds per step beside a hand-wri
 bench-scale: $(READY) ## Measure the operator with 1,000 pods, 1,000 jobs and 9,999 pods on fake nodes
 	@$(BIN)/python -m tests.benchmarks.scale
 
+.PHONY: bench-observation
+bench-observation: $(READY) ## Measure what observation costs: an update, a scrape of an agent and of the operator
+	@$(BIN)/python -m tests.benchmarks.observation
+
 .PHONY: bench-gpu
 bench-gpu: $(READY) ## Measure ResNet-50 and GPT-2 on a GPU beside a hand-written loop
 	@$(BIN)/python -m tests.benchmarks.gpu --seed $(SEED)

@@ -43,6 +43,8 @@ POD_INFO_DIR = "/etc/ddp-trainer"
 ATTEMPT_FILE = "attempt"
 """File in `POD_INFO_DIR` into which the kubelet copies the attempt annotation."""
 CHECKPOINT_MOUNT = "/checkpoints"
+HISTORY_FILE = "history.jsonl"
+"""File in the run's directory to which global rank 0 appends its events, one JSON object a line."""
 TERMINATION_LOG = "/dev/termination-log"
 TERMINATION_MESSAGE_BYTES = 4096
 """Maximum size of a termination message, in bytes. The kubelet truncates longer ones."""

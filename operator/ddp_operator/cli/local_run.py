@@ -1,6 +1,7 @@
 """`ddpjob run`: one job under the operator's own controller, with local processes as pods."""
 
 import asyncio
+import json
 import signal
 import uuid
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from rich.console import Console
 from ddp_operator.api.job import parse_job
 from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.builders.pod import Defaults, build_pod
+from ddp_operator.cli.report_data import JOB_FILE
 from ddp_operator.cli.view import View, summary_lines
 from ddp_operator.cluster.base import Key, Manifest
 from ddp_operator.cluster.local import LocalCluster, check_runs_locally
@@ -72,9 +74,21 @@ class LocalRun:
 
     def _on_job(self, job: Manifest) -> None:
         self._queue.add(self._cache.put_job(job))
+        self._save(job)
         self._status = parse_job(job).status
         self._view.status(self._status)
         self._check_end()
+
+    def _save(self, job: Manifest) -> None:
+        """Keep the job with its status in a file, for `ddpjob report`."""
+        path = self._home / JOB_FILE
+        pending = path.with_suffix(".tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pending.write_text(json.dumps(job, default=str), encoding="utf-8")
+            pending.replace(path)
+        except OSError:
+            return  # A full disk must not end a run. The next change tries again.
 
     def _on_child(self, kind: str, child: Manifest, gone: bool) -> None:
         if gone:

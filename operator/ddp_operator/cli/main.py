@@ -11,6 +11,7 @@ from rich.console import Console
 from ddp_operator.api.job import InvalidJobError
 from ddp_operator.cli.local_run import run_locally
 from ddp_operator.cli.manifest import load_config_maps, load_manifest
+from ddp_operator.cli.report import ReportError, write_report
 from ddp_operator.cluster.base import ClusterError
 from ddp_wire.contract import ExitCode
 
@@ -58,6 +59,46 @@ def run(file: Path, settings: tuple[str, ...], home: Path, verbose: bool) -> Non
         click.echo(f"ddpjob: {error}", err=True)
         sys.exit(ExitCode.BAD_INPUT)
     sys.exit(code)
+
+
+@main.command()
+@click.argument("target", metavar="JOB|DIR")
+@click.option("-n", "--namespace", help="Namespace of JOB. Default: that of the context.")
+@click.option("--context", help="Context of the kubeconfig. Default: the current one.")
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    help="Directory of the run of JOB, if its volume is mounted here.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Path of the page. Default: NAME-report.html in the current directory.",
+)
+def report(
+    target: str,
+    namespace: str | None,
+    context: str | None,
+    run_dir: Path | None,
+    output: Path | None,
+) -> None:
+    """Write one HTML page about a running or finished run, and print its path.
+
+    JOB is a DDPJob on the cluster. DIR is the directory of a run on a volume, or the folder of a
+    local run, for example ddp-runs/digits. The page shows loss, throughput, step times, goodput,
+    attempts and faults. It needs no network. The exit code is 2 when there is no such job or
+    directory.
+    """
+    logging.basicConfig(level=logging.CRITICAL)  # The client logs what the error says.
+    try:
+        path = write_report(
+            target, output, namespace=namespace, context=context, run_directory=run_dir
+        )
+    except ReportError as error:
+        click.echo(f"ddpjob: {error}", err=True)
+        sys.exit(ExitCode.BAD_INPUT)
+    click.echo(path)
 
 
 if __name__ == "__main__":

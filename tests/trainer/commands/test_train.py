@@ -105,9 +105,14 @@ def test_arguments_override_the_settings_of_the_environment(
     assert progress["step"] == progress["total_steps"] == 10
     assert progress["epoch"] == 5
     assert {"loss", "lr", "samples_per_second", "eta_seconds"} <= progress.keys()
+    for name in ("step_seconds", "own_seconds"):
+        assert len(progress[name]) == 2, "one value per rank"
+        assert min(progress[name]) > 0.0
     names = sorted(path.name for path in (tmp_path / "ck").iterdir())
     steps = ["step-00000009.attempt-7", "step-00000010.attempt-7"]
-    assert names == ["FENCE.json", "config.json", *steps]
+    assert names == ["FENCE.json", "config.json", "history.jsonl", *steps]
+    history = (tmp_path / "ck" / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in history] == gang.events()
     resolved = json.loads((tmp_path / "ck" / "config.json").read_text())
     assert resolved["config"]["epochs"] == 5
     assert resolved["config"]["task"]["eval_samples"] == 11

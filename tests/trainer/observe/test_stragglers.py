@@ -6,20 +6,25 @@ from collections.abc import Sequence
 import pytest
 
 from ddp_trainer.observe.stragglers import WINDOWS, StragglerMonitor, sentence
-from ddp_trainer.observe.work import NO_WORK, WINDOW_UPDATES, Work, WorkMeter
+from ddp_trainer.observe.work import WINDOW_UPDATES, WorkMeter
+from ddp_trainer.ranks.agreement import NOT_MEASURED, RankSeconds
 from ddp_wire.activity import Activity
 from ddp_wire.contract import Straggler
 from tests.trainer.rank_processes import Launcher
 
 
-def equal(world: int = 4) -> list[Work]:
-    return [Work(0.01, 0.04) for _ in range(world)]
+def work(data: float, forward: float) -> RankSeconds:
+    return RankSeconds(0.0, data, forward)
 
 
-def slowed(rank: int, factor: float = 1.3, part: str = "forward") -> list[Work]:
+def equal(world: int = 4) -> list[RankSeconds]:
+    return [work(0.01, 0.04) for _ in range(world)]
+
+
+def slowed(rank: int, factor: float = 1.3, part: str = "forward") -> list[RankSeconds]:
     works = equal()
     data, forward = (factor, 1.0) if part == "data" else (1.0, factor)
-    works[rank] = Work(works[rank].data * data, works[rank].forward * forward)
+    works[rank] = work(works[rank].data * data, works[rank].forward * forward)
     return works
 
 
@@ -29,7 +34,7 @@ def started() -> StragglerMonitor:
     return monitor
 
 
-def named(monitor: StragglerMonitor, readings: Sequence[Sequence[Work]]) -> list[Straggler]:
+def named(monitor: StragglerMonitor, readings: Sequence[Sequence[RankSeconds]]) -> list[Straggler]:
     return [found for works in readings if (found := monitor.assess(works)) is not None]
 
 
@@ -47,7 +52,7 @@ def test_rank_with_slow_data_is_named_with_its_data() -> None:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_slow_rank_of_few(world: int) -> None:
-    works = [Work(0.0, 0.05)] * (world - 1) + [Work(0.0, 0.07)]
+    works = [work(0.0, 0.05)] * (world - 1) + [work(0.0, 0.07)]
     (found,) = named(started(), [works] * WINDOWS)
     assert found.rank == world - 1
 
@@ -72,15 +77,15 @@ def test_another_rank_replaces_the_straggler() -> None:
 
 
 @pytest.mark.parametrize(
-    "works", [[], [Work(0.0, 0.1)], [Work(0.0, 0.1), NO_WORK], [NO_WORK, NO_WORK]]
+    "works", [[], [work(0.0, 0.1)], [work(0.0, 0.1), NOT_MEASURED], [NOT_MEASURED, NOT_MEASURED]]
 )
-def test_readings_that_say_nothing(works: list[Work]) -> None:
+def test_readings_that_say_nothing(works: list[RankSeconds]) -> None:
     assert named(started(), [works] * 9) == []
 
 
 def test_noise_of_equal_ranks_names_nobody() -> None:
     noise = random.Random(7)  # noqa: S311 (a test's noise)
-    readings = [[Work(0.0, noise.gauss(0.05, 0.004)) for _ in range(64)] for _ in range(2000)]
+    readings = [[work(0.0, noise.gauss(0.05, 0.004)) for _ in range(64)] for _ in range(2000)]
     assert named(started(), readings) == []
 
 
@@ -100,15 +105,15 @@ def test_meter_counts_data_and_forward_passes_only() -> None:
         now += seconds
 
     for update in range(WINDOW_UPDATES):
-        assert meter.read() is NO_WORK
+        assert meter.read() is NOT_MEASURED
         for _ in range(2):  # Two micro-batches.
             spend(Activity.DATA, 0.5)
             spend(Activity.FORWARD, 2.0 + (update > 3) * 50)  # Some updates are disturbed.
             spend(Activity.BACKWARD, 9.0)
         spend(Activity.OPTIMIZER, 7.0)
         meter.update()
-    assert meter.read() == Work(data=1.0, forward=4.0)
-    assert meter.read() is NO_WORK
+    assert meter.read() == RankSeconds(data=1.0, forward=4.0)
+    assert meter.read() is NOT_MEASURED
 
 
 def test_rank_slowed_by_a_third_is_named_within_30_updates(launcher: Launcher) -> None:

@@ -20,3 +20,15 @@ def test_updates_are_measured_without_checkpoints_and_evaluations() -> None:
     assert round(found.update_seconds, 6) == 1.02
     assert (found.checkpoint_seconds, found.evaluation_seconds) == (5.0, 2.0)
     assert found.updates[4] == 1, "0.02 s is in the bucket up to 0.025 s"
+
+
+def test_times_for_a_report_are_means_since_the_last_report() -> None:
+    now = 0.0
+    meter = TimeMeter(lambda: now)
+    assert meter.mean_update() == 0.0, "nothing is measured yet"
+    for now in (0.0, 1.0, 4.0):  # noqa: B007 (the clock)
+        meter.update()
+    assert meter.mean_update() == 2.0
+    now = 5.0
+    meter.update()
+    assert meter.mean_update() == 1.0

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Any
 
+from ddp_trainer.observe.history import HistoryWriter
 from ddp_trainer.ranks.environment import Ranks
 
 DIGITS = 6
@@ -17,14 +18,23 @@ _PER_RANK = frozenset({"progress"})
 class EventLog:
     """Printer of events. By default only global rank 0 prints."""
 
-    def __init__(self, ranks: Ranks, attempt: int, *, all_ranks: bool = False) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        attempt: int,
+        *,
+        all_ranks: bool = False,
+        history: HistoryWriter | None = None,
+    ) -> None:
         """Choose which events this rank prints.
 
         Args:
             ranks: This process's rank.
             attempt: Number of the attempt.
             all_ranks: Whether every rank prints the events whose values differ between ranks.
+            history: File that keeps the events.
         """
+        self._history = history
         self._ranks = ranks
         self._attempt = attempt
         other = _PER_RANK if all_ranks else frozenset[str]()
@@ -40,10 +50,19 @@ class EventLog:
         """
         if self._printed is not None and event not in self._printed:
             return
-        head = {"event": event, "time": round(time.time(), 3), "rank": self._ranks.rank}
-        line = head | {"attempt": self._attempt} | _rounded(fields)
-        sys.stdout.write(json.dumps(line, allow_nan=False) + "\n")
+        now = round(time.time(), 3)
+        head = {"event": event, "time": now, "rank": self._ranks.rank}
+        document = head | {"attempt": self._attempt} | _rounded(fields)
+        line = json.dumps(document, allow_nan=False) + "\n"
+        sys.stdout.write(line)
         sys.stdout.flush()
+        if self._history is not None:
+            self._history.write(event, now, line)
+
+    def close(self) -> None:
+        """Wait until the history is written, but only briefly. No event may follow."""
+        if self._history is not None:
+            self._history.close()
 
 
 def _rounded(value: Any) -> Any:

@@ -1,18 +1,23 @@
 """Reports of a run: events for log collectors, and heartbeats for the agent."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 from ddp_trainer.observe.events import EventLog
 from ddp_trainer.observe.heartbeats import HeartbeatWriter
 from ddp_trainer.observe.rates import CpuMeter, RateMeter
 from ddp_trainer.observe.times import TimeMeter
+from ddp_trainer.ranks.agreement import RankSeconds
 from ddp_wire.contract import CheckpointInfo, Progress, Straggler
 
 _NOT_IN_EVENT = {"metrics", "learning_rate", "grad_norm", "straggler"}
 """Fields of the progress that the event of a progress report has under other names, or not."""
+
+LISTED_RANKS = 32
+"""Largest number of ranks for which an event contains a value of each."""
 
 
 class Reporter:
@@ -95,12 +100,15 @@ class Reporter:
         grad_norm: float | None,
         seconds_left: float | None = None,
         phase_seconds: dict[str, float] | None = None,
+        rank_seconds: Sequence[RankSeconds] = (),
     ) -> None:
         """Report the progress of training since the last report.
 
         The event adds `data_wait_seconds`, the time that this rank had no batch to train on,
         `cpu_percent`, its CPU use in percent of one CPU, and `throttled_seconds`, the time for
-        which its container was throttled.
+        which its container was throttled. `step_seconds` and, if enough updates were measured,
+        `own_seconds` have one value per rank, see `RankSeconds`; above `LISTED_RANKS` ranks their
+        minimum, median, maximum and the slowest rank.
 
         Args:
             step: Newest update.
@@ -110,6 +118,7 @@ class Reporter:
             grad_norm: Gradient norm of the newest update, if measured.
             seconds_left: Seconds until the time limit of the run, if it has one.
             phase_seconds: Seconds of each phase of the newest measured update.
+            rank_seconds: Times of each rank.
         """
         rate = self.rates.read()
         self._progress = Progress(
@@ -132,6 +141,10 @@ class Reporter:
             fields["grad_norm"] = grad_norm
         if phase_seconds:
             fields["phase_seconds"] = phase_seconds
+        if rank_seconds:
+            fields["step_seconds"] = _by_rank([rank.step for rank in rank_seconds])
+        if rank_seconds and all(rank.own for rank in rank_seconds):
+            fields["own_seconds"] = _by_rank([rank.own for rank in rank_seconds])
         if self._peak_rate is not None:
             fields["mfu"] = rate / self._peak_rate if rate else None
         self._events.emit("progress", **fields)
@@ -176,6 +189,7 @@ class Reporter:
     def ended(self, event: str, **facts: Any) -> None:
         """Report the end of the attempt: event `stop` or `summary`."""
         self._events.emit(event, **facts)
+        self._events.close()
 
     def _eta(self, step: int, rate: float | None, seconds_left: float | None) -> int | None:
         """Return the seconds to the end: the last update or the time limit, whichever is first."""
@@ -186,3 +200,12 @@ class Reporter:
     def _send_progress(self) -> None:
         if self._is_first:
             self.heartbeats.progress(self._progress)
+
+
+def _by_rank(seconds: list[float]) -> list[float] | dict[str, float]:
+    """Return the seconds of each rank, or only their spread if the ranks are many."""
+    if len(seconds) <= LISTED_RANKS:
+        return seconds
+    slowest = max(range(len(seconds)), key=seconds.__getitem__)
+    spread = {"min": min(seconds), "median": median(seconds), "max": seconds[slowest]}
+    return {**spread, "slowest": slowest}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from statistics import median_low
 
-from ddp_trainer.observe.work import Work
+from ddp_trainer.ranks.agreement import RankSeconds
 from ddp_wire.contract import Straggler
 
 SLOW_RATIO = 1.2
@@ -28,24 +28,24 @@ class StragglerMonitor:
         self._normal = 0
         self._first = True
 
-    def assess(self, works: Sequence[Work]) -> Straggler | None:
+    def assess(self, works: Sequence[RankSeconds]) -> Straggler | None:
         """Return a rank that turns out to be slow by this reading, or None.
 
         Args:
             works: Own part of a typical update, by rank.
         """
-        if len(works) < 2 or any(work.seconds <= 0.0 for work in works):  # noqa: PLR2004 (a pair)
+        if len(works) < 2 or any(work.own <= 0.0 for work in works):  # noqa: PLR2004 (a pair)
             return None
         if self._first:  # The first reading includes the start of the data workers.
             self._first = False
             return None
-        usual = median_low(work.seconds for work in works)
-        spread = median_low(abs(work.seconds - usual) for work in works)
-        rank = max(range(len(works)), key=lambda one: works[one].seconds)
-        ratio = works[rank].seconds / usual
-        is_slow = ratio >= SLOW_RATIO and works[rank].seconds - usual > DEVIATIONS * spread
+        usual = median_low(work.own for work in works)
+        spread = median_low(abs(work.own - usual) for work in works)
+        rank = max(range(len(works)), key=lambda one: works[one].own)
+        ratio = works[rank].own / usual
+        is_slow = ratio >= SLOW_RATIO and works[rank].own - usual > DEVIATIONS * spread
         if self.found is not None:
-            self._release(works[self.found.rank].seconds / usual)
+            self._release(works[self.found.rank].own / usual)
         is_new = self.found is None or self.found.rank != rank
         if not is_slow or not is_new:
             self._suspect, self._windows = None, 0
@@ -73,7 +73,7 @@ def sentence(found: Straggler) -> str:
     )
 
 
-def _slow_part(works: Sequence[Work], rank: int) -> str:
+def _slow_part(works: Sequence[RankSeconds], rank: int) -> str:
     """Return the part in which a rank loses most time against the median rank."""
     data = works[rank].data - median_low(work.data for work in works)
     forward = works[rank].forward - median_low(work.forward for work in works)

@@ -25,6 +25,7 @@ class TimeMeter:
         self.phase_seconds: dict[str, float] = {}
         """Seconds of each phase of the newest measured update."""
         self._clock = clock
+        self._read_count, self._read_seconds = 0, 0.0
         self._update_ended: float | None = None
         self._apart = 0.0
         self._counts = [0] * (len(UPDATE_SECONDS_BUCKETS) + 1)
@@ -63,3 +64,10 @@ class TimeMeter:
             phase_seconds=self.phase_seconds,
             memory_bytes=torch.cuda.memory_allocated() if torch.cuda.is_initialized() else None,
         )
+
+    def mean_update(self) -> float:
+        """Return the mean seconds of the updates since the last call; 0 without any."""
+        count, seconds = sum(self._counts), self._update_seconds
+        updates, passed = count - self._read_count, seconds - self._read_seconds
+        self._read_count, self._read_seconds = count, seconds
+        return passed / updates if updates else 0.0

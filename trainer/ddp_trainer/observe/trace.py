@@ -5,7 +5,7 @@ process. So the ranks need no agreement. Without a profile a range costs two com
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,16 +38,16 @@ class Trace:
         self,
         directory: Path | None = None,
         phases: PhaseTimer | None = None,
-        enter: Callable[[Activity], None] = lambda _: None,
+        entered: Sequence[Callable[[Activity], None]] = (),
     ) -> None:
         """Prepare the ranges, without a profile.
 
         Args:
             directory: The run's directory on global rank 0, else None. None disables profiles.
             phases: Timer for the durations of ranges, if wanted.
-            enter: Called at the start of each range.
+            entered: Called at the start of each range, one after the other.
         """
-        self._enter = enter
+        self._entered = entered
         self._directory = directory
         self._phases = phases
         self._requested: tuple[int, int] | None = None
@@ -59,7 +59,8 @@ class Trace:
 
         Return its context, for the profile, for the phase times and for NVTX on CUDA.
         """
-        self._enter(_ACTIVITIES[name])
+        for call in self._entered:
+            call(_ACTIVITIES[name])
         phases = self._phases if self._phases and self._phases.measured else None
         if self._profile is None and phases is None:
             return _NO_RANGE

@@ -6,31 +6,14 @@ updates, however slow one of them is. Only its data and its forward pass show wh
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from ddp_trainer.ranks.agreement import NOT_MEASURED, RankSeconds
 from ddp_wire.activity import Activity
 
 WINDOW_UPDATES = 8
 """Fewest updates in one reading."""
 _QUANTILE = 0.25
 """A busy machine makes single updates slower, but none faster, so a low quantile is steady."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Typical seconds that one rank needs for its own part of an update."""
-
-    data: float = 0.0
-    forward: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of both parts."""
-        return self.data + self.forward
-
-
-NO_WORK = Work()
-"""No statement, because too few updates were measured."""
 
 
 class WorkMeter:
@@ -41,7 +24,7 @@ class WorkMeter:
         self._activity: Activity = Activity.STARTING
         self._since = clock()
         self._data = self._forward = 0.0
-        self._updates: list[Work] = []
+        self._updates: list[RankSeconds] = []
 
     def enter(self, activity: Activity) -> None:
         """Record the start of an activity."""
@@ -54,15 +37,15 @@ class WorkMeter:
 
     def update(self) -> None:
         """Record the end of an update."""
-        self._updates.append(Work(self._data, self._forward))
+        self._updates.append(RankSeconds(0.0, self._data, self._forward))
         self._data = self._forward = 0.0
 
-    def read(self) -> Work:
-        """Return the typical update since the last reading, or `NO_WORK` after too few updates."""
+    def read(self) -> RankSeconds:
+        """Return a typical update since the last reading, or `NOT_MEASURED` after too few."""
         if len(self._updates) < WINDOW_UPDATES:
-            return NO_WORK
+            return NOT_MEASURED
         found, self._updates = self._updates, []
         index = int(_QUANTILE * len(found))
         data = sorted(one.data for one in found)[index]
         forward = sorted(one.forward for one in found)[index]
-        return Work(data, forward)
+        return RankSeconds(0.0, data, forward)

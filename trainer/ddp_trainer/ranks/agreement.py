@@ -15,9 +15,6 @@ from torch import Tensor
 
 from ddp_trainer.ranks.collectives import sum_over_ranks
 
-MOST_COMPARED = 4096
-"""Largest number of ranks whose speed is compared: the exchange grows by 16 bytes per rank."""
-
 
 @dataclass(frozen=True, slots=True)
 class DataStarvation:
@@ -32,6 +29,32 @@ class DataStarvation:
 
 
 NOT_STARVING = DataStarvation()
+MOST_RANKS = 1024
+"""Largest number of ranks whose times travel one by one, as 24 bytes per rank and exchange."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeconds:
+    """Seconds of a typical update on one rank. 0 if not measured."""
+
+    step: float = 0.0
+    """Mean duration of the updates since the last report."""
+    data: float = 0.0
+    """Time until all batches of the update are there."""
+    forward: float = 0.0
+    """Time for the forward passes."""
+
+    @property
+    def own(self) -> float:
+        """Time for data and forward passes.
+
+        The duration of an update is nearly equal on all ranks, because all wait for the slowest
+        one. This part contains no such wait under DDP, so it shows which rank is the slowest.
+        """
+        return self.data + self.forward
+
+
+NOT_MEASURED = RankSeconds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +71,8 @@ class Requests:
     """Share of this rank's time spent waiting for communication, from 0 to 1. Stays 0 if unused."""
     starvation: DataStarvation = NOT_STARVING
     """This rank's contribution to the sums over starving ranks."""
-    own_seconds: tuple[float, ...] = (0.0, 0.0)
-    """Typical seconds of the parts of an update in which this rank waits for no other rank."""
+    rank_seconds: RankSeconds = NOT_MEASURED
+    """Times of this rank, for a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +92,8 @@ class Decision:
     """Sum over ranks."""
     seconds: float
     """Time since the last exchange, mean over ranks."""
-    own_seconds: list[tuple[float, ...]]
-    """`Requests.own_seconds` of each rank, or nothing in a world of too many ranks."""
+    rank_seconds: tuple[RankSeconds, ...] = ()
+    """Times of each rank. Empty above `MOST_RANKS` ranks."""
 
     @property
     def loss(self) -> float:
@@ -94,6 +117,7 @@ class Agreement:
             world_size: Number of ranks.
         """
         self._rank = rank
+        self._listed_ranks = world_size if world_size <= MOST_RANKS else 0
         self._every_steps = every_steps
         self._within = within_seconds
         self._world_size = world_size
@@ -117,11 +141,10 @@ class Agreement:
         flags = [float(requests.stop), float(requests.finish), float(requests.save)]
         elapsed = time.monotonic() - self._last_time
         values = [*flags, requests.communication_wait, elapsed, *astuple(requests.starvation)]
-        count, table = len(values), self._own_row(requests.own_seconds)
-        mine = torch.tensor([*values, *table], dtype=totals.dtype).to(totals.device)
+        values += self._by_rank(requests.rank_seconds)
+        mine = torch.tensor(values, dtype=totals.dtype).to(totals.device)
         summed = sum_over_ranks(torch.cat((totals, mine))).tolist()
-        fixed, compared = summed[: len(totals) + count], summed[len(totals) + count :]
-        loss_sum, loss_count, nonfinite, stop, finish, save, wait, seconds, *starvation = fixed
+        loss_sum, loss_count, nonfinite, stop, finish, save, wait, seconds, *rest = summed
         self._schedule_next(step, seconds / self._world_size)
         return Decision(
             loss_sum=loss_sum,
@@ -131,18 +154,17 @@ class Agreement:
             save=save > 0,
             nonfinite=math.ceil(nonfinite / self._world_size),
             communication_wait=wait / self._world_size,
-            starvation=DataStarvation(*starvation),
+            starvation=DataStarvation(*rest[:3]),
             seconds=seconds / self._world_size,
-            own_seconds=_in_rows(compared, len(requests.own_seconds)),
+            rank_seconds=tuple(map(RankSeconds, rest[3::3], rest[4::3], rest[5::3])),
         )
 
-    def _own_row(self, own: tuple[float, ...]) -> list[float]:
-        """Return this rank's addend to the table of `own_seconds`, which is zero elsewhere."""
-        if self._world_size > MOST_COMPARED:
-            return []
-        row = [0.0] * (self._world_size * len(own))
-        row[self._rank * len(own) : (self._rank + 1) * len(own)] = own
-        return row
+    def _by_rank(self, own: RankSeconds) -> list[float]:
+        """Return three numbers per rank: 0 for all other ranks, so that a sum joins them."""
+        values = [0.0] * (3 * self._listed_ranks)
+        if values:
+            values[3 * self._rank : 3 * self._rank + 3] = astuple(own)
+        return values
 
     def _schedule_next(self, step: int, seconds: float) -> None:
         steps = max(1, step - self._last_step)
@@ -150,7 +172,3 @@ class Agreement:
         # At most 10 times the measured steps, because the first updates are not typical.
         self._next_step = step + max(1, min(int(ahead), 10 * steps))
         self._last_step, self._last_time = step, time.monotonic()
-
-
-def _in_rows(values: list[float], width: int) -> list[tuple[float, ...]]:
-    return [tuple(values[i : i + width]) for i in range(0, len(values), width)]

@@ -1,7 +1,7 @@
 """Opening of a run: join the other ranks, build the task, resume from a checkpoint."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from ddp_trainer.numerics.guard import NonFiniteTracker
 from ddp_trainer.numerics.precision import set_arithmetic
 from ddp_trainer.observe.events import EventLog
 from ddp_trainer.observe.heartbeats import HeartbeatWriter
+from ddp_trainer.observe.history import HistoryWriter
 from ddp_trainer.observe.phases import PhaseTimer
 from ddp_trainer.observe.report import Reporter
 from ddp_trainer.observe.starvation import DataWaitMonitor
@@ -134,8 +135,8 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
     initial = _load_initial(built, resume.saved, group.device)
     learner = _learner(built, resume.saved, data, ranks, group.device)
     work = WorkMeter()
-    enter = _both(heartbeats.enter, work.enter)
-    learner.trace = _trace(built.config, ranks, data.position.step, group.device, enter)
+    entered = (heartbeats.enter, work.enter)
+    learner.trace = _trace(built.config, ranks, data.position.step, group.device, entered)
     report = _reporter(built, ranks, resume.opened["attempt"], heartbeats, data.total_steps)
     run = Run(
         config=built.config,
@@ -245,22 +246,10 @@ def _trace(
     ranks: Ranks,
     step: int,
     device: torch.device,
-    enter: Callable[[Activity], None],
+    entered: Sequence[Callable[[Activity], None]],
 ) -> Trace:
     phases = PhaseTimer(device, config.log.every_steps, step)
-    return Trace(_profile_directory(config, ranks), phases, enter)
-
-
-def _both(
-    first: Callable[[Activity], None], second: Callable[[Activity], None]
-) -> Callable[[Activity], None]:
-    """Return a function that passes an activity to two others."""
-
-    def enter(activity: Activity) -> None:
-        first(activity)
-        second(activity)
-
-    return enter
+    return Trace(_profile_directory(config, ranks), phases, entered)
 
 
 def _profile_directory(config: RunConfig, ranks: Ranks) -> Path | None:
@@ -336,8 +325,14 @@ def _reporter(
 ) -> Reporter:
     config = built.config
     peak = config.log.peak_tflops
+    directory = config.checkpoint.directory
     return Reporter(
-        events=EventLog(ranks, attempt, all_ranks=config.log.all_ranks),
+        events=EventLog(
+            ranks,
+            attempt,
+            all_ranks=config.log.all_ranks,
+            history=HistoryWriter(Path(directory)) if directory and ranks.is_first else None,
+        ),
         heartbeats=heartbeats,
         is_first=ranks.is_first,
         total_steps=total_steps,

@@ -2,8 +2,8 @@
 
 import platform
 import time
-from collections.abc import Iterable
-from dataclasses import astuple, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,9 +20,9 @@ from ddp_trainer.observe import stragglers
 from ddp_trainer.observe.report import Reporter
 from ddp_trainer.observe.starvation import DataWaitMonitor
 from ddp_trainer.observe.stragglers import StragglerMonitor
-from ddp_trainer.observe.work import NO_WORK, Work, WorkMeter
+from ddp_trainer.observe.work import WorkMeter
 from ddp_trainer.ranks import process_group
-from ddp_trainer.ranks.agreement import Agreement, Decision, Requests
+from ddp_trainer.ranks.agreement import NOT_MEASURED, Agreement, Decision, RankSeconds, Requests
 from ddp_trainer.ranks.collectives import on_first_rank, sum_over_ranks
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.run.garbage import Collector
@@ -122,23 +122,25 @@ class Run:
         """Decide together with the other ranks, and report if due. Every rank must call it."""
         first, step, learner = self.ranks.is_first, self.position.step, self.learner
         self.report.heartbeats.enter(Activity.EXCHANGE)
+        due = step % self.config.log.every_steps == 0 or step == self.total_steps
+        phase_seconds = learner.trace.seconds() if due else {}
+        own = self._own_seconds(phase_seconds)
         requests = Requests(
             stop=self.stop.requested,
             finish=first and self._time_limit_reached(self.seconds()),
             save=first and self.checkpoints.interval_passed(),
             communication_wait=learner.compression.share() if learner.compression else 0.0,
             starvation=self.data_wait_monitor.own_starvation(),
-            own_seconds=astuple(self._own_work()),
+            rank_seconds=replace(own, step=self.report.times.mean_update()) if due else own,
         )
         decision = self.agreement.exchange(step, learner.totals.read(), requests)
         starvation_warning = self.data_wait_monitor.assess(decision.starvation, decision.seconds)
         if starvation_warning:
             self.report.warn(starvation_warning)
-        straggler = self.stragglers.assess([Work(*own) for own in decision.own_seconds])
+        straggler = self.stragglers.assess(decision.rank_seconds)
         if straggler is not None:
             self.report.warn(stragglers.sentence(straggler))
         self.report.straggler = self.stragglers.found
-        due = step % self.config.log.every_steps == 0 or step == self.total_steps
         # Right after a resume there is no training loss to report yet.
         if due and (decision.loss_count or decision.nonfinite):
             self._handle_decision(decision)
@@ -150,7 +152,8 @@ class Run:
                 lr=learner.optimizer.param_groups[0]["lr"],
                 grad_norm=None if learner.grad_norm is None else learner.grad_norm.item(),
                 seconds_left=self._seconds_left(self.seconds()),
-                phase_seconds=learner.trace.seconds(),
+                phase_seconds=phase_seconds,
+                rank_seconds=decision.rank_seconds,
             )
         learner.trace.poll_request(self.report.warn)
         return decision
@@ -212,13 +215,13 @@ class Run:
             step=step, epoch=self.epoch, metrics=self.metrics, seconds=time.monotonic() - start
         )
 
-    def _own_work(self) -> Work:
+    def _own_seconds(self, phase_seconds: Mapping[str, float]) -> RankSeconds:
         """Return this rank's own part of a typical update, by the clock of its device."""
-        work = self.work.read()
-        if self.learner.device.type != "cuda" or work is NO_WORK:
-            return work
-        phases = self.learner.trace.seconds()
-        return Work(phases.get("data", 0.0), phases.get("forward", 0.0))
+        own = self.work.read()
+        if self.learner.device.type != "cuda" or own is NOT_MEASURED:
+            return own
+        names = ("data", "forward")
+        return RankSeconds(0.0, *(phase_seconds.get(name, 0.0) for name in names))
 
     def totals(self) -> dict[str, Any]:
         """Return the progress of the run as fields of its last event."""

@@ -1,0 +1,137 @@
+"""Read the data of a report: from a run's directory, a local run, or a cluster."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ddp_operator.api.job import InvalidJobError
+from ddp_operator.cluster.reader import read_job
+from ddp_operator.report.history import History, read_history
+from ddp_operator.report.job import JobFacts, job_facts
+from ddp_operator.report.page import Report
+from ddp_wire.contract import HISTORY_FILE
+
+JOB_FILE = "job.json"
+"""File in the folder of a local run with the DDPJob object, status included."""
+_RUN_FILES = (HISTORY_FILE, "FENCE.json", "config.json")
+"""Files by which a run's directory is recognized."""
+_NO_STATUS = (
+    "Causes of restarts: only the job's status has them. `ddpjob report JOB --run-dir DIR` reads"
+    " both."
+)
+
+
+class NoRunError(Exception):
+    """A directory without a run. The message is one sentence for the user."""
+
+
+def read_directory(directory: Path) -> Report:
+    """Return the data of a run's directory, or of the folder of a local run.
+
+    Raises:
+        NoRunError: The directory does not exist or contains no run.
+    """
+    if not directory.is_dir():
+        raise NoRunError(f"{directory}: no such directory")
+    source, now = f"the directory {directory}", time.time()
+    if any((directory / name).exists() for name in _RUN_FILES):
+        history = read_run(directory)
+        return Report(directory.resolve().name, source, None, history, [_NO_STATUS], now)
+    if not (directory / JOB_FILE).exists() and not (directory / "logs").is_dir():
+        raise NoRunError(
+            f"{directory}: must be the directory of a run (with {HISTORY_FILE}) or the folder of a"
+            f" local run (with {JOB_FILE})"
+        )
+    missing: list[str] = []
+    job = _local_job(directory, missing)
+    name = job.name if job is not None else directory.resolve().name
+    history = _local_history(directory)
+    signs = [attempt.end for attempt in history.attempts]
+    if (directory / JOB_FILE).exists():
+        signs.append((directory / JOB_FILE).stat().st_mtime)
+    return Report(name, source, job, history, missing, max(signs, default=now))
+
+
+def read_cluster(
+    name: str, namespace: str | None, context: str | None, run_directory: Path | None
+) -> Report:
+    """Return the data of a job on a cluster.
+
+    Args:
+        name: Name of the job.
+        namespace: Namespace of the job. None selects that of the context.
+        context: Context of the kubeconfig. None selects the current one.
+        run_directory: The run's directory, if the volume is mounted here.
+
+    Raises:
+        ClusterError: The job cannot be read.
+        InvalidJobError: The job is of another version.
+        NoRunError: The run's directory does not exist.
+    """
+    found = asyncio.run(read_job(name, namespace, context))
+    job = job_facts(found.job)
+    missing = []
+    if run_directory is not None:
+        if not run_directory.is_dir():
+            raise NoRunError(f"{run_directory}: no such directory")
+        history, source = read_run(run_directory), f"the job's status and {run_directory}"
+    elif found.log is not None:
+        history = read_history(found.log.splitlines())
+        source = f"the job's status and the log of the pod {found.pod}"
+        if history.attempts and job.status.attempt > 1 and 1 not in history.newest:
+            missing.append(
+                f"Events before attempt {history.attempts[0].number}: the log of the pod"
+                f" {found.pod} starts there. --run-dir reads all events from the volume."
+            )
+    else:
+        history, source = History(), "the job's status"
+        missing.append(
+            f"Events, and so the charts: {found.problem}. --run-dir reads them from the volume."
+        )
+    return Report(name, source, job, history, missing, time.time())
+
+
+def read_run(directory: Path) -> History:
+    """Return the history in a run's directory, or else the events in the copies of its logs."""
+    if (directory / HISTORY_FILE).exists():
+        return _read_files([directory / HISTORY_FILE])
+    copies = directory.glob("logs/attempt-*/node-0/*/attempt_0/0/stdout.log*")
+    return _read_files(sorted(copies, key=_attempt_of_copy))
+
+
+def _attempt_of_copy(path: Path) -> tuple[int, bool]:
+    """Return the number of the attempt of a copied log, and whether it is the newer half."""
+    number = path.parents[3].parent.name.removeprefix("attempt-")
+    return int(number) if number.isdigit() else 0, path.suffix != ".old"
+
+
+def _local_job(directory: Path, missing: list[str]) -> JobFacts | None:
+    try:
+        document = json.loads((directory / JOB_FILE).read_bytes())
+        return job_facts(document)
+    except OSError:
+        missing.append(f"Status and causes of restarts: there is no {JOB_FILE}.")
+    except (ValueError, AttributeError, InvalidJobError):
+        missing.append(f"Status and causes of restarts: {JOB_FILE} is damaged.")
+    return None
+
+
+def _local_history(directory: Path) -> History:
+    """Return the newest history in the volumes of a local run, or else the events in its log."""
+    volumes = directory / "volumes"
+    found = [*volumes.glob(f"*/*/{HISTORY_FILE}"), *volumes.glob(f"*/*/*/{HISTORY_FILE}")]
+    if found:
+        return _read_files([max(found, key=lambda path: path.stat().st_mtime)])
+    return _read_files(sorted(directory.glob("logs/*-0.log"))[:1])
+
+
+def _read_files(paths: Iterable[Path]) -> History:
+    return read_history(_lines(paths))
+
+
+def _lines(paths: Iterable[Path]) -> Iterator[bytes]:
+    for path in paths:
+        with path.open("rb") as file:
+            yield from file

@@ -1,0 +1,112 @@
+"""Reading of events: from a history, from logs, and from hostile lines."""
+
+import json
+from typing import Any
+
+import pytest
+
+from ddp_operator.report.history import MOST_METRICS, MOST_TEXT, RankSpread
+from tests.operator.report.support import START, history, line, progress, two_attempts
+
+
+def test_events_of_all_attempts_are_read() -> None:
+    found = history(*two_attempts())
+    assert [attempt.number for attempt in found.attempts] == [1, 2]
+    assert found.attempts[1].resumed_from == 20
+    assert found.attempts[1].last_event == "summary"
+    assert [(p.time - START, p.step, p.attempt) for p in found.points] == [
+        (10, 10, 0),
+        (20, 20, 0),
+        (31, 30, 0),
+        (50, 30, 1),
+    ]
+    assert found.points[0].own_seconds == RankSpread(0.2, 0.4, 0.6, 1, (0.2, 0.6))
+    assert found.evaluations[0].metrics == {"loss": 0.5, "accuracy": 0.75}
+    assert (found.saves[0].step, found.saves[0].seconds) == (20, 1.0)
+    assert found.skipped == 0
+
+
+def test_events_are_found_in_a_log_with_other_lines() -> None:
+    event = progress(1, 5)
+    found = history(
+        b"ddp-agent: attempt 1: torchrun --nnodes=2\n",
+        b"[rank 0] " + event,
+        b"[rank 1] print of a user\n",
+        b'a user prints {"event": "progress"}\n',
+        b"\xff\xfe\n",
+    )
+    assert [point.step for point in found.points] == [5]
+    assert found.skipped == 0
+
+
+def test_events_of_other_ranks_are_ignored() -> None:
+    other = json.loads(progress(1, 5)) | {"rank": 3}
+    assert history(json.dumps(other).encode()).points == []
+
+
+def test_torn_line_is_skipped_and_counted() -> None:
+    found = history(progress(1, 5)[:40], b"\n", progress(2, 6))
+    assert [point.step for point in found.points] == [6]
+    assert found.skipped == 1
+
+
+def test_second_start_of_a_number_is_another_attempt() -> None:
+    found = history(
+        line("start", 0, world_size=1), progress(1, 5), line("start", 50), progress(51, 9)
+    )
+    assert [attempt.number for attempt in found.attempts] == [1, 1]
+    assert [point.attempt for point in found.points] == [0, 1]
+    assert found.attempts[0].end == START + 1
+
+
+@pytest.mark.parametrize(
+    "value", [None, "high", True, [], {}, float("nan"), float("inf"), 10**400, 1e308]
+)
+def test_field_that_is_no_finite_number_is_absent(value: Any) -> None:
+    found = history(progress(1, 5, loss=value, samples_per_second=value, lr=value))
+    (point,) = found.points
+    assert (point.loss, point.rate, point.learning_rate) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ([0.5], RankSpread(0.5, 0.5, 0.5, 0, (0.5,))),
+        ({"min": 1, "median": 2, "max": 4, "slowest": 7}, RankSpread(1, 2, 4, 7)),
+        ([], None),
+        ([0.0, 0.0], None),
+        ([0.1, None], None),
+        (["a"], None),
+        ({"min": 1}, None),
+        (3, None),
+    ],
+)
+def test_times_by_rank_are_a_list_or_a_spread(value: Any, expected: RankSpread | None) -> None:
+    (point,) = history(progress(1, 5, step_seconds=value)).points
+    assert point.step_seconds == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"event": "progress"}',
+        b'{"event": "progress", "rank": 0, "attempt": 1}',
+        b'{"event": "progress", "rank": 0, "attempt": -1, "time": 1}',
+        b'{"event": 7, "rank": 0, "attempt": 1, "time": 1}',
+        b'{"event": "progress", "rank": 0, "attempt": 1, "time": 1e18}',
+        b'{"event": "progress", "rank": 0, "attempt": 1, "time": NaN}',
+        b'{"event": ' + b"[" * 100_000,
+        b'{"event": "start", "x": ' + b"9" * 10_000 + b"}",
+    ],
+)
+def test_hostile_line_adds_no_event(text: bytes) -> None:
+    found = history(text)
+    assert found.attempts == []
+    assert found.points == []
+
+
+def test_names_and_numbers_of_metrics_are_bounded() -> None:
+    metrics = {f"{n:03}" + "x" * 10_000: 1.0 for n in range(500)}
+    (event,) = history(line("eval", 1, step=1, metrics=metrics)).evaluations
+    assert len(event.metrics) == MOST_METRICS
+    assert max(map(len, event.metrics)) == MOST_TEXT

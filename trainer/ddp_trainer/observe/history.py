@@ -1,0 +1,128 @@
+"""History of a run: the events of all its attempts in one file, for `ddpjob report`.
+
+A thread writes the file, so that a slow or hanging volume cannot stop training. The file is only
+appended to and never flushed to the volume (fsync), so a crash can tear its last line. Readers skip
+such a line.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import threading
+from pathlib import Path
+
+from ddp_wire.contract import HISTORY_FILE
+
+LARGEST_FILE = 64 << 20
+"""Size in bytes from which no line is added."""
+LINES_PER_AGE = 5000
+"""A repeated event is kept if this share of the run's age has passed since the last one.
+
+So the number of lines grows with the logarithm of the run's age.
+"""
+_ONCE = frozenset({"start", "resume", "complete", "stop", "summary"})
+"""Events that occur at most once per attempt. All of them are kept."""
+_REPEATED = frozenset({"progress", "eval", "checkpoint"})
+_QUEUED = 1000
+"""Largest number of lines that wait for the volume. Later ones are dropped."""
+_CLOSE_SECONDS = 2.0
+"""Longest time that the end of a run waits for the volume, in seconds."""
+
+
+class HistoryWriter:
+    """Writer of the history. Global rank 0 only. A failing volume only leaves gaps."""
+
+    def __init__(self, directory: Path) -> None:
+        """Prepare the writer, without touching the directory.
+
+        Args:
+            directory: The run's directory.
+        """
+        self._path = directory / HISTORY_FILE
+        self._queue: queue.Queue[tuple[str, float, bytes] | None] = queue.Queue(_QUEUED)
+        self._thread: threading.Thread | None = None
+        self._started = 0.0
+        self._size = 0
+        self._torn = False
+        self._kept: dict[str, float] = {}
+
+    def write(self, event: str, at: float, line: str) -> None:
+        """Append an event, unless its kind is not kept or was kept only recently.
+
+        Args:
+            event: Kind of event.
+            at: Unix seconds.
+            line: The event as one line of JSON.
+        """
+        if event not in _ONCE and event not in _REPEATED:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="history", daemon=True)
+            self._thread.start()
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait((event, at, line.encode()))
+
+    def close(self) -> None:
+        """Wait until all lines are written, but only briefly, because the volume may hang."""
+        if self._thread is None:
+            return
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=_CLOSE_SECONDS)
+            self._thread.join(_CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        file: int | None = None
+        while (item := self._queue.get()) is not None:
+            event, at, line = item
+            try:
+                if file is None:
+                    file = self._open(at)
+                if self._due(event, at):
+                    self._append(file, line)
+            except OSError:
+                self._torn = True  # The next event tries again.
+        if file is not None:
+            with contextlib.suppress(OSError):
+                os.close(file)
+
+    def _open(self, at: float) -> int:
+        """Open the file, and read the age of the run and whether its last line is complete."""
+        file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            self._size = os.fstat(file).st_size
+            first = os.pread(file, 1 << 16, 0).partition(b"\n")[0]
+            started = _time_of(first)
+            self._started = at if started is None else started
+            self._torn = self._size > 0 and os.pread(file, 1, self._size - 1) != b"\n"
+        except BaseException:
+            os.close(file)
+            raise
+        return file
+
+    def _due(self, event: str, at: float) -> bool:
+        """Decide whether to keep an event, by the time since the last one of its kind."""
+        if event in _ONCE:
+            return True
+        last = self._kept.get(event)
+        if last is not None and abs(at - last) < (at - self._started) / LINES_PER_AGE:
+            return False
+        self._kept[event] = at
+        return True
+
+    def _append(self, file: int, line: bytes) -> None:
+        data = b"\n" + line if self._torn else line
+        if self._size + len(data) > LARGEST_FILE:
+            return
+        written = os.write(file, data)
+        self._size += written
+        self._torn = written < len(data)
+
+
+def _time_of(line: bytes) -> float | None:
+    """Return the time of an event, or None if the line is damaged."""
+    try:
+        at = json.loads(line)["time"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return float(at) if isinstance(at, (int, float)) else None
