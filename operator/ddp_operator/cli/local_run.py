@@ -62,7 +62,7 @@ class LocalRun:
         worker = asyncio.ensure_future(work(self._queue, controller, Activity()))
         finished = asyncio.ensure_future(self._finished.wait())
         try:
-            self._cluster.put_job(self._manifest)
+            self._cluster.put_job({**self._manifest, "status": self._earlier_status()})
             await asyncio.wait([worker, finished], return_when=asyncio.FIRST_COMPLETED)
         finally:
             worker.cancel()
@@ -78,6 +78,18 @@ class LocalRun:
         self._status = parse_job(job).status
         self._view.status(self._status)
         self._check_end()
+
+    def _earlier_status(self) -> Manifest:
+        """Return the first status of this run: attempts count on from the job's last run here.
+
+        An attempt with a number of the last run could not write to its checkpoint directory.
+        """
+        try:
+            last = parse_job(json.loads((self._home / JOB_FILE).read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return {}
+        same = last.metadata.uid == self._manifest["metadata"]["uid"]
+        return {"attempt": last.status.attempt} if same and last.status.attempt else {}
 
     def _save(self, job: Manifest) -> None:
         """Keep the job with its status in a file, for `ddpjob report`."""

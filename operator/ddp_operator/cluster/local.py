@@ -83,11 +83,14 @@ class LocalCluster:
             self._spawn(pod.delete(0.0))
 
     def put_job(self, job: Manifest) -> None:
-        """Create a job or replace its spec, as `kubectl apply` does."""
+        """Create a job or replace its spec, as `kubectl apply` does.
+
+        A new job keeps the status of its manifest.
+        """
         metadata = job["metadata"]
         known = self._jobs.get((metadata["namespace"], metadata["name"]))
         generation = known["metadata"]["generation"] + 1 if known else 1
-        status = known.get("status", {}) if known else {}
+        status = (known or job).get("status", {})
         self._store({**job, "metadata": {**metadata, "generation": generation}, "status": status})
 
     def log_files(self) -> list[Path]:

@@ -236,3 +236,14 @@ def test_report_of_a_real_local_run_has_its_points(tmp_path: Path) -> None:
     Checker().check(text)
     assert "Not in this report" not in text
     assert "<h2>Ranks of attempt 1</h2>" in text
+    again = subprocess.run(
+        [*command, "run", str(SAMPLE), *settings, "--set", "config.epochs=7"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "attempt 2 resumed from step 36" in again.stdout, "attempts count on"
+    assert "fail" not in again.stdout
