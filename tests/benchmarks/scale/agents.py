@@ -36,33 +36,66 @@ _STEPS_PER_SECOND = 10
 
 
 @dataclass
+class _Gang:
+    """All agents of one job, which start to train together, as real ones at their barrier."""
+
+    nodes: int
+    seen: set[int] = field(default_factory=set)
+    """Nodes whose pod runs."""
+    since: float = 0.0
+    """Time at which all pods ran; 0 before."""
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def add(self, index: int) -> None:
+        """Record that the pod of a node runs."""
+        self.seen.add(index)
+        if len(self.seen) >= self.nodes and not self.complete.is_set():
+            self.since = time.time()
+            self.complete.set()
+
+
+@dataclass
 class _Agent:
-    """Agent of one pod, which trains from the moment at which the pod was first seen."""
+    """Agent of one pod."""
 
     uid: str
     job_uid: str
+    gang: _Gang
     secret: str
     index: int
     attempt: int
     conduct: Conduct
-    since: float = field(default_factory=time.time)
+    first_seen: float = field(default_factory=time.time)
+
+    @property
+    def revision(self) -> int:
+        return 2 * self.attempt + self.gang.complete.is_set()
 
     def status(self) -> AgentStatus:
-        now = time.time()
-        step = int((now - self.since) * _STEPS_PER_SECOND)
+        now, trains = time.time(), self.gang.complete.is_set()
+        step = int((now - self.gang.since) * _STEPS_PER_SECOND)
         ranks = [self._heartbeat(local, step, now) for local in range(RANKS)]
-        progress = Progress(step=step, total_steps=10_000_000) if self.index == 0 else None
+        progress = Progress(step=step, total_steps=10_000_000)
         return AgentStatus(
             job_uid=self.job_uid,
-            revision=self.attempt,
+            revision=self.revision,
             news=0 if self.index == 0 else None,
             node_index=self.index,
             attempt=self.attempt,
-            phase=AgentPhase.TRAINING,
-            since=self.since,
-            ranks=ranks,
-            progress=progress,
+            phase=AgentPhase.TRAINING if trains else AgentPhase.WAITING,
+            since=self.gang.since if trains else self.first_seen,
+            ranks=ranks if trains else [],
+            progress=progress if trains and self.index == 0 else None,
         )
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Wait until all pods of the job run, or for this time in any case."""
+        if self.gang.complete.is_set():
+            await asyncio.sleep(seconds)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.gang.complete.wait()
 
     def _heartbeat(self, local: int, step: int, now: float) -> Heartbeat:
         return Heartbeat(
@@ -72,8 +105,8 @@ class _Agent:
             phase=RankPhase.TRAINING,
             step=step,
             at=now,
-            joined_at=self.since,
-            first_step_at=self.since,
+            joined_at=self.gang.since,
+            first_step_at=self.gang.since,
         )
 
 
@@ -82,6 +115,7 @@ class Agents:
 
     def __init__(self) -> None:
         self._agents: dict[str, _Agent] = {}
+        self._gangs: dict[str, _Gang] = {}
         self._added = asyncio.Event()
 
     def see(self, event: dict[str, Any]) -> None:
@@ -98,11 +132,15 @@ class Agents:
         attempt = metadata["annotations"][contract.ANNOTATION_ATTEMPT]
         if known is None or known.uid != metadata["uid"]:
             labels = metadata["labels"]
+            job_uid, index = labels[contract.LABEL_JOB_UID], int(labels[contract.LABEL_NODE_INDEX])
+            gang = self._gangs.setdefault(job_uid, _Gang(_nodes_of(pod)))
+            gang.add(index)
             self._agents[address] = _Agent(
                 uid=metadata["uid"],
-                job_uid=labels[contract.LABEL_JOB_UID],
+                job_uid=job_uid,
+                gang=gang,
                 secret=view_pod(pod).secret,
-                index=int(labels[contract.LABEL_NODE_INDEX]),
+                index=index,
                 attempt=int(attempt),
                 conduct=Conduct.of(metadata["namespace"]),
             )
@@ -128,8 +166,8 @@ class Agents:
             return await be_hostile(
                 request, agent.secret, nonce, json.loads(agent.status().to_json())
             )
-        if int(request.query.get("revision", "-1")) == agent.attempt:
-            await asyncio.sleep(float(request.query.get("wait", "0")))
+        if int(request.query.get("revision", "-1")) == agent.revision:
+            await agent.wait_for_change(float(request.query.get("wait", "0")))
         body = agent.status().to_json().encode()
         headers = {SIGNATURE_HEADER: sign_answer(agent.secret, nonce, 200, body)}
         return web.Response(body=body, content_type="application/json", headers=headers)
@@ -141,6 +179,12 @@ class Agents:
                 while address not in self._agents:
                     await self._added.wait()
         return self._agents.get(address)
+
+
+def _nodes_of(pod: dict[str, Any]) -> int:
+    """Return the number of pods of a pod's job."""
+    variables = pod["spec"]["containers"][0]["env"]
+    return next(int(one["value"]) for one in variables if one["name"] == contract.Env.NODES)
 
 
 async def serve(cluster: Cluster) -> None:
