@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ddp_wire.contract import Heartbeat, LocalHeartbeat, RankPhase, Timeline
+from ddp_wire.step_file import read_step
 
 _log = logging.getLogger(__name__)
 
@@ -21,8 +22,17 @@ def read_heartbeats(directory: Path, attempt: int) -> list[LocalHeartbeat]:
             _log.debug("ignoring the unreadable heartbeat %s: %s", path, error)
             continue
         if heartbeat.attempt == attempt:
-            found.append(heartbeat)
+            found.append(_with_newest_step(directory, heartbeat))
     return sorted(found, key=lambda heartbeat: heartbeat.local_rank)
+
+
+def _with_newest_step(directory: Path, heartbeat: LocalHeartbeat) -> LocalHeartbeat:
+    """Return the heartbeat with the step that the rank has done since it wrote the heartbeat."""
+    newest = read_step(directory, heartbeat.local_rank, heartbeat.attempt)
+    if newest is None or newest[0] <= heartbeat.step:
+        return heartbeat
+    step, at = newest
+    return heartbeat.model_copy(update={"step": step, "at": max(at, heartbeat.at)})
 
 
 def all_joined(heartbeats: Sequence[Heartbeat], ranks: int) -> bool:

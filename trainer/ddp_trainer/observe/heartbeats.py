@@ -1,12 +1,21 @@
 """Heartbeats: one small file per local rank, for the agent on the same node."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from ddp_trainer.ranks.environment import Ranks
-from ddp_wire.contract import CheckpointInfo, LocalHeartbeat, Progress, RankPhase, RankTimes
+from ddp_wire.contract import (
+    CheckpointInfo,
+    LocalHeartbeat,
+    Progress,
+    RankPhase,
+    RankTimes,
+    TrainingTimes,
+)
+from ddp_wire.step_file import StepFile
 
 MIN_SECONDS = 0.5
 """Shortest time between two heartbeats of the same phase, in seconds."""
@@ -15,7 +24,8 @@ MIN_SECONDS = 0.5
 class HeartbeatWriter:
     """Writer of this rank's newest heartbeat: at each phase change, else about twice a second.
 
-    Only the training thread writes heartbeats, so the heartbeats of a stuck rank stop.
+    Only the training thread writes heartbeats, so the heartbeats of a stuck rank stop. The number
+    of completed updates is also written after each one, because a killed rank writes no heartbeat.
     """
 
     def __init__(
@@ -38,7 +48,9 @@ class HeartbeatWriter:
         self._min_seconds = min_seconds
         self._written = 0.0
         self._step = 0
+        self._step_file = StepFile(directory, ranks.local_rank, attempt) if directory else None
         self._read_times: Callable[[], RankTimes] | None = None
+        self._read_training_times: Callable[[], TrainingTimes | None] | None = None
         self._heartbeat = LocalHeartbeat(
             attempt=attempt,
             rank=ranks.rank,
@@ -48,9 +60,18 @@ class HeartbeatWriter:
             pid=os.getpid(),
         )
 
-    def measure(self, read_times: Callable[[], RankTimes]) -> None:
-        """Add the rank's times to each heartbeat."""
-        self._read_times = read_times
+    def measure(
+        self,
+        read_times: Callable[[], RankTimes],
+        read_training_times: Callable[[], TrainingTimes | None] | None,
+    ) -> None:
+        """Add the rank's times to each heartbeat.
+
+        Args:
+            read_times: Returns the times for the agent's metrics.
+            read_training_times: Returns the times for the operator. Global rank 0 only.
+        """
+        self._read_times, self._read_training_times = read_times, read_training_times
 
     def phase(self, phase: RankPhase) -> None:
         """Set the phase, and write the heartbeat at once."""
@@ -74,6 +95,9 @@ class HeartbeatWriter:
             self._write()
         else:
             self.refresh()
+        if self._step_file is not None:
+            with contextlib.suppress(OSError):  # As for a heartbeat.
+                self._step_file.write(step)
 
     def progress(self, progress: Progress) -> None:
         """Set the run's progress. Global rank 0 only."""
@@ -98,6 +122,8 @@ class HeartbeatWriter:
         self._heartbeat.step = self._step
         if self._read_times is not None:
             self._heartbeat.times = self._read_times()
+        if self._read_training_times is not None:
+            self._heartbeat.training_times = self._read_training_times()
         name = f"{self._heartbeat.local_rank}.json"
         pending = self._directory / f".{name}.tmp"
         try:
