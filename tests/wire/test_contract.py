@@ -23,6 +23,7 @@ from ddp_wire.contract import (
     RankPhase,
     RankTimes,
     Timeline,
+    TrainingTimes,
     WireModel,
 )
 
@@ -68,6 +69,7 @@ def test_fields_of_a_newer_release_are_ignored(model: type[WireModel]) -> None:
         Failure: FULL.failure,
         RankTimes: RankTimes(updates=[1, 2], phase_seconds={"forward": 0.5}),
         Timeline: FULL.timeline,
+        TrainingTimes: TrainingTimes(training_seconds=1.5, data_wait_seconds=0.25),
         AttemptOrder: AttemptOrder(job_uid="uid-1", attempt=2),
     }
     known = documents[model]
