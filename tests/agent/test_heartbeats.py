@@ -6,6 +6,7 @@ import pytest
 
 from ddp_agent.heartbeats import all_joined, all_spawned, read_heartbeats
 from ddp_wire.contract import CheckpointInfo, Heartbeat, Progress, RankPhase
+from ddp_wire.step_file import StepFile, step_path
 from tests.agent.support import heartbeat
 
 
@@ -104,3 +105,13 @@ def test_ranks_without_heartbeats_count_as_spawned_once_their_logs_exist(tmp_pat
     assert not all_spawned(tmp_path, 2)
     spawn(1)
     assert all_spawned(tmp_path, 2)
+
+
+def test_step_file_makes_an_old_heartbeat_exact(tmp_path: Path) -> None:
+    write(tmp_path, heartbeat(step=7, at=1.0))
+    file = StepFile(tmp_path, 0, 1)
+    file.write(6)
+    assert read_heartbeats(tmp_path, 1)[0].step == 7
+    file.write(9)
+    (found,) = read_heartbeats(tmp_path, 1)
+    assert (found.step, found.at) == (9, step_path(tmp_path, 0).stat().st_mtime)

@@ -58,7 +58,9 @@ def without_times(document: Any) -> Any:
     The ledger is left out too: a killed controller counts the same time at other moments.
     """
     if isinstance(document, dict):
-        kept = {k: v for k, v in document.items() if not k.lower().endswith("time") and k != "goodput"}
+        kept = {
+            k: v for k, v in document.items() if not k.lower().endswith("time") and k != "goodput"
+        }
         return {k: without_times(v) for k, v in kept.items()}
     if isinstance(document, list):
         return sorted((without_times(item) for item in document), key=json.dumps)

@@ -19,6 +19,7 @@ STATUS: dict[str, Any] = {
     "infrastructureRestarts": 2,
     "startTime": "2026-11-25T00:00:00Z",
     "progress": {"step": 60, "totalSteps": 120, "loss": "0.25", "samplesPerSecond": 900},
+    "goodput": {"dataWaitMilliseconds": 1500, "redoneSteps": 7},
 }
 
 
@@ -42,6 +43,9 @@ def job(status: dict[str, Any] | None) -> dict[str, Any]:
         'ddpjob_start_timestamp_seconds{ddpjob="digits",namespace="team-a"} 1.7955648e+09',
         'ddpjob_step{ddpjob="digits",namespace="team-a"} 60.0',
         'ddpjob_loss{ddpjob="digits",namespace="team-a"} 0.25',
+        'ddpjob_time_seconds_total{bucket="data_wait",ddpjob="digits",namespace="team-a"} 1.5',
+        'ddpjob_time_seconds_total{bucket="hang",ddpjob="digits",namespace="team-a"} 0.0',
+        'ddpjob_redone_steps_total{ddpjob="digits",namespace="team-a"} 7.0',
     ],
 )
 def test_status_of_a_job_becomes_series(line: str) -> None:

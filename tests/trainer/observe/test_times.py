@@ -20,3 +20,25 @@ def test_updates_are_measured_without_checkpoints_and_evaluations() -> None:
     assert round(found.update_seconds, 6) == 1.02
     assert (found.checkpoint_seconds, found.evaluation_seconds) == (5.0, 2.0)
     assert found.updates[4] == 1, "0.02 s is in the bucket up to 0.025 s"
+
+
+def test_times_since_the_first_update_leave_out_what_came_before() -> None:
+    now = 0.0
+    meter = TimeMeter(lambda: now)
+    assert meter.since_first_update() is None
+    meter.data_wait.total = 3.0
+    with meter.apart("checkpoint"):
+        now = 4.0
+    meter.update()
+    meter.data_wait.total = 3.25
+    now = 5.0
+    meter.update()
+    with meter.apart("evaluation"):
+        now = 7.0
+    with meter.apart("checkpoint"):
+        now = 7.5
+    now = 8.0
+    found = meter.since_first_update()
+    assert found is not None
+    assert found.training_seconds == 2.75, "1 s of update without 0.25 s of wait, 2 s of evaluation"
+    assert (found.data_wait_seconds, found.checkpoint_seconds) == (0.25, 0.5)
