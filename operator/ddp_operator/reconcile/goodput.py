@@ -186,10 +186,11 @@ def _counted(times: TrainingTimes, step: int) -> CountedStatus:
 
 
 def _first_step(world: World, seen: Training) -> int:
-    """Return the completed updates of the run at the start of the attempt."""
-    if seen.resumed_from is not None:
-        return seen.resumed_from
-    return world.job.status.resumed_from_step or 0
+    """Return the completed updates of the run at the start of the attempt, at least 0."""
+    resumed = seen.resumed_from
+    if resumed is None:
+        resumed = world.job.status.resumed_from_step or 0
+    return max(0, resumed)  # A hostile agent may report any number.
 
 
 def _end_of_training(

@@ -234,6 +234,18 @@ def test_clock_that_was_set_back_stops_the_ledger() -> None:
     assert ledger_of(charged(job, 3)) == {"training": 9000}
 
 
+@pytest.mark.parametrize("step", [-(2**53), 2**53])
+@pytest.mark.parametrize("seconds", [0.0, 253_402_300_000.0])
+def test_nonsense_in_a_report_leaves_the_ledger_exact(step: int, seconds: float) -> None:
+    rank = trained(step, times=(1e12, 1e12, 1e12), resumed_from=step)[0].ranks[0]
+    strange = {"at": seconds, "joined_at": seconds, "first_step_at": seconds}
+    report = agent_status(0, ranks=[rank.model_copy(update=strange)])
+    for change in ({}, lost(at=5)):
+        found = charged(started(STARTING), 10, change, statuses={0: report})
+        assert total(found) == 10_000
+        assert DDPJobStatus.model_validate(found.model_dump()) == found
+
+
 def test_time_alone_is_no_reason_to_write_the_status() -> None:
     job, seconds = active_job(), 0.0
     for seconds in (1.0, 2.0, 3.0):
