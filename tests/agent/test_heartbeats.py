@@ -1,10 +1,12 @@
 """Heartbeats as the agent reads them: unreadable and old ones do not count."""
 
+import time
 from pathlib import Path
 
 import pytest
 
 from ddp_agent.heartbeats import all_joined, all_spawned, read_heartbeats
+from ddp_wire.activity import ActivityWriter
 from ddp_wire.contract import CheckpointInfo, Heartbeat, Progress, RankPhase
 from tests.agent.support import heartbeat
 
@@ -104,3 +106,15 @@ def test_ranks_without_heartbeats_count_as_spawned_once_their_logs_exist(tmp_pat
     assert not all_spawned(tmp_path, 2)
     spawn(1)
     assert all_spawned(tmp_path, 2)
+
+
+def test_activity_record_makes_an_old_heartbeat_exact(tmp_path: Path) -> None:
+    write(tmp_path, heartbeat(step=7, at=1.0))
+    record = ActivityWriter(tmp_path / "0.activity")
+    record.step(6)
+    assert read_heartbeats(tmp_path, 1)[0].step == 7
+    before = time.time()
+    record.step(9)
+    (found,) = read_heartbeats(tmp_path, 1)
+    assert found.step == 9
+    assert before - 0.01 <= found.at <= time.time() + 0.01

@@ -21,6 +21,8 @@ class Recovery:
     """Seconds from the fault to the first new update of every rank; None if not in time."""
     after_detection: float | None = None
     """The same time from the moment at which Kubernetes detected the lost pod."""
+    back: float | None = None
+    """Seconds from the fault until the run had repeated all lost updates."""
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds after the fault, by phase."""
 
@@ -31,6 +33,8 @@ class Recovery:
         text = f"{self.seconds:.2f} s"
         if self.after_detection is not None:
             text += f", {self.after_detection:.2f} s after detection"
+        if self.back is not None:
+            text += f", back where it was after {self.back:.2f} s"
         if self.phases:
             text += f" ({', '.join(f'{k} {v:.2f}' for k, v in self.phases.items())})"
         return text
@@ -74,9 +78,9 @@ def missed(results: Sequence[Result]) -> list[str]:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return the results as Markdown, with a row per fault and two columns per gang."""
+    """Return the results as Markdown, with a row per fault and three columns per gang."""
     labels = list(dict.fromkeys(r.label for r in results))
-    columns = [f"{label} {q}" for label in labels for q in ("p50", "p95")]
+    columns = [f"{label} {q}" for label in labels for q in ("p50", "p95", "back where it was p50")]
     columns.insert(2, "goal p95")
     lines = _head(["fault, seconds to the first new update", "repeats", *columns])
     for case in dict.fromkeys(r.case for r in results):
@@ -142,7 +146,11 @@ def _row(
     value: Callable[[Recovery], float | None],
     goal: str,
 ) -> str:
-    cells = [_cell(of_case[label], q, value) for label in labels for q in (0.5, 0.95)]
+    cells = []
+    for label in labels:
+        result = of_case[label]
+        cells += [_cell(result, q, value) for q in (0.5, 0.95)]
+        cells.append(_median([r.back for r in result.recoveries if r.back is not None]))
     cells.insert(2, goal)
     counts = "/".join(str(len(of_case[label].recoveries)) for label in labels)
     return "| " + " | ".join([name, counts, *cells]) + " |"

@@ -75,6 +75,11 @@ def trains(gang: MeasuredGang, since: float = 0.0) -> bool:
     return len({heartbeat.rank for heartbeat in fresh}) == RANKS
 
 
+def newest_step(gang: MeasuredGang) -> int:
+    """Return the highest number of completed updates that a rank reports."""
+    return max((heartbeat.step for _, heartbeat in gang.heartbeats()), default=0)
+
+
 def has_saved(gang: MeasuredGang) -> bool:
     """Return whether rank 0 has saved since its first update."""
     leaders = [heartbeat for _, heartbeat in gang.heartbeats() if heartbeat.rank == 0]

@@ -37,6 +37,7 @@ from tests.benchmarks.gangs import (
     UnreachableOurs,
     default_torchrun,
     has_saved,
+    newest_step,
     trains,
     tuned_torchrun,
 )
@@ -62,6 +63,7 @@ def measure(gang: MeasuredGang, case: Case, rng: random.Random) -> Recovery:
     eventually(
         lambda: trains(gang) and has_saved(gang), "all ranks train and have saved", LIMIT_SECONDS
     )
+    reached = newest_step(gang)
     started = case.inject(gang, rng)
     lost = {pod["metadata"]["uid"] for pod in case.pods_on_lost_node(gang)}
     detected: list[float] = []
@@ -82,7 +84,19 @@ def measure(gang: MeasuredGang, case: Case, rng: random.Random) -> Recovery:
         max(heartbeat.first_step_at or started for _, heartbeat in gang.heartbeats()) - started
     )
     after = started + stepped - detected[0] if detected else None
-    return Recovery(stepped, after_detection=after, phases=gang.phases(started))
+    back = seconds_until_back(gang, reached, started)
+    return Recovery(stepped, after_detection=after, back=back, phases=gang.phases(started))
+
+
+def seconds_until_back(gang: MeasuredGang, reached: int, started: float) -> float | None:
+    """Return the seconds from the fault until the run has repeated the updates it had done."""
+    try:
+        eventually(
+            lambda: newest_step(gang) >= reached, "the run is back where it was", LIMIT_SECONDS
+        )
+    except TimeoutError:
+        return None
+    return time.time() - started
 
 
 def measure_case(gang: MeasuredGang, case: Case, repeats: int, rng: random.Random) -> Result:

@@ -35,8 +35,11 @@ def test_goal_for_a_lost_node_counts_from_detection() -> None:
     assert not missed([found])
 
 
-def test_table_has_a_row_per_fault_and_two_columns_per_gang() -> None:
+def test_table_has_a_row_per_fault_and_three_columns_per_gang() -> None:
     never = result("torchrun default", None, None)
     never.never = True
-    text = table([result("ours", 1.0, 3.0), never])
-    assert text.splitlines()[-1] == "| rank crash | 2/2 | 3.00 | 3.00 | 4 | never | never |"
+    ours = Result(CRASH, "ours", [Recovery(1.0, back=1.5), Recovery(3.0, back=4.5)])
+    text = table([ours, never])
+    assert (
+        text.splitlines()[-1] == "| rank crash | 2/2 | 3.00 | 3.00 | 4 | 3.00 | never | never | - |"
+    )

@@ -44,6 +44,7 @@ def job_manifest(name: str = "digits", **spec: Any) -> Manifest:
         "uid": UID,
         "resourceVersion": "1",
         "generation": 1,
+        "creationTimestamp": NOW.isoformat(),
     }
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
 

@@ -1,6 +1,8 @@
 """The activity record: a rank writes it, and its agent reads it from another process."""
 
 import struct
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -42,3 +44,13 @@ def test_unreadable_records_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "6.activity").write_bytes(struct.pack("@ddd", 1, 1.5, 0.0))
     (tmp_path / "x.activity").write_bytes(struct.pack("@ddd", 1, 1, 0.0))
     assert list(read_activities(tmp_path)) == [0]
+
+
+def test_step_of_a_killed_process_is_exact(tmp_path: Path) -> None:
+    program = (
+        "import os, pathlib, sys; from ddp_wire.activity import ActivityWriter;"
+        "record = ActivityWriter(pathlib.Path(sys.argv[1]) / '0.activity');"
+        "[record.step(step) for step in range(1001)]; os.kill(os.getpid(), 9)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
+    assert (ended.returncode, read_activities(tmp_path)[0].step) == (-9, 1000)

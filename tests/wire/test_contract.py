@@ -26,6 +26,7 @@ from ddp_wire.contract import (
     RankTimes,
     Straggler,
     Timeline,
+    TrainingTimes,
     WireModel,
 )
 
@@ -77,6 +78,7 @@ def test_fields_of_a_newer_release_are_ignored(model: type[WireModel]) -> None:
         HungRank: HUNG,
         RankInspection: INSPECTION,
         Straggler: Straggler(rank=1, ratio=1.5, part="data"),
+        TrainingTimes: TrainingTimes(training_seconds=1.5, data_wait_seconds=0.25),
         AttemptOrder: AttemptOrder(job_uid="uid-1", attempt=2),
     }
     known = documents[model]

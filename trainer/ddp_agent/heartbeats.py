@@ -1,11 +1,13 @@
 """Reads the heartbeats of this node's ranks, and derives the attempt's milestones from them."""
 
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from ddp_wire.activity import ActivityRecord, read_activities
 from ddp_wire.contract import Heartbeat, LocalHeartbeat, RankPhase, Timeline
 
 _log = logging.getLogger(__name__)
@@ -13,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 def read_heartbeats(directory: Path, attempt: int) -> list[LocalHeartbeat]:
     """Return the newest heartbeat of each local rank in this attempt, sorted by local rank."""
-    found = []
+    found, records = [], read_activities(directory)
     for path in sorted(directory.glob("*.json")):
         try:
             heartbeat = LocalHeartbeat.model_validate_json(path.read_bytes())
@@ -21,8 +23,16 @@ def read_heartbeats(directory: Path, attempt: int) -> list[LocalHeartbeat]:
             _log.debug("ignoring the unreadable heartbeat %s: %s", path, error)
             continue
         if heartbeat.attempt == attempt:
-            found.append(heartbeat)
+            found.append(_with_newest_step(heartbeat, records.get(heartbeat.local_rank)))
     return sorted(found, key=lambda heartbeat: heartbeat.local_rank)
+
+
+def _with_newest_step(heartbeat: LocalHeartbeat, record: ActivityRecord | None) -> LocalHeartbeat:
+    """Return the heartbeat with the step that the rank has done since it wrote the heartbeat."""
+    if record is None or record.step <= heartbeat.step:
+        return heartbeat
+    at = time.time() - time.monotonic() + record.since
+    return heartbeat.model_copy(update={"step": record.step, "at": max(at, heartbeat.at)})
 
 
 def all_joined(heartbeats: Sequence[Heartbeat], ranks: int) -> bool:

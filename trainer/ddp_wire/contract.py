@@ -177,6 +177,24 @@ class RankTimes(WireModel):
     """Memory of the GPU that the rank's tensors use. None without a GPU."""
 
 
+Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+"""Duration that a rank has measured. The operator reads it from untrusted pods."""
+
+
+class TrainingTimes(WireModel):
+    """Where the time of global rank 0 went since the first update of its attempt.
+
+    The sum is the time from the end of the first update to the end of the newest one, or to the
+    end of a later evaluation or checkpoint.
+    """
+
+    training_seconds: Seconds = 0.0
+    """Seconds of updates and evaluations, without the waits for data."""
+    data_wait_seconds: Seconds = 0.0
+    """Seconds of the updates without a batch to train on."""
+    checkpoint_seconds: Seconds = 0.0
+
+
 class Heartbeat(WireModel):
     """Newest sign of progress of a rank: one JSON file per local rank, replaced by rename."""
 
@@ -199,6 +217,8 @@ class Heartbeat(WireModel):
     """Set by global rank 0 only."""
     checkpoint: CheckpointInfo | None = None
     """Set by global rank 0 only."""
+    training_times: TrainingTimes | None = None
+    """Set by global rank 0 only, from the first update of the attempt."""
 
 
 class LocalHeartbeat(Heartbeat):

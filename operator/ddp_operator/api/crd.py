@@ -108,6 +108,13 @@ PRINTER_COLUMNS: tuple[Schema, ...] = (
         wide=True,
     ),
     _column(
+        "Goodput",
+        ".status.goodput.percent",
+        "string",
+        "Share of the time, without suspension, in which the job trained: 97.3%.",
+        wide=True,
+    ),
+    _column(
         "Message",
         _succeeded_condition("message"),
         "string",

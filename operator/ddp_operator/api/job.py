@@ -1,6 +1,7 @@
 """Parse a DDPJob from a manifest or an API object."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -44,6 +45,7 @@ class Metadata(BaseModel):
     uid: str = ""
     resource_version: str = Field(default="", alias="resourceVersion")
     generation: int = 0
+    creation_timestamp: datetime | None = Field(default=None, alias="creationTimestamp")
     deletion_timestamp: str | None = Field(default=None, alias="deletionTimestamp")
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, ConfigDict, Field, StringConstraints, field_validator
 
 from ddp_operator.api.base import StatusModel
+from ddp_operator.api.goodput import GoodputStatus
 
 ShortText = Annotated[str, StringConstraints(max_length=1024)]
 LongText = Annotated[str, StringConstraints(max_length=32768)]
@@ -294,6 +295,8 @@ class DDPJobStatus(StatusModel):
     """Root cause of the end of the last failed attempt."""
     last_recovery: RecoveryStatus | None = None
     """Trace of the last recovery. Each time is in milliseconds from the fault to the end of one part."""  # noqa: E501
+    goodput: GoodputStatus | None = None
+    """Where the job's wall-clock time went: each millisecond is in exactly one bucket. Absent for a job that finished under an older operator."""  # noqa: E501
     attempts: Annotated[list[AttemptStatus], Field(max_length=10)] = Field(default_factory=list)
     """Last ended attempts, at most 10, newest last."""
     strikes: Annotated[

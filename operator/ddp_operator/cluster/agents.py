@@ -10,7 +10,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from ddp_operator.cluster.base import AgentAnswer
-from ddp_wire.contract import AGENT_PORT, AgentStatus, AttemptOrder
+from ddp_wire.contract import AGENT_PORT, AgentPhase, AgentStatus, AttemptOrder, Heartbeat
 from ddp_wire.signatures import (
     NONCE_HEADER,
     SIGNATURE_HEADER,
@@ -25,6 +25,7 @@ _LIMIT = 1 << 18
 _CONNECT_SECONDS = 1.5
 _SHORT = aiohttp.ClientTimeout(total=1.5)
 _OK = 200
+_FINAL_PHASES = {AgentPhase.SUCCEEDED, AgentPhase.FAILED, AgentPhase.PREEMPTED}
 
 
 class Agents:
@@ -135,5 +136,17 @@ def _parse(body: bytes) -> AgentStatus | None:
         status = AgentStatus.model_validate_json(body)
     except ValidationError:
         return None
+    return status.model_copy(update={"command": [], "ranks": _used_ranks(status)})
+
+
+def _used_ranks(status: AgentStatus) -> list[Heartbeat]:
+    """Return the heartbeat of rank 0, or of the rank that was ahead when the attempt ended.
+
+    The latter tells the reached step if rank 0's newest report is older.
+    """
     first = [one for one in status.ranks if one.rank == 0][:1]
-    return status.model_copy(update={"command": [], "ranks": first})
+    if first or status.phase not in _FINAL_PHASES or not status.ranks:
+        return first
+    ahead = max(status.ranks, key=lambda one: one.step)
+    unused = {"progress": None, "checkpoint": None, "training_times": None}
+    return [ahead.model_copy(update=unused)]

@@ -91,7 +91,9 @@ class LocalCluster:
         known = self._jobs.get((metadata["namespace"], metadata["name"]))
         generation = known["metadata"]["generation"] + 1 if known else 1
         status = (known or job).get("status", {})
-        self._store({**job, "metadata": {**metadata, "generation": generation}, "status": status})
+        created = known["metadata"]["creationTimestamp"] if known else _timestamp()
+        own = {"generation": generation, "creationTimestamp": created}
+        self._store({**job, "metadata": {**metadata, **own}, "status": status})
 
     def log_files(self) -> list[Path]:
         """Return the log files of all existing pods."""
@@ -250,6 +252,11 @@ class LocalCluster:
         resolved[Env.RENDEZVOUS_HOST] = self._address(0)
         resolved[Env.POD_ADDRESS] = self._address(int(environment[Env.NODE_INDEX]))
         return resolved
+
+
+def _timestamp() -> str:
+    """Return the current time as the API server writes it."""
+    return datetime.now(UTC).replace(microsecond=0).isoformat()
 
 
 def _checkpoint_volumes(manifest: Manifest) -> list[dict[str, Any]]:

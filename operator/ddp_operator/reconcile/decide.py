@@ -11,6 +11,7 @@ from ddp_operator.reconcile import (
     backoff,
     budgets,
     escalation,
+    goodput,
     history,
     lifecycle,
     node_ranges,
@@ -41,7 +42,10 @@ def decide(world: World, defaults: Defaults) -> Plan:
     """Return the plan for a job, given its observed state."""
     if world.job.metadata.deletion_timestamp is not None:
         return Plan(world.job.status)  # The garbage collector deletes its children.
-    return _with_observation(world, _decide(world, defaults))
+    plan = _with_observation(world, _decide(world, defaults))
+    if plan.status == world.job.status:
+        return plan  # The time that passes is no reason to write the status.
+    return replace(plan, status=goodput.advance(world, plan.status))
 
 
 def _decide(world: World, defaults: Defaults) -> Plan:

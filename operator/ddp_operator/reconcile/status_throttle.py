@@ -15,7 +15,8 @@ LONGEST_INTERVAL = timedelta(minutes=5)
 ENDING_INTERVAL = timedelta(seconds=5)
 """Minimum time between two status writes while an attempt ends node by node."""
 
-_COUNT_FIELDS = {"ready", "replicas", "next_action", "succeeded_nodes"}
+_COUNT_FIELDS = {"ready", "replicas", "next_action", "succeeded_nodes", "goodput"}
+"""Fields that alone cause no early write. The ledger only follows the other fields."""
 _COUNT_CONDITIONS = {ConditionType.PODS_READY, ConditionType.SUCCEEDED}
 """Conditions whose message counts or names the pods that are not ready yet."""
 

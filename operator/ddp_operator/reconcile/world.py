@@ -52,6 +52,8 @@ class PodView:
     deletion_deadline: datetime | None = None
     """Time at which the grace period ends."""
     node: str | None = None
+    scheduled_at: datetime | None = None
+    """Time at which the pod got its Kubernetes node, if the scheduler reports it."""
     ip: str | None = None
     image: str | None = None
     """Image of the worker container."""
@@ -181,6 +183,7 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         deletion_requested=deadline - grace if deadline is not None else None,
         deletion_deadline=deadline,
         node=spec.get("nodeName"),
+        scheduled_at=_scheduled_at(conditions),
         ip=status.get("podIP"),
         image=worker.get("image"),
         secret=_secret(worker),
@@ -215,6 +218,12 @@ def _phase(status: Mapping[str, Any], termination: Termination | None) -> str:
 
 def _index(label: str) -> int:
     return int(label) if label.isascii() and label.isdigit() else -1
+
+
+def _scheduled_at(conditions: Mapping[str, Any]) -> datetime | None:
+    scheduled = conditions.get("PodScheduled", {})
+    is_scheduled = scheduled.get("status") == "True"
+    return parse_time(scheduled.get("lastTransitionTime")) if is_scheduled else None
 
 
 def _waiting(conditions: Mapping[str, Any], container: Mapping[str, Any]) -> str | None:

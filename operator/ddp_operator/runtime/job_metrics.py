@@ -11,7 +11,9 @@ from typing import Any
 
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
+from pydantic.alias_generators import to_camel
 
+from ddp_operator.api.goodput import Bucket
 from ddp_operator.cluster.base import Manifest
 from ddp_wire.exposition import Samples
 from ddp_wire.families import Family, Kind
@@ -73,10 +75,21 @@ CHECKPOINT_TIME = Family(
     "ddpjob_checkpoint_timestamp_seconds", Kind.GAUGE,
     "Time of the newest committed checkpoint.", _JOB,
 )  # fmt: skip
+TIME = Family(
+    "ddpjob_time_seconds_total", Kind.COUNTER,
+    "Wall-clock time of the job by bucket of its goodput ledger: queued, starting, restoring,"
+    " training, data_wait, checkpoint_stall, redone, hang, recovering or suspended.",
+    (*_JOB, "bucket"),
+)  # fmt: skip
+REDONE_STEPS = Family(
+    "ddpjob_redone_steps_total", Kind.COUNTER,
+    "Updates that an earlier attempt of the job had done already.", _JOB,
+)  # fmt: skip
 
 FAMILIES = (
     INFO, STATE, CONDITION, NODES, READY, RESTARTS, STRAGGLER, LAST_FAILURE, START, COMPLETION,
-    STEP, TOTAL_STEPS, PROGRESS_TIME, LOSS, THROUGHPUT, CHECKPOINT_TIME,
+    STEP, TOTAL_STEPS, PROGRESS_TIME, LOSS, THROUGHPUT, CHECKPOINT_TIME, TIME,
+    REDONE_STEPS,
 )  # fmt: skip
 """All metrics of jobs."""
 
@@ -119,6 +132,7 @@ def _add_job(samples: Samples, job: Manifest) -> None:
     if status:
         _add_status(samples, own, status)
         _add_progress(samples, own, status)
+        _add_goodput(samples, own, status.get("goodput"))
 
 
 def _add_status(samples: Samples, own: tuple[str, str], status: dict[str, Any]) -> None:
@@ -152,6 +166,14 @@ def _add_progress(samples: Samples, own: tuple[str, str], status: dict[str, Any]
     samples.add(LOSS, None if loss is None else float(loss), *own)
     samples.add(THROUGHPUT, progress.get("samplesPerSecond"), *own)
     samples.add(CHECKPOINT_TIME, _seconds(status.get("lastCheckpoint", {}).get("time")), *own)
+
+
+def _add_goodput(samples: Samples, own: tuple[str, str], goodput: dict[str, Any] | None) -> None:
+    if goodput is None:
+        return
+    for bucket in Bucket:
+        samples.add(TIME, goodput.get(to_camel(bucket.field), 0) / 1000, *own, bucket)
+    samples.add(REDONE_STEPS, goodput.get("redoneSteps", 0), *own)
 
 
 def _seconds(time: str | None) -> float | None:

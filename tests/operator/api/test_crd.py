@@ -149,12 +149,12 @@ def test_crd_has_the_subresources_status_and_scale() -> None:
     }
 
 
-def test_kubectl_get_shows_six_columns_and_four_more_with_wide_output() -> None:
+def test_kubectl_get_shows_six_columns_and_five_more_with_wide_output() -> None:
     columns = version()["additionalPrinterColumns"]
     narrow = [c["name"] for c in columns if c.get("priority", 0) == 0]
     wide = [c["name"] for c in columns if c.get("priority", 0) == 1]
     assert narrow == ["Status", "Ready", "Attempt", "Progress", "Loss", "Age"]
-    assert wide == ["Throughput", "ETA", "Checkpoint", "Message"]
+    assert wide == ["Throughput", "ETA", "Checkpoint", "Goodput", "Message"]
 
 
 @pytest.mark.parametrize("column", PRINTER_COLUMNS, ids=lambda c: str(c["name"]))

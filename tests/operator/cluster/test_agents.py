@@ -208,3 +208,17 @@ async def test_case_75_answer_without_the_pods_signature_counts_as_no_answer(
         assert await get_status(port, SECRET) is None
         if len(signature) < 1000:
             assert await get_status(port) == KEPT  # The same answer of a pod without a secret.
+
+
+async def test_client_keeps_the_rank_that_was_ahead_when_the_attempt_ended() -> None:
+    ranks = [heartbeat(rank=2 + i, local_rank=i, step=step) for i, step in enumerate((7, 9, 8))]
+    for phase, kept in (("Training", []), ("Failed", [9])):
+        agent = FakeAgent(agent_status(1, attempt=3, phase=phase, ranks=ranks))
+        server = agent.server()
+        server.start()
+        try:
+            found = await get_status(server.port)
+        finally:
+            await asyncio.to_thread(server.close)
+        assert found is not None
+        assert [one.step for one in found.ranks] == kept

@@ -20,6 +20,7 @@ STATUS: dict[str, Any] = {
     "startTime": "2026-11-25T00:00:00Z",
     "lastFailure": {"reason": "Hung", "pod": "digits-1", "rank": 3, "time": "2026-11-25T00:00:00Z"},
     "progress": {"step": 60, "totalSteps": 120, "loss": "0.25", "samplesPerSecond": 900},
+    "goodput": {"dataWaitMilliseconds": 1500, "redoneSteps": 7},
 }
 
 
@@ -47,6 +48,9 @@ def job(status: dict[str, Any] | None) -> dict[str, Any]:
         ),
         'ddpjob_step{ddpjob="digits",namespace="team-a"} 60.0',
         'ddpjob_loss{ddpjob="digits",namespace="team-a"} 0.25',
+        'ddpjob_time_seconds_total{bucket="data_wait",ddpjob="digits",namespace="team-a"} 1.5',
+        'ddpjob_time_seconds_total{bucket="hang",ddpjob="digits",namespace="team-a"} 0.0',
+        'ddpjob_redone_steps_total{ddpjob="digits",namespace="team-a"} 7.0',
     ],
 )
 def test_status_of_a_job_becomes_series(line: str) -> None:

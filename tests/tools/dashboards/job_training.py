@@ -10,6 +10,7 @@ from tests.tools.dashboards.promql import JOB, WORKERS, aggregate, newest, quant
 
 _EMPTY = "No updates yet, or the worker pods are not scraped"
 _NO_TIMES = "No measured updates in this time"
+_NO_LEDGER = "No such job, or the operator is not scraped"
 
 
 def results() -> Sequence[Panel]:
@@ -35,7 +36,7 @@ def results() -> Sequence[Panel]:
 
 def times() -> Sequence[Panel]:
     """Return the panels of where the time of the ranks goes."""
-    return [_update_duration(), _shares(), _phases()]
+    return [_update_duration(), _shares(), _phases(), _ledger(), _redone_steps()]
 
 
 def _loss() -> Panel:
@@ -95,6 +96,26 @@ def _shares() -> Panel:
         Query(rate(agent.CHECKPOINT_SECONDS, WORKERS, operator="avg"), "checkpoints"),
         Query(rate(agent.EVALUATION_SECONDS, WORKERS, operator="avg"), "evaluations"),
     )
+
+
+def _ledger() -> Panel:
+    text = Text(
+        "Wall-clock time of the job",
+        "s",
+        "Where all time since the creation of the job went; each second is in one bucket.",
+        _NO_LEDGER,
+    )
+    return time_series(text, Query(newest(jobs.TIME, JOB, "bucket"), "{{bucket}}"), width=12)
+
+
+def _redone_steps() -> Panel:
+    text = Text(
+        "Redone updates",
+        "short",
+        "How many updates an earlier attempt had done already.",
+        _NO_LEDGER,
+    )
+    return time_series(text, Query(newest(jobs.REDONE_STEPS, JOB), "redone"), width=12)
 
 
 def _phases() -> Panel:

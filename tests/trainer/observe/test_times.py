@@ -32,3 +32,25 @@ def test_times_for_a_report_are_means_since_the_last_report() -> None:
     now = 5.0
     meter.update()
     assert meter.mean_update() == 1.0
+
+
+def test_times_since_the_first_update_leave_out_what_came_before() -> None:
+    now = 0.0
+    meter = TimeMeter(lambda: now)
+    assert meter.since_first_update() is None
+    meter.data_wait.total = 3.0
+    with meter.apart("checkpoint"):
+        now = 4.0
+    meter.update()
+    meter.data_wait.total = 3.25
+    now = 5.0
+    meter.update()
+    with meter.apart("evaluation"):
+        now = 7.0
+    with meter.apart("checkpoint"):
+        now = 7.5
+    now = 8.0
+    found = meter.since_first_update()
+    assert found is not None
+    assert found.training_seconds == 2.75, "1 s of update without 0.25 s of wait, 2 s of evaluation"
+    assert (found.data_wait_seconds, found.checkpoint_seconds) == (0.25, 0.5)

@@ -7,7 +7,14 @@ from pathlib import Path
 
 from ddp_trainer.ranks.environment import Ranks
 from ddp_wire.activity import SUFFIX, Activity, ActivityWriter
-from ddp_wire.contract import CheckpointInfo, LocalHeartbeat, Progress, RankPhase, RankTimes
+from ddp_wire.contract import (
+    CheckpointInfo,
+    LocalHeartbeat,
+    Progress,
+    RankPhase,
+    RankTimes,
+    TrainingTimes,
+)
 
 MIN_SECONDS = 0.5
 """Shortest time between two heartbeats of the same phase, in seconds."""
@@ -17,7 +24,8 @@ class HeartbeatWriter:
     """Writer of this rank's newest heartbeat: at each phase change, else about twice a second.
 
     Only the training thread writes heartbeats, so the heartbeats of a stuck rank stop. Beside the
-    heartbeat it keeps the activity record, which costs no system call.
+    heartbeat it keeps the activity record, which costs no system call. A killed rank leaves its
+    exact step there.
     """
 
     def __init__(
@@ -42,6 +50,7 @@ class HeartbeatWriter:
         self._step = 0
         self._read_times: Callable[[], RankTimes] | None = None
         self._activity = _create_record(directory, ranks.local_rank)
+        self._read_training_times: Callable[[], TrainingTimes | None] | None = None
         self._heartbeat = LocalHeartbeat(
             attempt=attempt,
             rank=ranks.rank,
@@ -51,9 +60,18 @@ class HeartbeatWriter:
             pid=os.getpid(),
         )
 
-    def measure(self, read_times: Callable[[], RankTimes]) -> None:
-        """Add the rank's times to each heartbeat."""
-        self._read_times = read_times
+    def measure(
+        self,
+        read_times: Callable[[], RankTimes],
+        read_training_times: Callable[[], TrainingTimes | None] | None,
+    ) -> None:
+        """Add the rank's times to each heartbeat.
+
+        Args:
+            read_times: Returns the times for the agent's metrics.
+            read_training_times: Returns the times for the operator. Global rank 0 only.
+        """
+        self._read_times, self._read_training_times = read_times, read_training_times
 
     def phase(self, phase: RankPhase) -> None:
         """Set the phase, and write the heartbeat at once."""
@@ -114,6 +132,8 @@ class HeartbeatWriter:
         self._heartbeat.step = self._step
         if self._read_times is not None:
             self._heartbeat.times = self._read_times()
+        if self._read_training_times is not None:
+            self._heartbeat.training_times = self._read_training_times()
         name = f"{self._heartbeat.local_rank}.json"
         pending = self._directory / f".{name}.tmp"
         try:

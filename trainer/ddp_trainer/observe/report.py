@@ -46,7 +46,7 @@ class Reporter:
         self.heartbeats = heartbeats
         self.rates = RateMeter()
         self.times = TimeMeter()
-        heartbeats.measure(self.times.read)
+        heartbeats.measure(self.times.read, self.times.since_first_update if is_first else None)
         self._cpu = CpuMeter()
         self._events = events
         self._is_first = is_first

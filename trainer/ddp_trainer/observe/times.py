@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from ddp_trainer.observe.wait_clock import WaitClock
-from ddp_wire.contract import RankTimes
+from ddp_wire.contract import RankTimes, TrainingTimes
 from ddp_wire.families import UPDATE_SECONDS_BUCKETS
 
 
@@ -31,6 +31,8 @@ class TimeMeter:
         self._counts = [0] * (len(UPDATE_SECONDS_BUCKETS) + 1)
         self._update_seconds = 0.0
         self._seconds = {"checkpoint": 0.0, "evaluation": 0.0}
+        self._before_first = (0.0, 0.0, 0.0)
+        """Seconds of data waits, checkpoints and evaluations before the end of the first update."""
 
     def update(self) -> None:
         """Record the end of an update. The first one of an attempt only starts the measurement."""
@@ -39,6 +41,8 @@ class TimeMeter:
             seconds = now - self._update_ended - self._apart
             self._counts[bisect_left(UPDATE_SECONDS_BUCKETS, seconds)] += 1
             self._update_seconds += seconds
+        else:
+            self._before_first = self._other_seconds()
         self._update_ended, self._apart = now, 0.0
 
     @contextmanager
@@ -51,6 +55,27 @@ class TimeMeter:
             seconds = self._clock() - start
             self._seconds[name] += seconds
             self._apart += seconds
+
+    def since_first_update(self) -> TrainingTimes | None:
+        """Return the times since the first update, without an update that is under way.
+
+        Return None before the first update has ended.
+        """
+        if self._update_ended is None:
+            return None
+        found = zip(self._other_seconds(), self._before_first, strict=True)
+        data_wait, checkpoint, evaluation = (now - before for now, before in found)
+        # A wait of an update that is under way counts before the update does.
+        data_wait = min(data_wait, self._update_seconds)
+        return TrainingTimes(
+            training_seconds=self._update_seconds + evaluation - data_wait,
+            data_wait_seconds=data_wait,
+            checkpoint_seconds=checkpoint,
+        )
+
+    def _other_seconds(self) -> tuple[float, float, float]:
+        seconds = self._seconds
+        return self.data_wait.total, seconds["checkpoint"], seconds["evaluation"]
 
     def read(self) -> RankTimes:
         """Return the times until now."""

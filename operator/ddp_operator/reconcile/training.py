@@ -1,0 +1,75 @@
+"""Summarise what the agents' newest reports tell about the training of one attempt."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ddp_operator.reconcile.world import World
+from ddp_wire.contract import AgentStatus, Heartbeat
+
+
+@dataclass(frozen=True)
+class Training:
+    """Training of one attempt. None means that no agent has reported it."""
+
+    rank_zero: Heartbeat | None = None
+    """Newest heartbeat of global rank 0."""
+    spawned_at: float | None = None
+    """Unix seconds at which node 0's torchrun had started its ranks."""
+    step: int | None = None
+    """Highest number of completed updates that any rank reports.
+
+    It is exact after the end of an attempt whose agent reported the end. Otherwise it can be as old
+    as the last report, which is a few seconds.
+    """
+    resumed_from: int | None = None
+    """Completed updates in the checkpoint from which the attempt started."""
+    last_progress_at: float | None = None
+    """Unix seconds of the newest progress of any rank."""
+
+
+def observed_training(world: World, attempt: int) -> Training:
+    """Return what the newest reports tell about an attempt."""
+    found = (world.report(pod) for pod in world.pods)
+    reports = [report for report in found if report is not None and report.attempt == attempt]
+    ranks = [rank for report in reports for rank in report.ranks if rank.attempt == attempt]
+    pod = world.pod(0)
+    first = world.report(pod) if pod is not None else None
+    if first is None or first.attempt != attempt:
+        first = None
+    return Training(
+        rank_zero=_rank_zero(first),
+        spawned_at=first.timeline.spawned if first is not None and first.timeline else None,
+        step=_highest(rank.step for rank in ranks),
+        resumed_from=_highest(rank.resumed_from for rank in ranks),
+        last_progress_at=max((rank.at for rank in ranks), default=None),
+    )
+
+
+def repeated_steps(before: int, after: int, reached: int) -> int:
+    """Return how many of the updates from `before` until `after` an earlier attempt had done.
+
+    Args:
+        before: Completed updates of the run at the start.
+        after: Completed updates at the end.
+        reached: Completed updates that earlier attempts had reached.
+    """
+    return max(0, min(after, reached) - before)
+
+
+def repeated_share(before: int, after: int, reached: int) -> float:
+    """Return the share of updates that an earlier attempt had done, see `repeated_steps`.
+
+    Without a complete update, return the share of the update that was under way.
+    """
+    after = max(after, before + 1)
+    return repeated_steps(before, after, reached) / (after - before)
+
+
+def _rank_zero(report: AgentStatus | None) -> Heartbeat | None:
+    if report is None:
+        return None
+    return next((r for r in report.ranks if r.rank == 0 and r.attempt == report.attempt), None)
+
+
+def _highest(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)

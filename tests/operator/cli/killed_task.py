@@ -1,0 +1,49 @@
+"""Task whose ranks are killed at given updates, and which records the updates that it begins."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ddp_trainer.task import RunEnv, Weighted
+from ddp_wire.contract import Env
+from tests.trainer.sample_tasks import ProbeConfig, ProbeTask
+
+
+class KilledConfig(ProbeConfig):
+    """Kills of the first attempts, one per attempt."""
+
+    kills: list[list[int]]
+    """Rank, and number of complete updates of the attempt after which it is killed."""
+    record_dir: str
+    """Folder in which rank 0 counts the updates that each attempt begins."""
+    update_seconds: float = 0.02
+
+
+class KilledTask(ProbeTask):
+    def __init__(self, cfg: KilledConfig, env: RunEnv) -> None:
+        super().__init__(cfg, env)
+        self.killed = cfg
+        self.attempt = int(os.environ[Env.ATTEMPT])
+
+    def loss(self, model: nn.Module, batch: Any) -> Weighted:
+        if model.training:
+            self._begin_update()
+        return super().loss(model, batch)
+
+    def _begin_update(self) -> None:
+        time.sleep(self.killed.update_seconds)
+        if self.attempt <= len(self.killed.kills):
+            rank, updates = self.killed.kills[self.attempt - 1]
+            if self.env.rank == rank and self.passes == updates:
+                os.kill(os.getpid(), signal.SIGKILL)
+        if self.env.rank == 0:
+            with (Path(self.killed.record_dir) / f"{self.attempt}.txt").open("a") as file:
+                file.write("update\n")
+
+
+def build(cfg: KilledConfig, env: RunEnv) -> KilledTask:
+    return KilledTask(cfg, env)

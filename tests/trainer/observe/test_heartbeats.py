@@ -1,0 +1,34 @@
+"""Heartbeats of a rank: the step of each update is recorded, also between two heartbeats."""
+
+from pathlib import Path
+
+import pytest
+
+from ddp_trainer.observe.heartbeats import HeartbeatWriter
+from ddp_trainer.observe.times import TimeMeter
+from ddp_trainer.ranks.environment import Ranks
+from ddp_wire.activity import read_activities
+from ddp_wire.contract import LocalHeartbeat
+
+
+def written(directory: Path) -> LocalHeartbeat:
+    return LocalHeartbeat.model_validate_json((directory / "0.json").read_bytes())
+
+
+def test_each_update_writes_its_step_but_not_a_heartbeat(tmp_path: Path) -> None:
+    writer = HeartbeatWriter(tmp_path / "beats", Ranks(), 3, min_seconds=60.0)
+    for step in (5, 6, 7):
+        writer.step(step)
+    newest = read_activities(tmp_path / "beats")[0]
+    assert (written(tmp_path / "beats").step, newest.step) == (5, 7)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_only_rank_0_writes_the_times_for_the_operator(tmp_path: Path, is_first: bool) -> None:
+    meter = TimeMeter()
+    writer = HeartbeatWriter(tmp_path, Ranks(), 1)
+    writer.measure(meter.read, meter.since_first_update if is_first else None)
+    meter.update()
+    writer.step(1)
+    assert (written(tmp_path).training_times is not None) == is_first
+    assert written(tmp_path).times is not None
