@@ -10,6 +10,7 @@ from typing import Any
 
 from ddp_operator.api.goodput import Bucket, CountedStatus, GoodputStatus
 from ddp_operator.api.status import ConditionType, DDPJobStatus, FailureStatus
+from ddp_operator.reconcile.hangs import HUNG
 from ddp_operator.reconcile.ledger import Ledger
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.training import (
@@ -18,7 +19,6 @@ from ddp_operator.reconcile.training import (
     repeated_share,
     repeated_steps,
 )
-from ddp_operator.reconcile.hangs import HUNG
 from ddp_operator.reconcile.world import World
 from ddp_wire.contract import TrainingTimes
 
