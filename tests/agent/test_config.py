@@ -27,6 +27,8 @@ def test_unset_variables_have_the_defaults_of_the_contract(tmp_path: Path) -> No
     [
         (Env.JOB_UID, None, "DDP_JOB_UID must be set, as it is in the pods of a DDPJob; to"),
         (Env.JOB_UID, "", "DDP_JOB_UID: String should have at least 1 character"),
+        (Env.HANG, '{"stepSeconds": 0}', "DDP_HANG: Input should be greater than 0"),
+        (Env.HANG, "soon", "DDP_HANG: Invalid JSON"),
         (Env.NODE_INDEX, "first", "DDP_NODE_INDEX: Input should be a valid integer"),
         (Env.NODE_INDEX, "-1", "DDP_NODE_INDEX: Input should be greater than or equal to 0"),
         (Env.NODES, "0", "DDP_NODES: Input should be greater than or equal to 1"),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from ddp_agent.config import AgentConfig
+from ddp_agent.hang_limits import HangLimits
 from ddp_operator.builders.env import build_env, checkpoint_path
 from ddp_wire.contract import AGENT_PORT, CHECKPOINT_MOUNT, RENDEZVOUS_PORT_BASE, Env
 from tests.operator.support import UID, new_job
@@ -73,6 +74,17 @@ def test_checkpoint_intervals_are_passed_only_if_given() -> None:
     assert stated[Env.CHECKPOINT_EVERY_SECONDS] == "60"
     assert stated[Env.CHECKPOINT_KEEP] == "9"
     assert not any(name.startswith("DDP_CHECKPOINT") for name in variables())
+
+
+def test_agent_reads_the_limits_of_hangs() -> None:
+    assert Env.HANG not in variables()
+    assert AgentConfig.from_environment(variables()).hang == HangLimits()
+    given = {"stepSeconds": 60, "checkpointSeconds": 7200}
+    hang = AgentConfig.from_environment(variables(hang=given)).hang
+    assert (hang.step_seconds, hang.checkpoint_seconds) == (60, 7200)
+    assert hang.start_seconds == HangLimits().start_seconds
+    off = AgentConfig.from_environment(variables(hang={"detect": False})).hang
+    assert not off.detect
 
 
 def test_jobs_of_one_name_share_checkpoints_only_with_an_explicit_path() -> None:
