@@ -9,9 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ddp_operator.api.job import parse_job
+from ddp_operator.api.job import DDPJob, parse_job
 from ddp_operator.api.status import ConditionType, DDPJobStatus
+from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults, build_pod
+from ddp_operator.cli.rank_output import RankOutput
 from ddp_operator.cli.report_data import JOB_FILE
 from ddp_operator.cli.view import View, summary_lines
 from ddp_operator.cluster.base import Key, Manifest
@@ -35,7 +37,13 @@ class LocalRun:
     """One run of a job on this machine."""
 
     def __init__(
-        self, manifest: Manifest, config_maps: ConfigMaps, home: Path, console: Console
+        self,
+        manifest: Manifest,
+        config_maps: ConfigMaps,
+        home: Path,
+        console: Console,
+        *,
+        verbose: bool,
     ) -> None:
         metadata = manifest["metadata"]
         self._key: Key = (metadata["namespace"], metadata["name"])
@@ -51,10 +59,21 @@ class LocalRun:
         self._cluster = LocalCluster(
             home, self._on_job, self._on_child, self._on_event, config_maps
         )
+        job = parse_job(self._manifest)
+        self._shown = _shown_ranks(job, verbose=verbose)
+        per_node = job.spec.ranks_per_node
+        ranks = [range(i * per_node, (i + 1) * per_node) for i in range(job.spec.nodes)]
+        logs = {
+            self._cluster.log_file(names.pod_name(job, index)): of_node
+            for index, of_node in enumerate(ranks)
+            if any(rank in self._shown for rank in of_node)
+        }
+        self._output = RankOutput(logs, self._view.output, all_ranks=verbose)
 
     async def run(self) -> int:
         """Run the job. Return the exit code of the command."""
         self._handle_interrupts()
+        self._output.start()
         watcher = AgentWatcher(self._cluster, self._queue.add)
         controller = Controller(
             self._cluster, self._cache, DEFAULTS, lambda: datetime.now(UTC), reports=watcher
@@ -69,6 +88,7 @@ class LocalRun:
             finished.cancel()
             await watcher.close()
             await self._cluster.close()
+            await asyncio.to_thread(self._output.close)
             self._view.close()
         return self._conclude()
 
@@ -132,6 +152,9 @@ class LocalRun:
 
     def _interrupt(self) -> None:
         """Suspend the job at the first interrupt. Kill its pods at the second."""
+        if self._finished.is_set():
+            self._output.abandon()
+            return
         self._interrupts += 1
         if self._interrupts == 1:
             message = "Interrupted: saving a checkpoint (press Ctrl-C again to stop at once)"
@@ -139,6 +162,7 @@ class LocalRun:
             spec = {**self._manifest["spec"], "suspend": True}
             self._cluster.put_job({**self._manifest, "spec": spec})
         else:
+            self._output.abandon()
             self._cluster.kill()
             self._finished.set()
 
@@ -158,7 +182,7 @@ class LocalRun:
         if failure is not None and failure.reason == "BadInput":
             self._view.print_line(f"{reason}: {message}", "red")
             return ExitCode.BAD_INPUT
-        if failure is not None and failure.traceback:
+        if failure is not None and failure.traceback and failure.rank not in self._shown:
             self._console.print(failure.traceback, markup=False, highlight=False, soft_wrap=True)
         self._view.print_line(f"{reason}: {message}; logs: {logs}", "red")
         return ExitCode.FAILED
@@ -170,13 +194,27 @@ class LocalRun:
             self._console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
+def _shown_ranks(job: DDPJob, *, verbose: bool) -> range:
+    """Return the ranks whose output is shown. A task has a progress line instead."""
+    if verbose:
+        return range(job.spec.nodes * job.spec.ranks_per_node)
+    return range(0 if job.spec.command is None else 1)
+
+
 async def run_locally(
-    manifest: Manifest, config_maps: ConfigMaps, home: Path, console: Console
+    manifest: Manifest,
+    config_maps: ConfigMaps,
+    home: Path,
+    console: Console,
+    *,
+    verbose: bool = False,
 ) -> int:
     """Run one job on this machine. Return the exit code of the command.
+
+    The output of rank 0 is shown if the job has a command. With `verbose`, that of all ranks is.
 
     Raises:
         ClusterError: The job needs something that only a cluster has.
     """
     check_runs_locally(build_pod(parse_job(manifest), 0, 1, DEFAULTS), config_maps)
-    return await LocalRun(manifest, config_maps, home, console).run()
+    return await LocalRun(manifest, config_maps, home, console, verbose=verbose).run()

@@ -39,13 +39,19 @@ def main() -> None:
     show_default=True,
     help="Folder of volumes (checkpoints) and logs.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Show the log of the operator.")
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Show the output of all ranks, each line after its rank, and the log of the operator.",
+)
 def run(file: Path, settings: tuple[str, ...], home: Path, verbose: bool) -> None:
     """Run the DDPJob in FILE on this machine, without a cluster.
 
     Pods are processes on loopback addresses. The rest is the same code as on a cluster. A second
-    run resumes from the newest checkpoint. Ctrl-C saves a checkpoint and stops. The exit code is 0
-    when the job completes, 1 when it fails, 2 when the input is invalid, 130 after Ctrl-C.
+    run resumes from the newest checkpoint. The output of rank 0 is shown if the job has a command.
+    Ctrl-C saves a checkpoint and stops. The exit code is 0 when the job completes, 1 when it fails,
+    2 when the input is invalid, 130 after Ctrl-C.
     """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.ERROR, format="%(name)s: %(message)s"
@@ -54,7 +60,10 @@ def run(file: Path, settings: tuple[str, ...], home: Path, verbose: bool) -> Non
     try:
         manifest = load_manifest(file, settings)
         name = manifest["metadata"]["name"]
-        code = asyncio.run(run_locally(manifest, load_config_maps(file), home / name, console))
+        config_maps = load_config_maps(file)
+        code = asyncio.run(
+            run_locally(manifest, config_maps, home / name, console, verbose=verbose)
+        )
     except (InvalidJobError, ClusterError) as error:
         click.echo(f"ddpjob: {error}", err=True)
         sys.exit(ExitCode.BAD_INPUT)

@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.segment import Segment, Segments
 from rich.table import Column
 
 from ddp_operator.api.status import ConditionType, DDPJobStatus
@@ -40,6 +41,12 @@ class View:
         """Print one line after the current time."""
         clock = datetime.now(UTC).astimezone().strftime("%H:%M:%S")
         self._console.print(f"{clock} {escape(text)}", style=style, highlight=False, soft_wrap=True)
+
+    def output(self, text: str) -> None:
+        """Print whole lines of the ranks as they are. Safe to call from any thread."""
+        encoding = self._console.encoding
+        printable = text.encode(encoding, "replace").decode(encoding)
+        self._console.print(Segments([Segment(printable)]), soft_wrap=True)
 
     def event(self, event: Event) -> None:
         """Print an Event."""

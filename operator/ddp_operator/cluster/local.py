@@ -95,9 +95,9 @@ class LocalCluster:
         own = {"generation": generation, "creationTimestamp": created}
         self._store({**job, "metadata": {**metadata, **own}, "status": status})
 
-    def log_files(self) -> list[Path]:
-        """Return the log files of all existing pods."""
-        return [pod.log_file for pod in self._pods.values()]
+    def log_file(self, pod: str) -> Path:
+        """Return the file with the output of all pods of this name, which need not exist yet."""
+        return self._home / "logs" / f"{pod}.log"
 
     async def get_job(self, key: Key) -> Manifest | None:
         """See `Cluster`."""
@@ -241,7 +241,8 @@ class LocalCluster:
             claims = [v["persistentVolumeClaim"] for v in _checkpoint_volumes(manifest)]
             directory = self._home / "volumes" / claims[0]["claimName"] / subpath
             environment[Env.CHECKPOINT_DIR] = str(directory)
-        return LocalPod(manifest, home, {**os.environ, **environment}, self._publish)
+        log_file = self.log_file(manifest["metadata"]["name"])
+        return LocalPod(manifest, home, log_file, {**os.environ, **environment}, self._publish)
 
     def _address(self, index: int) -> str:
         return f"{self._network}.{_FIRST_HOST + index}"

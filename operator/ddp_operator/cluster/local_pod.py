@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import aiohttp
 
@@ -30,6 +30,7 @@ class LocalPod:
         self,
         manifest: Manifest,
         home: Path,
+        log_file: Path,
         environment: Mapping[str, str],
         on_change: Callable[["LocalPod"], None],
     ) -> None:
@@ -38,14 +39,14 @@ class LocalPod:
         Args:
             manifest: Manifest of the pod.
             home: Folder of the pod's files.
+            log_file: File to which the output of the container is appended.
             environment: All environment variables of the process.
             on_change: Called after each change of the manifest.
         """
         self.manifest = manifest
-        self._home, self._environment, self._on_change = home, dict(environment), on_change
+        self._home, self._log_file = home, log_file
+        self._environment, self._on_change = dict(environment), on_change
         self._process: asyncio.subprocess.Process | None = None
-        self._log: IO[bytes] | None = None
-        self._killing: asyncio.Task[None] | None = None
 
     @property
     def name(self) -> str:
@@ -56,11 +57,6 @@ class LocalPod:
     def uid(self) -> str:
         """Return the uid of the pod."""
         return str(self.manifest["metadata"]["uid"])
-
-    @property
-    def log_file(self) -> Path:
-        """Return the file with the output of the container."""
-        return self._home.parent.parent / "logs" / f"{self.name}.log"
 
     def project_annotations(self) -> None:
         """Update the downward-API file atomically by a rename, as the kubelet does."""
@@ -73,9 +69,9 @@ class LocalPod:
     async def run(self, session: aiohttp.ClientSession) -> None:
         """Start the container, probe it until it ends, and publish how it ended."""
         self._home.mkdir(parents=True, exist_ok=True)
-        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        self._log_file.parent.mkdir(parents=True, exist_ok=True)
         self.project_annotations()
-        with self.log_file.open("ab") as log:
+        with self._log_file.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *_command(self.manifest),
                 env=self._environment,

@@ -89,3 +89,40 @@ def test_job_that_needs_a_cluster_is_refused_before_it_starts(
     assert ended.returncode == 2
     assert f"ddpjob: {sentence}" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+PROGRAM = """
+import os, sys, time
+rank, attempt = int(os.environ["RANK"]), int(os.environ["DDP_ATTEMPT"])
+print(f"rank {rank} of attempt {attempt}")
+sys.stdout.buffer.write(b"caf\\xe9 " + b"x" * 200_000 + b"\\n")
+time.sleep(0.5)
+if attempt == 1 and rank == 1:
+    raise ValueError("first try")
+if attempt == 1:
+    time.sleep(60)
+print("last line of", rank, end="")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["-v"]], ids=["rank 0", "all ranks"])
+def test_output_of_a_command_is_shown_in_all_attempts(tmp_path: Path, options: list[str]) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    job = JOB.replace("[python, train.py]", f"[python, {program}], nodes: 2, standby: false")
+    command = [sys.executable, "-m", "ddp_operator.cli.main", "run", write(tmp_path, job)]
+    done = subprocess.run(
+        [*command, "--dir", str(tmp_path / "runs"), *options],
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    lines = done.stdout.decode().splitlines()
+    assert done.returncode == 0, done.stdout[-2000:]
+    prefixes = {0: "[rank 0] ", 1: "[rank 1] "} if options else {0: ""}
+    for rank, prefix in prefixes.items():
+        assert [f"{prefix}rank {rank} of attempt {n}" in lines for n in (1, 2)] == [True, True]
+        assert f"{prefix}last line of {rank}" in lines
+        assert any(line.startswith(f"{prefix}caf\ufffd xxx") for line in lines)
+    assert any("rank 1 of attempt" in line for line in lines) is bool(options)
