@@ -52,7 +52,7 @@ os._exit(0)  # At once: no time passes between the last heartbeat and the end.
 
 
 def test_agent_waits_after_a_failed_attempt_and_runs_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stub_torchrun(
         monkeypatch,
@@ -70,7 +70,7 @@ if attempt == 1:
     assert failed.failure is not None
     assert (failed.failure.exit_code, failed.failure.message) == (7, "ValueError: no")
     assert node.status.failure is None, "a new attempt starts without the old failure"
-    assert "attempt 1: rank 0 failed: ValueError: no" in capfd.readouterr().out
+    assert "attempt 1: rank 0 failed: ValueError: no" in caplog.text
 
 
 @pytest.mark.parametrize("how", ["stop", "terminate"])

@@ -79,7 +79,7 @@ class Hanging:
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Weighted:
         if not model.training:
-            time.sleep(self.cfg.slow_seconds if self.evaluates_slowly() else 0.0)
+            self._evaluate_slowly()
             return self._of(model, batch)
         self.passes += 1
         first = self.passes == 1
@@ -97,10 +97,11 @@ class Hanging:
             pipe.read_text()
         return self._of(model, batch)
 
-    def evaluates_slowly(self) -> bool:
-        """Return whether this is the first batch of an evaluation."""
-        since, self.evaluated = time.monotonic() - self.evaluated, time.monotonic()
-        return since > 1.0
+    def _evaluate_slowly(self) -> None:
+        """Delay the first batch of an evaluation."""
+        if time.monotonic() - self.evaluated > 1.0:
+            time.sleep(self.cfg.slow_seconds)
+        self.evaluated = time.monotonic()
 
     def _of(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Weighted:
         x, y = batch

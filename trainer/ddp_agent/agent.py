@@ -5,6 +5,7 @@ import shlex
 import socket
 from pathlib import Path
 
+from ddp_agent import logs
 from ddp_agent.attempt_process import AttemptProcess, AttemptStarter
 from ddp_agent.barrier import StartBarrier
 from ddp_agent.clock import Ticker
@@ -94,6 +95,7 @@ class Agent:
 
     def _run_attempt(self, attempt: int) -> None:
         """Run one attempt to its end: it succeeds, fails or is interrupted."""
+        logs.begin_attempt(attempt)
         self._starter.ensure_standby()
         launch = prepare(self._config, attempt, self._scratch)
         self._reporter.start_attempt(attempt, launch.line)
@@ -102,7 +104,7 @@ class Agent:
             self._reporter.interrupted(interruption)
             self._conclude_interrupted(interruption)
             return
-        print(f"ddp-agent: attempt {attempt}: {shlex.join(launch.line)}", flush=True)
+        _log.info("attempt %d: %s", attempt, shlex.join(launch.line))
         self._reporter.launched()
         process = self._starter.start(launch)
         interruption = self._watch(process, launch)
@@ -186,7 +188,9 @@ class Agent:
             return
         preempted = failure.exit_code == ExitCode.PREEMPTED
         self._reporter.enter(AgentPhase.PREEMPTED if preempted else AgentPhase.FAILED, failure)
-        print(f"ddp-agent: attempt {attempt}: {to_sentence(failure)}", flush=True)
+        fields = {} if failure.rank is None else {"rank": failure.rank}
+        level = logging.INFO if preempted else logging.ERROR
+        _log.log(level, "attempt %d: %s", attempt, to_sentence(failure), extra={"fields": fields})
 
     def _exit_code(self) -> int:
         """Return the exit code that tells the operator how the last attempt ended."""

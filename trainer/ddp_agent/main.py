@@ -8,6 +8,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
+from ddp_agent import logs
 from ddp_agent.agent import Agent
 from ddp_agent.attempt_process import AttemptStarter
 from ddp_agent.barrier import start_barrier
@@ -32,13 +33,13 @@ def main(standby: Standby | None = None) -> None:
     Args:
         standby: Standby that has been started early. The agent takes it over.
     """
-    logging.basicConfig(level=logging.INFO, format="ddp-agent: %(message)s", stream=sys.stderr)
+    logs.configure()
     try:
         config = AgentConfig.from_environment()
     except BadEnvironmentError as error:
         if standby is not None:
             standby.close()
-        sys.exit(f"ddp-agent: {error}")
+        sys.exit(logs.format_line(str(error), logging.CRITICAL))
     os.environ.pop(Env.AGENT_SECRET, None)  # No program of the user needs it.
     adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="ddp-agent-") as scratch:
@@ -50,7 +51,8 @@ def main(standby: Standby | None = None) -> None:
             barrier = start_barrier(config, reporter.cell.count_news)
         except OSError as error:
             starter.close()
-            sys.exit(f"ddp-agent: port {config.barrier_port} must be free: {error}")
+            message = f"port {config.barrier_port} must be free: {error}"
+            sys.exit(logs.format_line(message, logging.CRITICAL))
         agent = Agent(
             config,
             Path(scratch),

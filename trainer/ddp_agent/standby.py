@@ -9,6 +9,7 @@ import contextlib
 import gc
 import importlib
 import json
+import logging
 import os
 import select
 import signal
@@ -17,6 +18,8 @@ import threading
 import time
 from collections.abc import Iterator
 from typing import Any
+
+from ddp_agent import logs
 
 PRELOADED_MODULES = (
     "ddp_agent.torchrun",
@@ -87,7 +90,8 @@ def main() -> None:
 def _exit_if_threaded() -> None:
     """Exit if this process has several threads, because a fork has only the calling thread."""
     if threading.active_count() > 1:
-        sys.exit("ddp-agent: the standby has several threads, so attempts start cold")
+        message = "the standby has several threads, so attempts start cold"
+        sys.exit(logs.format_line(message, logging.WARNING))
 
 
 def _fork(order: dict[str, Any], descriptors: list[int]) -> tuple[int, str]:

@@ -4,6 +4,7 @@ Besides `torchrun_patches`, it is the only module of the agent that imports torc
 launcher process, not in the agent itself.
 """
 
+import logging
 import os
 import sys
 import time
@@ -17,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, parse_args, run
 
-from ddp_agent import torchrun_patches
+from ddp_agent import logs, torchrun_patches
 from ddp_agent.entry import run_rank
 from ddp_agent.failures import FAILURE_FILE_ENV, describe, from_exception, traceback_in_logs
 from ddp_agent.warm import NVML_CHECK
@@ -102,7 +103,8 @@ def main(arguments: list[str], *, warm: bool = False) -> int:
         return 128 + int(error.sigval)
     except Exception as error:  # noqa: BLE001 (every failure of torchrun must be reported)
         failure = from_exception(error, attempt, time.time())
-        print(f"ddp-agent: torchrun failed: {failure.message}", file=sys.stderr)
+        line = logs.format_line(f"torchrun failed: {failure.message}", logging.ERROR)
+        print(line, file=sys.stderr)
     else:
         return 0
     Path(os.environ[FAILURE_FILE_ENV]).write_text(failure.to_json(), encoding="utf-8")

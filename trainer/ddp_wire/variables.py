@@ -44,6 +44,8 @@ class Env(StrEnum):
     """Import path `package.module:function` of the task, if the job sets `task`."""
     CONFIG = "DDP_CONFIG"
     """JSON object: `config` of the job."""
+    LOG_FORMAT = "DDP_LOG_FORMAT"
+    """`json` if the agent logs one JSON object per line. Text when unset."""
     STANDBY = "DDP_STANDBY"
     """`true` if the agent forks attempts from a warm standby."""
     HANG = "DDP_HANG"

@@ -28,12 +28,12 @@ def checkpoint_path(job: DDPJob) -> str:
     return given or f"{job.metadata.name}-{job.metadata.uid}"
 
 
-def build_env(job: DDPJob, index: int) -> list[dict[str, Any]]:
+def build_env(job: DDPJob, index: int, log_format: str = "text") -> list[dict[str, Any]]:
     """Return the variables of the wire contract, of the network section and of the user.
 
     The user's variables come last, because the last one of a name takes effect.
     """
-    variables = _contract(job, index) | _workload(job) | _network(job)
+    variables = _contract(job, index, log_format) | _workload(job) | _network(job)
     from_user = [e.model_dump(by_alias=True, exclude_none=True) for e in job.spec.env or []]
     from_fields = [
         {"name": str(name), "valueFrom": {"fieldRef": {"fieldPath": path}}}
@@ -43,7 +43,7 @@ def build_env(job: DDPJob, index: int) -> list[dict[str, Any]]:
     return fixed + from_fields + from_user
 
 
-def _contract(job: DDPJob, index: int) -> dict[str, str]:
+def _contract(job: DDPJob, index: int, log_format: str) -> dict[str, str]:
     return {
         Env.JOB_NAME: job.metadata.name,
         Env.JOB_NAMESPACE: job.metadata.namespace,
@@ -55,6 +55,7 @@ def _contract(job: DDPJob, index: int) -> dict[str, str]:
         Env.RENDEZVOUS_PORT_BASE: str(RENDEZVOUS_PORT_BASE),
         Env.POD_ADDRESS: names.pod_address(job, index),
         Env.AGENT_PORT: str(AGENT_PORT),
+        Env.LOG_FORMAT: log_format,
         Env.STANDBY: str(job.spec.uses_standby).lower(),
     }
 

@@ -29,6 +29,8 @@ class Defaults:
 
     image: str
     image_pull_policy: str = "IfNotPresent"
+    log_format: str = "text"
+    """Format of the agents' log lines: text or json."""
 
 
 _SCRAPED = {
@@ -174,7 +176,7 @@ def _container(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
         "imagePullPolicy": policy.value if policy else defaults.image_pull_policy,
         # -P: no module of the user's working directory may replace one of the agent.
         "command": ["python3", "-P", "-m", "ddp_agent"],
-        "env": build_env(job, index),
+        "env": build_env(job, index, defaults.log_format),
         "ports": [
             {"name": "agent", "containerPort": contract.AGENT_PORT},
             {"name": "barrier", "containerPort": contract.BARRIER_PORT},

@@ -69,10 +69,10 @@ def _shared_defaults(world: World, defaults: Defaults) -> Defaults:
     """
     pods, status = world.job.status.pods, world.job.status
     if pods is not None:
-        return Defaults(pods.image, pods.image_pull_policy)
+        return replace(defaults, image=pods.image, image_pull_policy=pods.image_pull_policy)
     peers = (p.image for p in world.pods if p.spec_hash == status.attempt_spec_hash)
     image = next((image for image in peers if image), defaults.image)
-    return Defaults(image, defaults.image_pull_policy)
+    return replace(defaults, image=image)
 
 
 def _is_replaceable(world: World, pod: PodView) -> bool:

@@ -10,8 +10,8 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
-from datetime import UTC, datetime
-from typing import Any
+
+from ddp_wire.logs import JsonFormatter
 
 _fields: ContextVar[dict[str, str | int]] = ContextVar("fields", default={})  # noqa: B039 (replaced, never changed)
 
@@ -33,6 +33,11 @@ def add_log_fields(**fields: str | int | None) -> None:
     _fields.set({**_fields.get(), **known})
 
 
+def present_fields() -> dict[str, str | int]:
+    """Return the fields of a line that is written now."""
+    return _fields.get()
+
+
 class TextFormatter(logging.Formatter):
     """Formatter of lines like `time LEVEL logger: message job=team-a/digits attempt=2`."""
 
@@ -42,30 +47,15 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
         """Return exactly one line for any message. A traceback follows on separate lines."""
         line = super().formatMessage(record).replace("\n", "\\n")
-        return line + "".join(f" {name}={_quoted(value)}" for name, value in _fields.get().items())
-
-
-class JsonFormatter(logging.Formatter):
-    """Formatter of one JSON object per line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the record as JSON."""
-        entry: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-            **_fields.get(),
-        }
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry)
+        return line + "".join(
+            f" {name}={_quoted(value)}" for name, value in present_fields().items()
+        )
 
 
 def configure(level: str, style: str) -> None:
     """Log to standard error, as text or json."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+    handler.setFormatter(JsonFormatter(present_fields) if style == "json" else TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("kopf").setLevel(logging.WARNING)
     # The reactor logs its end as a traceback; `app` logs it as one sentence.

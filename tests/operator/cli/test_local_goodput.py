@@ -89,7 +89,7 @@ def repeated_updates(home: Path, kills: list[list[int]]) -> int:
 async def test_ledger_of_a_run_with_killed_ranks(tmp_path: Path, seed: int) -> None:
     rng = random.Random(f"{os.environ.get('DDP_SEED', '0')} {seed}")  # noqa: S311
     kills = [[rng.randrange(2), rng.randrange(SAVE_EVERY + 1, 2 * SAVE_EVERY)] for _ in range(2)]
-    run = RecordedRun(job(tmp_path, kills), {}, tmp_path, Console(quiet=True))
+    run = RecordedRun(job(tmp_path, kills), {}, tmp_path, Console(quiet=True), verbose=False)
     assert await run.run() == 0
     goodput = run.status.goodput
     assert goodput is not None

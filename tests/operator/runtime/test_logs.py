@@ -11,9 +11,10 @@ from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import ClusterError, Key
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
-from ddp_operator.runtime.logs import JsonFormatter, TextFormatter, add_log_fields, log_fields
+from ddp_operator.runtime.logs import TextFormatter, add_log_fields, log_fields, present_fields
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.workers import Activity, work
+from ddp_wire.logs import JsonFormatter
 from tests.operator.fake_cluster import DirectReports, FakeCluster
 from tests.operator.support import NOW, job_manifest
 
@@ -32,7 +33,7 @@ class Lines(logging.Handler):
         self.lines.append(self.format(record))
 
 
-@pytest.fixture(params=[TextFormatter, JsonFormatter], ids=["text", "json"])
+@pytest.fixture(params=[TextFormatter, lambda: JsonFormatter(present_fields)], ids=["text", "json"])
 def lines(request: pytest.FixtureRequest) -> Iterator[Lines]:
     handler = Lines(request.param())
     logger = logging.getLogger("ddp_operator")
