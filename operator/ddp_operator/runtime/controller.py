@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -99,6 +100,7 @@ class Controller:
         self._blocked: dict[Key, str] = {}
         self._undecided_since: dict[Key, datetime] = {}
         self._warned: dict[Key, str] = {}
+        self._delayed: dict[Key, int] = {}
         self._written: dict[Key, datetime] = {}
         self._minor_writes: dict[Key, TokenBucket] = {}
         self._attempts: FairBudget[Key] = FairBudget(ATTEMPTS, SHARED_ATTEMPTS, shortest_turn=0.0)
@@ -155,18 +157,26 @@ class Controller:
         add_log_fields(
             attempt=plan.status.attempt or None, cause=failure.reason if failure else None
         )
-        wait = seconds_until_write(world, plan, self._written.get(key))
-        if is_minor(world, plan):
-            wait = max(wait, self._minor_writes_of(key).seconds_until_token(world.now.timestamp()))
-        if _starts_again(job, plan):
-            wait = max(wait, self._attempts.wait(key, world.now.timestamp()))
+        wait = await self._seconds_to_wait(key, raw, world, plan)
         if wait > 0.0:
             return min(wait, plan.requeue_seconds or wait)
         return await self._apply(key, raw, job, plan)
 
+    async def _seconds_to_wait(self, key: Key, raw: Manifest, world: World, plan: Plan) -> float:
+        """Return for how long a plan must wait: for its status write, or for its new attempt."""
+        wait, now = seconds_until_write(world, plan, self._written.get(key)), world.now.timestamp()
+        if is_minor(world, plan):
+            wait = max(wait, self._minor_writes_of(key).seconds_until_token(now))
+        if _starts_again(world.job, plan):
+            share = self._attempts.wait(key, now)
+            if share > 0.0:
+                await self._report_delay(key, raw, plan.status.attempt, share)
+            wait = max(wait, share)
+        return wait
+
     def _forget(self, key: Key) -> None:
         """Forget a job that no longer exists."""
-        states = (self._blocked, self._undecided_since, self._warned, self._written)
+        states = (self._blocked, self._undecided_since, self._warned, self._delayed, self._written)
         for state in (*states, self._minor_writes, self._decision_seconds):
             state.pop(key, None)
         self._attempts.forget(key)
@@ -197,6 +207,18 @@ class Controller:
         _log.error("the job is invalid and is not reconciled: %s", sentence)
         written = await self._write_status(raw, status)
         await self._cluster.emit(written, Event(EventType.WARNING, INVALID, sentence))
+
+    async def _report_delay(self, key: Key, raw: Manifest, attempt: int, seconds: float) -> None:
+        """Log and publish once per attempt that it waits for its share of the attempts."""
+        if self._delayed.get(key) == attempt:
+            return
+        self._delayed[key] = attempt
+        text = (
+            f"attempt {attempt} starts in up to {math.ceil(seconds)} s, because the job has begun"
+            " many attempts in a short time, and further ones take turns with those of other jobs"
+        )
+        _log.info("%s", text)
+        await self._cluster.emit(raw, Event(EventType.NORMAL, "AttemptDelayed", text))
 
     async def refresh(self, key: Key) -> None:
         """Read a job again after a write showed that the cache lags behind."""

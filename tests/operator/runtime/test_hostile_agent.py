@@ -1,5 +1,6 @@
 """Agents that change what they say without end: the cost of their job is bounded."""
 
+import re
 from datetime import timedelta
 
 from ddp_operator.runtime.controller import MINOR_WRITES
@@ -40,3 +41,7 @@ async def test_case_81_false_checkpoints_and_failures_cause_a_bounded_number_of_
         bench.set_agent_status("digits-1", agent_status(1, attempt=attempt))
         await bench.reconcile()
     assert 30 < bench.status().attempt <= 4 + 32 + SECONDS * (1 / 30 + 1) + 2
+    delayed = [event.message for event in bench.cluster.events if event.reason == "AttemptDelayed"]
+    assert len(delayed) > SECONDS / 2
+    assert len(delayed) == len(set(delayed)), "one Event for each attempt"
+    assert re.match(r"attempt \d+ starts in up to 1 s, because the job has begun", delayed[0])
