@@ -1,6 +1,7 @@
 """Work queue: deduplication, one worker per key, delays and backoff."""
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -130,9 +131,29 @@ def test_backoff_doubles_up_to_its_cap() -> None:
             await queue.get()
             queue.done("a")
             full = min(60.0, 2.0**failures)
-            assert full / 2 <= delay <= full
+            assert full / 2 <= delay <= min(60.0, 1.5 * full)
 
     in_fake_time(body)
+
+
+@pytest.mark.parametrize("shortest", [True, False])
+def test_jitter_adds_no_request_in_the_long_run(
+    monkeypatch: pytest.MonkeyPatch, shortest: bool
+) -> None:
+    """A refused job of 4 pods makes at most 8 creations in 30 s: 4, and one per backoff."""
+    monkeypatch.setattr(random.Random, "uniform", lambda _, low, high: low if shortest else high)
+
+    async def body(queue: WorkQueue[str]) -> None:
+        passed = full = 0.0
+        for failures in range(40):
+            passed += queue.retry("a")
+            await queue.get()
+            queue.done("a")
+            nominal = min(60.0, 0.2 * 2.0**failures)
+            full += nominal
+            assert full - nominal / 2 - 1e-9 <= passed <= full + 1e-9
+
+    in_fake_time(body, base=0.2)
 
 
 def test_failed_key_is_handed_out_after_its_backoff() -> None:
