@@ -120,9 +120,11 @@ class Agents:
 
     def see(self, event: dict[str, Any]) -> None:
         """Learn of a pod's start, change or end from a watch event."""
+        if event["type"] not in {"ADDED", "MODIFIED", "DELETED"}:
+            return  # The watch has ended with an error, whose status is a text.
         pod = event["object"]
         address = pod.get("status", {}).get("podIP")
-        if event["type"] not in {"ADDED", "MODIFIED", "DELETED"} or not address:
+        if not address:
             return
         metadata, known = pod["metadata"], self._agents.get(address)
         if event["type"] == "DELETED":
