@@ -26,12 +26,13 @@ class HangLimits(BaseModel):
     evaluation_seconds: PositiveInt = HANG_EVALUATION_SECONDS
     checkpoint_seconds: PositiveInt = HANG_CHECKPOINT_SECONDS
 
-    def of(self, activity: Activity, p99_seconds: float) -> float:
+    def of(self, activity: Activity, p99_seconds: float | None) -> float:
         """Return the limit of an activity.
 
         Args:
             activity: The activity.
-            p99_seconds: 99th percentile of the duration of the updates so far.
+            p99_seconds: 99th percentile of the duration of the updates so far. None while too few
+                are known: then an update may take as long as a start.
         """
         match activity:
             case Activity.STARTING:
@@ -40,6 +41,8 @@ class HangLimits(BaseModel):
                 return self.evaluation_seconds
             case Activity.CHECKPOINT | Activity.ENDING:
                 return self.checkpoint_seconds
+            case _ if p99_seconds is None:
+                return max(self.start_seconds, self.step_seconds)
             case _:
                 return max(self.step_seconds, _P99_FACTOR * p99_seconds)
 

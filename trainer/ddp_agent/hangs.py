@@ -40,6 +40,8 @@ LOOK_SECONDS = 1.0
 """Seconds between two looks at the activity records."""
 ANSWER_SECONDS = 2.0
 """Longest wait for the ranks' answers, in seconds."""
+_FEWEST_UPDATES = 3
+"""Updates from which their duration is known."""
 _PAUSED_SECONDS = 5.0
 """Gap between two looks after which the agent itself was paused, and its ranks with it."""
 _MOST_STACKS = 8
@@ -104,7 +106,9 @@ class HangDetector:
     ) -> bool:
         done = {one.local_rank for one in beats if one.phase is RankPhase.DONE}
         running = [record for local_rank, record in records.items() if local_rank not in done]
-        p99 = max((p99_seconds(one) for one in beats), default=0.0)
+        durations = [p99_seconds(one) for one in beats]
+        known = [seconds for seconds in durations if seconds is not None]
+        p99 = max(known) if known and len(known) == len(durations) else None
         return bool(running) and all(
             now - max(record.since, self._not_before) > self._limits.of(record.activity, p99)
             for record in running
@@ -138,14 +142,19 @@ class HangDetector:
         return _with_few_stacks(found)
 
 
-def p99_seconds(heartbeat: LocalHeartbeat) -> float:
-    """Return an upper bound of the 99th percentile of the duration of a rank's updates."""
+def p99_seconds(heartbeat: LocalHeartbeat) -> float | None:
+    """Return an upper bound of the 99th percentile of the duration of a rank's updates.
+
+    Return None while the attempt has too few updates.
+    """
     counts = heartbeat.times.updates if heartbeat.times else []
+    if sum(counts) < _FEWEST_UPDATES:
+        return None
     below, wanted = 0, 0.99 * sum(counts)
     for count, bound in zip(counts, UPDATE_SECONDS_BUCKETS, strict=False):
         below += count
         if below >= wanted:
-            return bound if sum(counts) else 0.0
+            return bound
     # The last bucket has no upper bound. The mean of its updates cannot exceed the total.
     total = heartbeat.times.update_seconds if heartbeat.times else 0.0
     return total if math.isfinite(total) else 0.0
