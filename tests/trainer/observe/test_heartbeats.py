@@ -23,6 +23,17 @@ def test_each_update_writes_its_step_but_not_a_heartbeat(tmp_path: Path) -> None
     assert (written(tmp_path / "beats").step, newest.step) == (5, 7)
 
 
+def test_agent_knows_three_durations_as_soon_as_there_are_three(tmp_path: Path) -> None:
+    meter, writer = TimeMeter(), HeartbeatWriter(tmp_path, Ranks(), 1, min_seconds=60.0)
+    writer.measure(meter.read, None)
+    for step in range(1, 6):
+        meter.update()
+        writer.step(step)
+    times = written(tmp_path).times
+    assert times is not None
+    assert sum(times.updates) == 3
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_only_rank_0_writes_the_times_for_the_operator(tmp_path: Path, is_first: bool) -> None:
     meter = TimeMeter()

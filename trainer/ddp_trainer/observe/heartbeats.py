@@ -16,6 +16,8 @@ from ddp_wire.contract import (
     TrainingTimes,
 )
 
+_KNOWN_UPDATES = 4
+"""Updates of an attempt after which three durations are known: the first one has none."""
 MIN_SECONDS = 0.5
 """Shortest time between two heartbeats of the same phase, in seconds."""
 
@@ -47,7 +49,7 @@ class HeartbeatWriter:
         self._directory = directory
         self._min_seconds = min_seconds
         self._written = 0.0
-        self._step = 0
+        self._step = self._updates = 0
         self._read_times: Callable[[], RankTimes] | None = None
         self._activity = _create_record(directory, ranks.local_rank)
         self._read_training_times: Callable[[], TrainingTimes | None] | None = None
@@ -96,13 +98,17 @@ class HeartbeatWriter:
     def step(self, step: int) -> None:
         """Set the number of updates done.
 
-        The first update of the attempt is written at once, because it ends a recovery.
+        The first update of the attempt is written at once, because it ends a recovery, and so is
+        the one after which the agent knows how long an update takes.
         """
+        self._updates += 1
         self._step = step
         if self._activity is not None:
             self._activity.step(step)
         if self._heartbeat.first_step_at is None:
             self._heartbeat.first_step_at = time.time()
+            self._write()
+        elif self._updates == _KNOWN_UPDATES:
             self._write()
         else:
             self.refresh()
