@@ -1,6 +1,7 @@
 """A rank that is slower than the others is named, and equal ranks never are."""
 
 import random
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -131,8 +132,7 @@ def test_rank_slowed_by_a_third_is_named_within_30_updates(launcher: Launcher) -
     assert gang.wait() == [0, 0]
     events = gang.events()
     (index,) = [i for i, one in enumerate(events) if "times as long" in one.get("message", "")]
-    assert events[index]["message"].startswith(
-        "rank 1 needs 1.3 times as long as the others for its"
-    )
+    message = events[index]["message"]
+    assert re.match(r"rank 1 needs 1\.[2-5] times as long as the others for its forward", message)
     after = next(one["step"] for one in events[index:] if one["event"] == "progress")
     assert 60 < after <= 90
