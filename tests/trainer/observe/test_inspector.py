@@ -12,6 +12,7 @@ from ddp_wire.contract import RankInspection
 from tests.trainer.rank_processes import Launcher
 
 TASK = ["--task=sample_tasks:build", "--global_batch=6", "--epochs=100000"]
+TASK += ["--task.eval_samples=0"]
 
 
 def ask(folder: Path, rank: int) -> RankInspection:
