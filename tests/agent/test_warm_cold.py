@@ -3,9 +3,11 @@
 Each program runs in both ways, with two ranks. Output, exit code and random streams must agree.
 """
 
+import functools
 import json
 import os
 import re
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from ddp_agent import launcher, warm
 from ddp_agent.launcher import Launch
 from ddp_agent.supervise import ColdTree, ProcessTree, WarmTree
 from ddp_agent.warm import Standby
-from ddp_wire.contract import Env
+from ddp_wire.contract import Env, rendezvous_port
 from tests.agent.support import adopting_orphans, config, environment, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does")
@@ -53,6 +55,23 @@ class Result:
     """stdout of each rank, then stderr of each rank."""
 
 
+@functools.cache
+def free_port_base() -> int:
+    """Return a base whose ports for both attempts are free, below those of outgoing connections."""
+    base = 20_000 + os.getpid() % 10_000
+    while not all(is_free(rendezvous_port(base, attempt)) for attempt in (1, 2)):
+        base += 2
+    return base
+
+
+def is_free(port: int) -> bool:
+    try:
+        with socket.create_server(("127.0.0.1", port)):
+            return True
+    except OSError:
+        return False
+
+
 def prepare(home: Path, program: Path, attempt: int) -> Launch:
     """Return an attempt of one node with two ranks that run a program."""
     one_node = {
@@ -60,7 +79,7 @@ def prepare(home: Path, program: Path, attempt: int) -> Launch:
         Env.PROCS_PER_NODE: str(RANKS),
         Env.RENDEZVOUS_HOST: "127.0.0.1",
         Env.POD_ADDRESS: "127.0.0.1",
-        Env.RENDEZVOUS_PORT_BASE: str(20000 + os.getpid() % 20000),
+        Env.RENDEZVOUS_PORT_BASE: str(free_port_base()),
         Env.TASK: None,
         Env.COMMAND: json.dumps(["python", str(program), "--flag", "a b"]),
     }
