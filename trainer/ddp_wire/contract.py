@@ -188,6 +188,9 @@ class TrainingTimes(WireModel):
     end of a later evaluation or checkpoint.
     """
 
+    step: Number | None = None
+    """Updates done when these times were measured. The heartbeat's own step can be newer. An older
+    trainer does not report it."""
     training_seconds: Seconds = 0.0
     """Seconds of updates and evaluations, without the waits for data."""
     data_wait_seconds: Seconds = 0.0

@@ -140,7 +140,9 @@ def _charge_training(
     counted = known.counted or CountedStatus(step=_first_step(world, seen))
     rank, reached = seen.rank_zero, known.reached_step
     if rank is not None and rank.training_times is not None:
-        new = _counted(rank.training_times, max(counted.step, rank.step))
+        times = rank.training_times
+        measured = rank.step if times.step is None else times.step
+        new = _counted(times, max(counted.step, measured))
         _charge_times(counted, new, reached, ledger, until)
         if not ended:
             return new

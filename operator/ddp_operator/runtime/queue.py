@@ -68,8 +68,7 @@ class WorkQueue(Generic[K]):
     ) -> None:
         """Create an empty queue.
 
-        The backoff doubles from `base` to `cap` seconds. Jitter shortens it by up to half, and the
-        next backoff is longer by as much. So jitter adds no request in the long run.
+        The backoff doubles from `base` to `cap` seconds. Jitter shortens it by up to a quarter.
         `group_of` returns the group of a key.
         """
         self._group_of = group_of
@@ -83,8 +82,6 @@ class WorkQueue(Generic[K]):
         self._added_while_active: dict[K, bool] = {}
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
-        self._owed: dict[K, float] = {}
-        """Seconds by which jitter has shortened the backoffs of a failed key so far."""
         self._held_until: dict[K, float] = {}
         """Loop time before which a failed key is not handed out, not even after an event."""
         self._backoff_ends: dict[K, float] = {}
@@ -188,10 +185,8 @@ class WorkQueue(Generic[K]):
         if delay <= _TIMER_SECONDS:
             failures = self._failures.get(key, 0)
             self._failures[key] = failures + 1
-            full = min(self._cap, self._base * 2.0 ** min(failures, 30))
-            owed = self._owed.get(key, 0.0)
-            delay = min(self._cap, full * self._random.uniform(0.5, 1.0) + owed)
-            self._owed[key] = full + owed - delay
+            delay = min(self._cap, self._base * 2.0 ** min(failures, 30))
+            delay *= self._random.uniform(0.75, 1.0)
             self._backoff_ends[key] = now + delay
         hold = min(delay, max(self._base, min(delay / 8.0, _LONGEST_HOLD_SECONDS)))
         self._held_until[key] = now + max(hold, at_least or 0.0)
@@ -209,5 +204,4 @@ class WorkQueue(Generic[K]):
         """Reset the backoff of a key that was processed without an error."""
         self._failures.pop(key, None)
         self._backoff_ends.pop(key, None)
-        self._owed.pop(key, None)
         self._held_until.pop(key, None)

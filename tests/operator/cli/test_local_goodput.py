@@ -98,8 +98,7 @@ async def test_ledger_of_a_run_with_killed_ranks(tmp_path: Path, seed: int) -> N
     assert total(goodput) == pytest.approx(run.wall_milliseconds, rel=0.01)
     assert goodput.redone_steps == repeated_updates(tmp_path, kills) > 0
     assert goodput.reached_step == STEPS
-    # The times of an attempt end with the last heartbeat of rank 0, which may be among the killed.
-    assert goodput.redone_milliseconds > 0
+    assert goodput.redone_milliseconds >= 0.5 * 20 * goodput.redone_steps
     assert goodput.training_milliseconds >= 0.5 * 20 * STEPS
     assert 0 < goodput.recovering_milliseconds < 0.8 * run.wall_milliseconds
     assert goodput.hang_milliseconds == goodput.suspended_milliseconds == 0

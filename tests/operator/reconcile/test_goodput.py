@@ -59,14 +59,21 @@ def trained(
     at: float = 10,
     times: tuple[float, float, float] | None = (6, 0, 0),
     attempt: int = 1,
+    measured: int | None = None,
     **fields: Any,
 ) -> dict[int, AgentStatus]:
-    """Return the report of node 0's agent: seconds count from NOW, times are in seconds."""
+    """Return the report of node 0's agent: seconds count from NOW, times are in seconds.
+
+    `measured` is the step of the times, if they are older than the heartbeat's step.
+    """
     found = None
     if times is not None:
         training, waits, checkpoints = times
         found = TrainingTimes(
-            training_seconds=training, data_wait_seconds=waits, checkpoint_seconds=checkpoints
+            step=step if measured is None else measured,
+            training_seconds=training,
+            data_wait_seconds=waits,
+            checkpoint_seconds=checkpoints,
         )
     rank = Heartbeat(
         attempt=attempt,
@@ -186,6 +193,18 @@ def test_report_that_crosses_the_reached_step_is_split() -> None:
     }
     assert found.goodput is not None
     assert found.goodput.redone_steps == 7
+
+
+def test_updates_of_a_killed_rank_0_after_its_last_times_are_redone_too() -> None:
+    """The agent knows the last step exactly, but the times only up to the last heartbeat."""
+    known = GoodputStatus(recovering_milliseconds=3000, reached_step=20)
+    job = with_status(active_job(attempt=2), goodput=known)
+    report = trained(20, times=(0, 0, 0), measured=16, at=7, attempt=2, resumed_from=15)
+    ended = lost("RankFailed", at=7, attempt=2)
+    found = charged(job, 7, ended, statuses=report)
+    assert ledger_of(found) == {"recovering": 3000, "redone": 4000}
+    assert found.goodput is not None
+    assert found.goodput.redone_steps == 5
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,10 @@ class HeartbeatWriter:
         if self._read_times is not None:
             self._heartbeat.times = self._read_times()
         if self._read_training_times is not None:
-            self._heartbeat.training_times = self._read_training_times()
+            times = self._read_training_times()
+            self._heartbeat.training_times = times
+            if times is not None:
+                times.step = self._step
         name = f"{self._heartbeat.local_rank}.json"
         pending = self._directory / f".{name}.tmp"
         try:
