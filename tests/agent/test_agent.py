@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import ddp_wire
 from ddp_agent.agent import NEXT_ORDER_SECONDS, READER_ABSENT_SECONDS, UNREAD_SECONDS
 from ddp_agent.attempt_process import REMINDER_SECONDS
-from ddp_wire.contract import AgentPhase, AgentStatus, AttemptOrder, Env, ExitCode
+from ddp_wire.contract import AgentPhase, AgentStatus, AttemptOrder, Env, ExitCode, HungRank
 from tests.agent.harness import AgentHarness, phase, stub_torchrun
 from tests.agent.support import adopting_orphans
 
@@ -71,6 +73,59 @@ if attempt == 1:
     assert (failed.failure.exit_code, failed.failure.message) == (7, "ValueError: no")
     assert node.status.failure is None, "a new attempt starts without the old failure"
     assert "attempt 1: rank 0 failed: ValueError: no" in caplog.text
+
+
+HANGS = f"""
+sys.path.append({str(Path(ddp_wire.__file__).parents[1])!r})
+from pathlib import Path
+from ddp_wire.activity import Activity, ActivityWriter
+record = ActivityWriter(Path(os.environ["DDP_BEATS_DIR"]) / "0.activity")
+record.step(41)
+record.enter(Activity.FORWARD)
+heartbeat("Training", step=41)
+if attempt == 2:
+    os._exit(0)
+run_forever()
+"""
+"""A rank that stops making progress in the forward pass of update 42."""
+
+
+def test_agent_reports_ranks_that_hang_until_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub_torchrun(monkeypatch, HANGS)
+    limits = {"stepSeconds": 1, "startSeconds": 1}
+    node = AgentHarness(tmp_path, env={Env.HANG: json.dumps(limits)})
+    seen: list[HungRank] = []
+
+    def order_next() -> None:
+        seen.extend(node.status.hang or [])
+        node.write_order("2")
+
+    node.write_order("1")
+    node.when(lambda status: status.hang is not None, order_next)
+    assert node.run() == ExitCode.OK
+    assert [(one.rank, one.step, one.activity) for one in seen] == [(0, 41, "forward")]
+    assert node.phases()[-1] == "2:Succeeded"
+    assert node.status.hang is None, "a new attempt starts without the old report"
+
+
+def test_agent_ends_a_hung_attempt_itself_if_no_order_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub_torchrun(monkeypatch, HANGS)
+    names = ("stepSeconds", "startSeconds", "evaluationSeconds", "checkpointSeconds")
+    node = AgentHarness(tmp_path, env={Env.HANG: json.dumps(dict.fromkeys(names, 1))})
+    node.write_order("1")
+    node.when(phase("Failed"), lambda: node.write_order("2"))
+    assert node.run() == ExitCode.OK
+    failed = next(s for s in node.statuses if s.phase is AgentPhase.FAILED)
+    assert failed.failure is not None
+    assert (failed.failure.rank, failed.failure.secondary) == (0, False)
+    assert re.fullmatch(
+        r"rank 0 has made no progress for \d+ s, in forward: it does not answer",
+        failed.failure.message,
+    )
 
 
 @pytest.mark.parametrize("how", ["stop", "terminate"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddp_agent.supervise import ColdTree
-from ddp_wire.processes import descendants
+from ddp_wire.processes import blocked_process, descendants
 from tests.agent.support import adopting_orphans, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does")
@@ -157,3 +157,24 @@ def test_zombie_does_not_count_as_running() -> None:
     )
     assert descendants(os.getpid()) == []
     assert exit_code(tree) == 0
+
+
+def test_stopped_child_of_a_process_is_found(tmp_path: Path) -> None:
+    """For example a data worker of a rank, for which the rank waits."""
+    path = tmp_path / "child"
+    code = f"""
+import os, signal, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-S", "-c", {SLEEP!r}])
+open({str(path)!r}, "w").write(f"{{child.pid}}\\n")
+time.sleep(600)
+"""
+    tree = python(code)
+    child = read_pid(path)
+    assert blocked_process(tree.pid) == ""
+    os.kill(child, signal.SIGSTOP)
+    found = f"its child process {child} is stopped by a signal"
+    wait_until(lambda: blocked_process(tree.pid) == found, "the stopped child is found")
+    os.kill(tree.pid, signal.SIGSTOP)
+    own = f"its process {tree.pid} is stopped by a signal"
+    wait_until(lambda: blocked_process(tree.pid) == own, "the stopped process itself comes first")
+    assert tree.kill()

@@ -121,7 +121,7 @@ class Straggler(WireModel):
 
     rank: Number
     ratio: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)]
-    """Duration of its own part of an update, as a multiple of that of the median rank."""
+    """Time for its data and forward pass, as a multiple of the time of the median rank."""
     part: Annotated[str, Field(max_length=32)]
     """Part in which it loses most of the time: `data` or `forward pass`."""
 

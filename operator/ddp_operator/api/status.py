@@ -226,7 +226,7 @@ class StragglerStatus(StatusModel):
     node: ShortText | None = None
     """Name of the Kubernetes node of the pod."""
     ratio: ShortText
-    """Duration of its own part of an update, as a multiple of that of the median rank: 1.4."""
+    """Time that the rank needs for its data and forward pass, as a multiple of the time of the median rank: 1.4."""  # noqa: E501
     part: ShortText
     """Part of the update in which it loses most of the time: data or forward pass."""
 

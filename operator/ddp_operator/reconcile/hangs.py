@@ -157,7 +157,7 @@ def _reports(world: World) -> Iterator[AgentStatus | None]:
 
 
 def _inspected(world: World) -> Iterator[HungRank]:
-    """Yield all inspected ranks. An agent speaks for the ranks of its own node only."""
+    """Yield all inspected ranks. Ignore what an agent reports about ranks of other nodes."""
     for index, report in enumerate(_reports(world)):
         first = index * world.job.spec.ranks_per_node
         own = range(first, first + world.job.spec.ranks_per_node)

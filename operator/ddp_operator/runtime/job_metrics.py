@@ -43,8 +43,8 @@ RESTARTS = Family(
 )  # fmt: skip
 STRAGGLER = Family(
     "ddpjob_straggler_ratio", Kind.GAUGE,
-    "Duration of the own part of an update of a rank that is slower than the others, as a multiple"
-    " of that of the median rank. Absent without such a rank.",
+    "Time that a slow rank needs for its data and forward pass, as a multiple of the time of the"
+    " median rank. Absent if no rank is slow.",
     (*_JOB, "rank", "pod", "node", "part"),
 )  # fmt: skip
 LAST_FAILURE = Family(
