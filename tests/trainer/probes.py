@@ -1,5 +1,6 @@
 """Functions that tests call on every rank of a process group."""
 
+import errno
 import gc
 import importlib
 import json
@@ -12,6 +13,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
+from ddp_trainer.checkpoint import format as format_
+from ddp_trainer.checkpoint import volume
 from ddp_trainer.commands.main import main
 from ddp_trainer.config.settings import resolve
 from ddp_trainer.data.loader import by_update
@@ -151,3 +154,24 @@ def train_with_slow_data(rank: int) -> int:
     points.__getitem__ = read_slowly
     arguments = ["train", "--task=sample_tasks:build", "--max_steps=30", "--global_batch=8"]
     return main([*arguments, "--log.every_steps=1", "--task.eval_samples=0"])
+
+
+def train_on_faulty_volume(given: list[str]) -> int:
+    """Train on a volume that is slow (`slow`), or fails (`EIO`, `ENOSPC` …), without waits.
+
+    Args:
+        given: The fault, and the arguments of the command.
+    """
+    fault, *arguments = given
+    real = format_.crc32_of
+
+    def crc32_of(path: Any) -> str:
+        if fault != "slow":
+            code = getattr(errno, fault)
+            raise OSError(code, os.strerror(code), str(path))
+        time.sleep(0.3)  # Four files of a checkpoint exceed a timeout of 1 s.
+        return real(path)
+
+    format_.crc32_of = crc32_of
+    volume.RETRY_WAITS = (0.0,)  # type: ignore[assignment]
+    return main(["train", "--task=sample_tasks:build", "--global_batch=10", *arguments])

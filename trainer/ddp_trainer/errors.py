@@ -35,6 +35,17 @@ class FencedError(ReportedError):
     """An attempt to write to a run's directory after a newer attempt has opened it."""
 
 
+class VolumeError(ReportedError):
+    """A failure of the volume with the checkpoints, which a later attempt may not meet.
+
+    Every rank exits with `ExitCode.VOLUME_FAILED`, so that the operator counts it as an
+    infrastructure failure.
+    """
+
+    code = ExitCode.VOLUME_FAILED
+
+
 def reported_error(code: int, sentence: str) -> ReportedError:
     """Return the error of another rank, to raise it on this rank too."""
-    return InputError(sentence) if code == ExitCode.BAD_INPUT else ReportedError(sentence)
+    kinds: tuple[type[ReportedError], ...] = (InputError, VolumeError)
+    return next((kind for kind in kinds if kind.code == code), ReportedError)(sentence)

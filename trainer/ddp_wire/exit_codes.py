@@ -13,5 +13,8 @@ class ExitCode(IntEnum):
     FAILED = 1
     BAD_INPUT = 2
     """Invalid input: the run cannot succeed with this spec. Never retried."""
+    VOLUME_FAILED = 74
+    """The volume cannot be read or written. An infrastructure failure: the operator retries it. The
+    number is EX_IOERR of `sysexits.h`."""
     PREEMPTED = 85
     """Stopped on request after saving a checkpoint. Uses no budget."""

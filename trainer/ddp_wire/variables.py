@@ -55,6 +55,8 @@ class Env(StrEnum):
     CHECKPOINT_EVERY_STEPS = "DDP_CHECKPOINT_EVERY_STEPS"
     CHECKPOINT_EVERY_SECONDS = "DDP_CHECKPOINT_EVERY_SECONDS"
     CHECKPOINT_KEEP = "DDP_CHECKPOINT_KEEP"
+    CHECKPOINT_START_OVER = "DDP_CHECKPOINT_START_OVER"
+    """`true` if training may start from the beginning when no checkpoint is usable."""
     # The agent sets these for its ranks:
     ATTEMPT = "DDP_ATTEMPT"
     BEATS_DIR = "DDP_BEATS_DIR"

@@ -8,6 +8,8 @@
         compression.safetensors residues and matrices of gradient compression; optional
         state.json              position, loss scaling, configuration, versions
         MANIFEST.json           size and CRC32 of each of these files; written last
+    step-00000100.attempt-1.broken/     a damaged checkpoint
+    set-aside-1/                        the checkpoints of a run that started over
 
 The files hold only tensors and JSON, so loading a checkpoint can never run code.
 """
@@ -19,6 +21,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ddp_trainer.errors import InputError
 
 FORMAT = 1
 """Version of the format."""
@@ -36,13 +40,15 @@ PENDING = ".tmp"
 """Suffix of a directory that is being written or deleted. It is not a checkpoint."""
 BROKEN = ".broken"
 """Suffix of a checkpoint that failed its check. It is kept until newer ones replace it."""
+SET_ASIDE = "set-aside-"
+"""Prefix of a folder with the checkpoints of a run that started over. Nothing deletes it."""
 
 _NAME = re.compile(r"step-(\d{8,})\.attempt-(\d+)(\.tmp|\.broken)?")
 _CHUNK = 1 << 22
 
 
 class BrokenCheckpointError(Exception):
-    """An error for a checkpoint that is damaged; its text is the reason."""
+    """Evidence that a checkpoint is damaged; its text is the reason."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -64,10 +70,15 @@ class CheckpointName:
 
 
 def names_in(directory: Path) -> list[CheckpointName]:
-    """Return all checkpoint names in a run's directory, oldest first, with any suffix."""
-    if not directory.is_dir():
+    """Return all checkpoint names in a run's directory, oldest first, with any suffix.
+
+    Raises:
+        OSError: If the volume fails. A missing directory holds no checkpoints.
+    """
+    try:
+        found = [CheckpointName.parse(entry.name) for entry in directory.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    found = (CheckpointName.parse(entry.name) for entry in directory.iterdir())
     return sorted(name for name in found if name)
 
 
@@ -95,12 +106,17 @@ def verify(directory: Path) -> None:
 
     Raises:
         BrokenCheckpointError: If a file is missing or differs.
+        InputError: If the checkpoint has an unknown format.
+        OSError: If the volume fails, which is no evidence of damage.
     """
     manifest = read_json(directory / MANIFEST)
     try:
         if manifest["format"] != FORMAT:
-            raise BrokenCheckpointError(
-                f"{MANIFEST} has format {manifest['format']}, this version reads format {FORMAT}"
+            # A newer version may have written it, with other files and other checksums.
+            raise InputError(
+                f"checkpoint: {directory} has format {manifest['format']}, but this version of"
+                f" ddp-trainer reads only format {FORMAT}; resume with the version that wrote it,"
+                " or set another checkpoint directory"
             )
         for file, expected in manifest["files"].items():
             path = directory / Path(file).name
@@ -123,6 +139,7 @@ def read_json(path: Path) -> Any:
 
     Raises:
         BrokenCheckpointError: If it is missing or damaged.
+        OSError: If the volume fails.
     """
     try:
         return json.loads(path.read_bytes())

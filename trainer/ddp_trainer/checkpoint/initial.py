@@ -1,5 +1,6 @@
 """Initial weights of a run (`init_from`): weights only, no position and no optimizer state."""
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from torch import nn
 from ddp_trainer.checkpoint.format import MODEL, names_in
 from ddp_trainer.checkpoint.load import broadcast_tensors, read_tensors
 from ddp_trainer.checkpoint.snapshot import Tensors, own_tensors
+from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
 from ddp_trainer.errors import InputError
 from ddp_trainer.ranks.collectives import on_first_rank
 
@@ -51,7 +53,12 @@ class WeightMatch:
 
 
 def load_initial(
-    model: nn.Module, source: str, device: torch.device, *, strict: bool
+    model: nn.Module,
+    source: str,
+    device: torch.device,
+    *,
+    strict: bool,
+    sleep: Sleep = time.sleep,
 ) -> WeightMatch:
     """Load weights into a model, in place. Every rank must call it; rank 0 reads the file.
 
@@ -61,21 +68,29 @@ def load_initial(
             checkpoint.
         device: The run's device, for the broadcast of the tensors.
         strict: Whether every tensor must match.
+        sleep: Function that waits between two tries to read.
 
     Raises:
         InputError: On every rank, if the weights are missing, or do not match as required.
+        VolumeError: On every rank, if the volume fails.
     """
     read: Tensors = {}
 
     def find() -> str:
         path = _file(Path(source))
-        try:
-            read.update(read_tensors(path))
-        except (OSError, SafetensorError) as error:
-            raise InputError(f"config: init_from: cannot read {path}: {error}") from error
+        read.update(read_tensors(path))
         return str(path)
 
-    path = on_first_rank(find, device)
+    def try_to_find() -> str:
+        try:
+            return retried(find, sleep)
+        except OSError as error:
+            sentence = f"config: init_from: cannot read {source}: {error}"
+            raise volume_error(sentence, error) from error
+        except SafetensorError as error:
+            raise InputError(f"config: init_from: cannot read {source}: {error}") from error
+
+    path = on_first_rank(try_to_find, device)
     own, given = own_tensors(model), broadcast_tensors(read, device)
     loaded = [n for n in own if n in given and own[n].shape == given[n].shape]
     match = WeightMatch(

@@ -1,10 +1,14 @@
 """Selection of the newest complete checkpoint, and its distribution to every rank."""
 
+import itertools
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -15,6 +19,8 @@ from ddp_trainer.checkpoint.format import (
     MODEL,
     OPTIMIZER,
     OPTIMIZER_REST,
+    PENDING,
+    SET_ASIDE,
     STATE,
     BrokenCheckpointError,
     CheckpointName,
@@ -23,44 +29,81 @@ from ddp_trainer.checkpoint.format import (
     verify,
 )
 from ddp_trainer.checkpoint.snapshot import Snapshot, Tensors
-from ddp_trainer.ranks.collectives import broadcast, broadcast_json, is_joined
+from ddp_trainer.checkpoint.volume import Sleep, os_error, retried, volume_error
+from ddp_trainer.errors import InputError
+from ddp_trainer.ranks.collectives import broadcast, broadcast_json, is_joined, on_first_rank
+
+T = TypeVar("T")
+
+
+MAX_REASONS = 3
+"""Most checkpoints in a message whose reasons it states."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The checkpoint that a start resumes from."""
 
-    name: CheckpointName | None
-    """The newest complete checkpoint; None if there is none."""
+    known: list[CheckpointName]
+    """The newest complete checkpoint and all older ones, oldest first. Empty if there is none."""
     skipped: list[str]
-    """One sentence per newer checkpoint that is damaged."""
+    """One sentence per newer checkpoint that is damaged, or one about all of them."""
+
+    @property
+    def name(self) -> CheckpointName | None:
+        """The newest complete checkpoint; None if there is none."""
+        return self.known[-1] if self.known else None
 
 
-def choose(run_directory: Path) -> Choice:
+def choose(run_directory: Path, *, start_over: bool = False, sleep: Sleep = time.sleep) -> Choice:
     """Choose the newest complete checkpoint, and rename newer ones that are damaged.
 
     A broken checkpoint is renamed, not deleted, so that it can be inspected. Its name becomes free.
+    Nothing is renamed before a complete checkpoint is found, so an error changes nothing.
+
+    Args:
+        run_directory: The run's directory.
+        start_over: Whether to set all checkpoints aside if none is usable.
+        sleep: Function that waits between two tries to read.
+
+    Raises:
+        InputError: If a checkpoint has an unknown format, or if there are checkpoints but none is
+            usable and the run must not start over.
+        VolumeError: If the volume fails. This is no evidence that a checkpoint is damaged.
     """
-    skipped = []
-    names = [name for name in names_in(run_directory) if not name.suffix]
-    for older, name in reversed(list(enumerate(names))):
-        path = run_directory / str(name)
-        try:
-            verify(path)
-        except (BrokenCheckpointError, OSError) as error:
-            kept = _rename_broken(path)
-            then = (
-                "trying the next older checkpoint"
-                if older
-                else "no older checkpoint is left, so training starts from the beginning"
-            )
-            skipped.append(f"checkpoint {path} is damaged: {error}; {kept}; {then}")
-        else:
-            return Choice(name, skipped)
-    return Choice(None, skipped)
+    names = [
+        name
+        for name in reading(run_directory, lambda: names_in(run_directory), sleep)
+        if name.suffix != PENDING
+    ]
+    whole = [name for name in names if not name.suffix]
+    damaged: dict[CheckpointName, str] = {}
+    while whole and (reason := _damage(run_directory / str(whole[-1]), sleep)):
+        damaged[whole.pop()] = reason
+    if whole or not names:
+        return Choice(
+            whole, [_rename_broken(run_directory / str(n), r) for n, r in damaged.items()]
+        )
+    reasons = _listed(names, damaged)
+    if not start_over:
+        raise InputError(
+            f"checkpoint: no checkpoint in {run_directory} is usable ({reasons}); restore one of"
+            " them, or set checkpoint.start_over (in a job: checkpoint.startOver) to train from the"
+            " beginning"
+        )
+    try:
+        folder = retried(lambda: _set_aside(run_directory), sleep)
+    except OSError as error:
+        sentence = f"checkpoint: cannot move the checkpoints in {run_directory}: {error}"
+        raise volume_error(sentence, error) from error
+    sentence = (
+        "training starts from the beginning, because checkpoint.start_over is set and no checkpoint"
+        f" in {run_directory} is usable ({reasons}); they were moved to {folder}"
+    )
+    return Choice([], [sentence])
 
 
-def receive(path: Path | None, device: torch.device) -> Snapshot:
+def receive(path: Path | None, device: torch.device, sleep: Sleep = time.sleep) -> Snapshot:
     """Read a checkpoint on rank 0 and broadcast it to every rank. Every rank must call it.
 
     Only rank 0 needs access to the volume.
@@ -68,11 +111,22 @@ def receive(path: Path | None, device: torch.device) -> Snapshot:
     Args:
         path: The checkpoint, on rank 0.
         device: The run's device, for the broadcast of the tensors.
+        sleep: Function that waits between two tries to read.
 
     Returns:
         The snapshot, in host memory.
+
+    Raises:
+        VolumeError: On every rank, if rank 0 cannot read the checkpoint.
     """
-    read = _read(path) if path else Snapshot({}, {}, {})
+    found: list[Snapshot] = []
+
+    def read_own() -> None:
+        if path:
+            found.append(reading(path, lambda: _read(path), sleep))
+
+    on_first_rank(read_own, device)
+    read = found[0] if found else Snapshot({}, {}, {})
     if not is_joined():
         return read
     rest, state = broadcast_json([read.optimizer_rest, read.state], device)
@@ -86,23 +140,87 @@ def receive(path: Path | None, device: torch.device) -> Snapshot:
     )
 
 
+def reading(path: Path, read: Callable[[], T], sleep: Sleep) -> T:
+    """Return the result of `read`, which reads `path`.
+
+    Raises:
+        ReportedError: If it cannot be read, although it was tried again.
+    """
+    try:
+        return retried(read, sleep)
+    except OSError as error:
+        sentence = (
+            f"checkpoint: cannot read {path}: {error}; an error of the volume is no"
+            " evidence of damage, so the checkpoint stays as it is"
+        )
+        raise volume_error(sentence, error) from error
+
+
+def _damage(path: Path, sleep: Sleep) -> str | None:
+    """Return the evidence that a checkpoint is damaged, or None if it is complete."""
+    try:
+        reading(path, lambda: verify(path), sleep)
+    except BrokenCheckpointError as error:
+        return str(error)
+    return None
+
+
+def _listed(names: list[CheckpointName], damaged: Mapping[CheckpointName, str]) -> str:
+    """Return why no checkpoint is usable, newest first."""
+    earlier = "it was damaged at an earlier start"
+    reasons = [f"{name}: {damaged.get(name, earlier)}" for name in reversed(names)]
+    more = len(reasons) - MAX_REASONS
+    return "; ".join(reasons[:MAX_REASONS]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _set_aside(run_directory: Path) -> Path:
+    """Move all checkpoints to a new folder, and return it.
+
+    Retention never looks into that folder, so the new run cannot delete them.
+    """
+    numbers = itertools.count(1)
+    folder = next(path for n in numbers if not (path := run_directory / f"{SET_ASIDE}{n}").exists())
+    folder.mkdir()
+    for name in names_in(run_directory):
+        if name.suffix != PENDING:
+            (run_directory / str(name)).rename(folder / str(name))
+    return folder
+
+
 def _read(path: Path) -> Snapshot:
-    return Snapshot(
-        model=read_tensors(path / MODEL),
-        optimizer=read_tensors(path / OPTIMIZER),
-        optimizer_rest=read_json(path / OPTIMIZER_REST),
-        state=read_json(path / STATE),
-        average=read_tensors(path / AVERAGE),
-        compression=read_tensors(path / COMPRESSION),
-    )
+    """Read a checkpoint that has passed its check, so that each error is one of the volume."""
+    try:
+        return Snapshot(
+            model=read_tensors(path / MODEL),
+            optimizer=read_tensors(path / OPTIMIZER),
+            optimizer_rest=read_json(path / OPTIMIZER_REST),
+            state=read_json(path / STATE),
+            average=read_tensors(path / AVERAGE),
+            compression=read_tensors(path / COMPRESSION),
+        )
+    except (SafetensorError, BrokenCheckpointError) as error:
+        raise os_error(error) from error
 
 
 def read_tensors(path: Path) -> Tensors:
-    """Read the tensors of a file into host memory. A missing file has none."""
-    if not path.exists():
+    """Read the tensors of a file into host memory. A missing file has none.
+
+    Raises:
+        SafetensorError: If the file is damaged.
+        OSError: If the volume fails.
+    """
+    try:
+        path.stat()  # `exists` of newer versions of Python hides errors of the volume.
+    except FileNotFoundError:
         return {}
-    # Copy, because a tensor that maps its file would fault when a network volume drops the file.
-    return {name: tensor.clone() for name, tensor in load_file(path).items()}
+    try:
+        # Copy, because a tensor that maps its file would fault when a network volume drops it.
+        return {name: tensor.clone() for name, tensor in load_file(path).items()}
+    except SafetensorError as error:
+        failed = os_error(error)
+        if failed.errno is not None:
+            raise failed from error
+        raise
 
 
 def broadcast_tensors(tensors: Tensors, device: torch.device) -> Tensors:
@@ -122,12 +240,13 @@ def broadcast_tensors(tensors: Tensors, device: torch.device) -> Tensors:
     return received
 
 
-def _rename_broken(path: Path) -> str:
-    """Rename a broken checkpoint, and return a clause that says what happened to it."""
+def _rename_broken(path: Path, reason: str) -> str:
+    """Rename a broken checkpoint, and return a sentence about it."""
     broken = path.name + BROKEN
+    kept = f"it was renamed to {broken}"
     try:
         path.rename(path.with_name(broken))
     except OSError as error:
         # For example, an earlier attempt left a directory of the new name.
-        return f"it stays there, because renaming it to {broken} failed ({error.strerror})"
-    return f"it was renamed to {broken}"
+        kept = f"it stays there, because renaming it to {broken} failed ({error.strerror})"
+    return f"checkpoint {path} is damaged: {reason}; {kept}; trying the next older checkpoint"

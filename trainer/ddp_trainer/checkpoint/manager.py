@@ -11,8 +11,8 @@ from ddp_trainer.checkpoint import load, retention, writer
 from ddp_trainer.checkpoint.fence import Fence, holder
 from ddp_trainer.checkpoint.format import CONFIG, CheckpointName, names_in
 from ddp_trainer.checkpoint.snapshot import Snapshot
+from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
 from ddp_trainer.config import CheckpointConfig
-from ddp_trainer.errors import InputError
 from ddp_wire.contract import CheckpointInfo
 
 DEFAULT_SECONDS = 300
@@ -22,8 +22,9 @@ DEFAULT_SECONDS = 300
 class CheckpointManager:
     """The checkpoints of a run, seen by one attempt. Only global rank 0 accesses the volume."""
 
-    def __init__(self, config: CheckpointConfig) -> None:
+    def __init__(self, config: CheckpointConfig, sleep: Sleep = time.sleep) -> None:
         self._config = config
+        self._sleep = sleep
         self._directory = Path(config.directory) if config.directory else None
         self._attempt = 0
         self._fence: Fence | None = None
@@ -54,37 +55,47 @@ class CheckpointManager:
         Returns:
             JSON: `attempt`, the number of this attempt. `resume`, the fields of the
             `CheckpointInfo` to resume from, or null. `skipped`, one sentence per newer checkpoint
-            that is damaged.
+            that is damaged, or one about all of them if the run starts over.
 
         Raises:
-            InputError: If the directory cannot be used.
+            InputError: If the directory or its checkpoints cannot be used.
+            VolumeError: If the volume fails.
             FencedError: If a newer attempt of this job owns the directory.
         """
         if self._directory is None:
             return {"attempt": attempt or 0, "resume": None, "skipped": []}
+        directory = self._directory
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            if attempt is None:
-                attempt = _next_attempt(self._directory)
-            self._fence = Fence(self._directory, job, attempt)
-            self._fence.open()
-            retention.sweep_pending(self._directory, attempt)
-            writer.replace_json(self._directory / CONFIG, config)
+            self._attempt = retried(
+                lambda: self._claim(directory, attempt, config, job), self._sleep
+            )
         except OSError as error:
-            raise InputError(f"checkpoint: cannot use {self._directory}: {error}") from error
-        self._attempt = attempt
-        choice = load.choose(self._directory)
-        found = [name for name in names_in(self._directory) if not name.suffix]
-        # Exclude a broken checkpoint that could not be renamed. It is newer than the choice, so
-        # retention would keep it in place of a complete one.
-        self._known = [name for name in found if choice.name and name <= choice.name]
-        resume = self.newest.model_dump() if self.newest else None
-        return {"attempt": attempt, "resume": resume, "skipped": choice.skipped}
+            raise volume_error(f"checkpoint: cannot use {directory}: {error}", error) from error
+        choice = load.choose(directory, start_over=self._config.start_over, sleep=self._sleep)
+        self._known = choice.known
+        newest = load.reading(directory, lambda: self.newest, self._sleep)
+        resume = newest.model_dump() if newest else None
+        return {"attempt": self._attempt, "resume": resume, "skipped": choice.skipped}
+
+    def _claim(self, directory: Path, attempt: int | None, config: dict[str, Any], job: str) -> int:
+        """Claim and prepare the directory, and return the number of the attempt."""
+        directory.mkdir(parents=True, exist_ok=True)
+        if attempt is None:
+            attempt = _next_attempt(directory)
+        self._fence = Fence(directory, job, attempt)
+        self._fence.open()
+        retention.sweep_pending(directory, attempt)
+        writer.replace_json(directory / CONFIG, config)
+        return attempt
 
     def receive(self, device: torch.device) -> Snapshot:
-        """Return the newest checkpoint on every rank. Every rank must call it."""
-        newest = self.newest
-        return load.receive(Path(newest.path) if newest else None, device)
+        """Return the newest checkpoint on every rank. Every rank must call it.
+
+        Raises:
+            VolumeError: On every rank, if rank 0 cannot read it.
+        """
+        newest = self._directory / str(self._known[-1]) if self._directory and self._known else None
+        return load.receive(newest, device, self._sleep)
 
     def due(self, step: int, *, epoch_ended: bool, by_clock: bool) -> bool:
         """Return whether to save after this update; equal on all ranks.

@@ -22,6 +22,7 @@ from ddp_trainer.checkpoint.format import (
     write_manifest,
 )
 from ddp_trainer.checkpoint.snapshot import Snapshot, Tensors
+from ddp_trainer.checkpoint.volume import os_error
 
 
 def commit(
@@ -71,7 +72,7 @@ def _write(tensors: Tensors, path: Path) -> None:
     try:
         save_file(tensors, path)
     except SafetensorError as error:
-        raise OSError(str(error)) from error  # safetensors wraps the OSError of the volume.
+        raise os_error(error) from error
     sync(path)
 
 

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         code = ExitCode.FAILED
     stop.ignore()
-    if code in (ExitCode.BAD_INPUT, ExitCode.FAILED):
+    if code not in (ExitCode.OK, ExitCode.PREEMPTED):
         _exit_now_if_in_process_group(code)
     return code
 

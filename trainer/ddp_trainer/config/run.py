@@ -52,6 +52,11 @@ class CheckpointConfig(Section):
     """Seconds between two checkpoints. Without any interval: every epoch and every 5 minutes."""
     keep: PositiveInt = 3
     """Number of newest checkpoints to keep."""
+    start_over: bool = False
+    """Whether to train from the beginning if checkpoints exist but none of them is usable. They are
+    moved to a folder set-aside-N. Otherwise the run ends with an error."""
+    timeout_seconds: PositiveInt = 3600
+    """Longest wait of the other ranks, in seconds, while rank 0 writes or reads a checkpoint."""
 
 
 class LogConfig(Section):

@@ -28,6 +28,7 @@ _CHECKPOINT_VARIABLES = {
     Env.CHECKPOINT_EVERY_STEPS: "every_steps",
     Env.CHECKPOINT_EVERY_SECONDS: "every_seconds",
     Env.CHECKPOINT_KEEP: "keep",
+    Env.CHECKPOINT_START_OVER: "start_over",
 }
 
 
@@ -85,7 +86,7 @@ def environment_document(environ: Mapping[str, str]) -> Document:
     for variable, key in _CHECKPOINT_VARIABLES.items():
         text = environ.get(variable, "")
         if text:
-            section[key] = int(text) if text.isdecimal() and key != "directory" else text
+            section[key] = text if key == "directory" else _value(text)
     return {"checkpoint": section} if section else {}
 
 

@@ -1,7 +1,8 @@
 """Device and process group of this rank."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -115,6 +116,16 @@ def set_timeout(seconds: float) -> None:
     if dist.is_initialized():
         # torch has no public function for this.
         distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))  # noqa: SLF001
+
+
+@contextmanager
+def timeout(seconds: float, afterwards: float) -> Iterator[None]:
+    """Set the longest wait in one collective for the time of the context."""
+    set_timeout(seconds)
+    try:
+        yield
+    finally:
+        set_timeout(afterwards)
 
 
 def leave() -> None:

@@ -198,11 +198,14 @@ def _build(request: RunRequest, ranks: Ranks, device: torch.device) -> _Built:
 
 def _open_checkpoints(request: RunRequest, built: _Built, device: torch.device) -> _Resume:
     """Open the checkpoint directory on rank 0, and distribute the newest complete checkpoint."""
-    checkpoints = CheckpointManager(built.config.checkpoint)
-    opened = on_first_rank(
-        lambda: checkpoints.open(request.attempt, built.document, request.job), device
-    )
-    saved = checkpoints.receive(device) if opened["resume"] else None
+    config = built.config
+    checkpoints = CheckpointManager(config.checkpoint)
+    # Rank 0 reads whole checkpoints, while the others wait for it.
+    with process_group.timeout(config.checkpoint.timeout_seconds, config.parallel.first_timeout):
+        opened = on_first_rank(
+            lambda: checkpoints.open(request.attempt, built.document, request.job), device
+        )
+        saved = checkpoints.receive(device) if opened["resume"] else None
     return _Resume(checkpoints, opened, saved)
 
 

@@ -3,16 +3,21 @@
 import platform
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from ddp_trainer.checkpoint.manager import CheckpointManager
+from ddp_trainer.checkpoint.snapshot import Snapshot
+from ddp_trainer.checkpoint.volume import volume_error
 from ddp_trainer.config import RunConfig
 from ddp_trainer.data.evaluation import evaluate
 from ddp_trainer.data.loader import Sampler
 from ddp_trainer.data.sampler import MicroBatch
+from ddp_trainer.errors import ReportedError
 from ddp_trainer.learner import Learner
 from ddp_trainer.numerics.batch_norm import average_norm_statistics
 from ddp_trainer.numerics.guard import NonFiniteError, NonFiniteTracker
@@ -161,12 +166,15 @@ class Run:
     def save(self, *, required: bool = False) -> None:
         """Save a checkpoint of this step, unless it is saved already. Every rank must call it.
 
+        The other ranks wait until rank 0 has written it, under a limit of its own: in the next
+        update they would wait under that of a collective, which a large checkpoint exceeds.
+
         Args:
             required: Whether a failure ends the run. Otherwise it only causes a warning: training
                 continues until the next checkpoint is due.
 
         Raises:
-            OSError: On rank 0, if the checkpoint is required and the volume fails.
+            ReportedError: On every rank, if the checkpoint is required and the volume fails.
             NonFiniteError: If the checkpoint is required and the weights are not finite.
         """
         if not self.checkpoints.enabled:
@@ -177,21 +185,39 @@ class Run:
         with self.report.apart("checkpoint"), self.learner.trace.range("checkpoint"):
             start = time.monotonic()
             taken = gather(self.learner)
-            if taken is None:
-                return
-            taken.state = self._state()
-            try:
-                saved = self.checkpoints.save(taken)
-            except OSError as error:
-                if required:
-                    raise
-                self.report.warn(
-                    f"checkpoint of step {self.position.step} was not saved to"
-                    f" {self.config.checkpoint.directory}: {error}; training continues"
-                )
-                return
-            if saved:
-                self.report.saved(saved, time.monotonic() - start)
+            with self._volume_timeout():
+                on_first_rank(partial(self._commit, taken, start, required), self.learner.device)
+
+    def _commit(self, taken: Snapshot | None, start: float, required: bool) -> None:
+        """Write a checkpoint. Rank 0 only.
+
+        Args:
+            taken: Whole snapshot without the state of the run.
+            start: Value of `time.monotonic()` at the start of the save.
+            required: As for `save`.
+        """
+        if taken is None:
+            return
+        taken.state = self._state()
+        try:
+            saved = self.checkpoints.save(taken)
+        except OSError as error:
+            sentence = (
+                f"checkpoint of step {self.position.step} was not saved to"
+                f" {self.config.checkpoint.directory}: {error}"
+            )
+            if required:
+                raise volume_error(sentence, error, ReportedError) from error
+            self.report.warn(f"{sentence}; training continues")
+            return
+        if saved:
+            self.report.saved(saved, time.monotonic() - start)
+
+    def _volume_timeout(self) -> AbstractContextManager[None]:
+        """Return a context in which ranks wait longer, because rank 0 uses the volume."""
+        own = self.config.parallel
+        usual = own.first_timeout if self.before_first_update else own.timeout_seconds
+        return process_group.timeout(self.config.checkpoint.timeout_seconds, usual)
 
     def evaluate(self) -> None:
         """Evaluate this step, unless it is evaluated already. Every rank must call it."""
@@ -281,7 +307,8 @@ class Run:
                 "training: gradients were not finite, and there is no checkpoint yet to roll back"
                 " to"
             )
-        saved = self.checkpoints.receive(self.learner.device)
+        with self._volume_timeout():
+            saved = self.checkpoints.receive(self.learner.device)
         restore(self.learner, saved, keep_groups=not isinstance(self.task, HasOptimizer))
 
     def _weights_broken(self, *, required: bool) -> bool:
