@@ -91,9 +91,10 @@ def test_rank_that_failed_by_itself_is_no_secondary_failure(text: str) -> None:
     assert not described(text).secondary
 
 
-def test_rank_that_rejects_its_input_without_a_message_is_a_secondary_failure() -> None:
-    silent = described("", returncode=ExitCode.BAD_INPUT)
-    explained = described("config.epochs: must be positive", returncode=ExitCode.BAD_INPUT)
+@pytest.mark.parametrize("code", [ExitCode.BAD_INPUT, ExitCode.VOLUME_FAILED])
+def test_rank_that_leaves_the_message_to_rank_0_is_a_secondary_failure(code: ExitCode) -> None:
+    silent = described("", returncode=code)
+    explained = described("config.epochs: must be positive", returncode=code)
     assert silent.secondary
     assert not explained.secondary
 

@@ -76,19 +76,20 @@ def test_recorded_traceback_takes_precedence_over_the_log(node: Node) -> None:
     assert (found.message, found.traceback) == ("ValueError: no", "Traceback\nValueError: no")
 
 
-def test_rejected_input_is_reported_by_its_sentence_without_the_traceback(
-    node: Node,
+@pytest.mark.parametrize("code", [ExitCode.BAD_INPUT, ExitCode.VOLUME_FAILED])
+def test_reported_error_is_described_by_its_sentence_without_the_traceback(
+    node: Node, code: ExitCode
 ) -> None:
     node.rank_failed(
         0,
-        ExitCode.BAD_INPUT,
+        code,
         at=10,
         log="config.epochs: unknown",
         recorded="Traceback\nSystemExit: 2",
     )
-    node.rank_failed(1, ExitCode.BAD_INPUT, at=9)
+    node.rank_failed(1, code, at=9)
     found = node.failure()
-    assert (found.message, found.exit_code) == ("config.epochs: unknown", ExitCode.BAD_INPUT)
+    assert (found.message, found.exit_code) == ("config.epochs: unknown", code)
 
 
 def test_reason_in_one_line_is_reported_without_the_name_of_the_error(

@@ -11,6 +11,9 @@ from ddp_wire.contract import ExitCode, Failure
 FAILURE_FILE_ENV = "DDP_FAILURE_FILE"
 """Environment variable with the path of the file in which the launcher describes the failure."""
 
+ONE_SENTENCE = frozenset({ExitCode.BAD_INPUT, ExitCode.VOLUME_FAILED})
+"""Exit codes with which all ranks end, after rank 0 has printed one sentence."""
+
 _TAIL_LINES = 20
 _LOG_TAIL_BYTES = 64 * 1024
 
@@ -47,7 +50,7 @@ def describe(*, attempt: int, rank: int, returncode: int, text: str, at: float) 
     lines = without_launcher(lines)
     message = lines[-1].strip() if lines else ""
     name = signal_name(-returncode) if returncode < 0 else None
-    silent = returncode == ExitCode.BAD_INPUT and not message
+    silent = returncode in ONE_SENTENCE and not message
     return Failure(
         attempt=attempt,
         at=at,
@@ -57,7 +60,7 @@ def describe(*, attempt: int, rank: int, returncode: int, text: str, at: float) 
         # The last line of the log does not explain a signal.
         message="" if name else message[:1024],
         traceback="" if name else "\n".join(lines[-_TAIL_LINES:])[-4096:],
-        # All ranks reject the same bad input, but only one prints why: only that one is the cause.
+        # All ranks raise the same error, but only one prints it: only that one is the cause.
         secondary=-returncode in _STOP_SIGNALS or bool(_PEER_LOST.search(text)) or silent,
     )
 

@@ -20,9 +20,15 @@ from torch.distributed.run import config_from_args, parse_args, run
 
 from ddp_agent import logs, torchrun_patches
 from ddp_agent.entry import run_rank
-from ddp_agent.failures import FAILURE_FILE_ENV, describe, from_exception, traceback_in_logs
+from ddp_agent.failures import (
+    FAILURE_FILE_ENV,
+    ONE_SENTENCE,
+    describe,
+    from_exception,
+    traceback_in_logs,
+)
 from ddp_agent.warm import NVML_CHECK
-from ddp_wire.contract import Env, ExitCode, Failure
+from ddp_wire.contract import Env, Failure
 
 
 def gpu_problem(environment: Mapping[str, str]) -> str:
@@ -66,7 +72,7 @@ def _of_rank(rank: int, process: ProcessFailure, attempt: int, log_dir: Path) ->
     logged = traceback_in_logs(log_dir, process.local_rank)
     recorded = _recorded(process.message)
     # A rank that prints its reason in one line needs no traceback.
-    one_line = process.exitcode == ExitCode.BAD_INPUT or recorded.rstrip().endswith(f": {logged}")
+    one_line = process.exitcode in ONE_SENTENCE or recorded.rstrip().endswith(f": {logged}")
     text = logged if one_line else recorded or logged
     return describe(
         attempt=attempt,

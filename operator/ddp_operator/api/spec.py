@@ -131,6 +131,8 @@ class Checkpoint(ApiModel):
     """Seconds between two checkpoints, 1 to 31,536,000 (one year)."""
     keep: Annotated[StrictInt, Field(ge=1, le=1000)] = 3
     """Number of newest checkpoints to keep, 1 to 1000. Older ones are deleted."""
+    start_over: StrictBool = False
+    """Train from the beginning if checkpoints exist but none of them is usable. They are moved to a folder set-aside-N of the run's directory. Otherwise the job fails."""  # noqa: E501
 
 
 class Hang(ApiModel):
@@ -274,7 +276,7 @@ class DDPJobSpec(ApiModel):
     restart_window_seconds: Seconds | None = None
     """Length of the time window for maxRestarts, in seconds, 1 to 31,536,000 (one year). Only application failures in the window count. Without it, all of them count."""  # noqa: E501
     max_infrastructure_restarts: Annotated[StrictInt, Field(ge=0, le=10000)] = 50
-    """Maximum number of restarts after losses of pods or Kubernetes nodes, 0 to 10,000. One more loss fails the job."""  # noqa: E501
+    """Maximum number of restarts after losses of pods, Kubernetes nodes or volumes, 0 to 10,000. One more loss fails the job."""  # noqa: E501
     startup_deadline_seconds: Seconds | None = None
     """Seconds that each attempt may take until all its ranks are in the process group, 1 to 31,536,000 (one year). A longer start fails the job."""  # noqa: E501
     active_deadline_seconds: Seconds | None = None

@@ -103,7 +103,7 @@ class Cause(StrEnum):
     APPLICATION = "Application"
     """Failure of the code, the data or the memory limit: uses one of spec.maxRestarts."""
     INFRASTRUCTURE = "Infrastructure"
-    """Loss of a pod or its Kubernetes node: uses one of spec.maxInfrastructureRestarts."""
+    """Loss of a pod, Kubernetes node or volume: uses one of spec.maxInfrastructureRestarts."""
     FREE = "Free"
     """Requested: preemption, drain, suspend or a changed spec. It uses no budget."""
 
@@ -114,7 +114,7 @@ class FailureStatus(StatusModel):
     attempt: int
     """Number of the attempt that the failure ended."""
     reason: ShortText
-    """Kind of the failure: RankFailed, Hung, OOMKilled, BadInput, PodLost, PeerLost, PodFailed, Preempted, or Kubernetes' own reason, for example Evicted."""  # noqa: E501
+    """Kind of the failure: RankFailed, Hung, OOMKilled, BadInput, VolumeFailed, PodLost, PeerLost, PodFailed, Preempted, or Kubernetes' own reason, for example Evicted."""  # noqa: E501
     cause: Cause = Cause.APPLICATION
     """Class of the failure: Application, Infrastructure or Free. It selects the budget of the restart; Free uses none."""  # noqa: E501
     pod: ShortText | None = None
@@ -264,7 +264,7 @@ class DDPJobStatus(StatusModel):
     recent_failures: Annotated[list[datetime], Field(max_length=32)] = Field(default_factory=list)
     """Times of the newest application failures, at most 32, newest last. spec.restartWindowSeconds applies to them."""  # noqa: E501
     infrastructure_restarts: int = 0
-    """Number of restarts after losses of pods or Kubernetes nodes. They count against spec.maxInfrastructureRestarts."""  # noqa: E501
+    """Number of restarts after losses of pods, Kubernetes nodes or volumes. They count against spec.maxInfrastructureRestarts."""  # noqa: E501
     free_restarts: int = 0
     """Number of restarts that use no budget: after preemption, drain, suspension or a changed spec."""  # noqa: E501
     stalled_attempts: int = 0

@@ -75,6 +75,8 @@ def _workload(job: DDPJob) -> dict[str, str]:
             out[Env.CHECKPOINT_EVERY_STEPS] = str(spec.checkpoint.every_steps)
         if spec.checkpoint.every_seconds is not None:
             out[Env.CHECKPOINT_EVERY_SECONDS] = str(spec.checkpoint.every_seconds)
+        if spec.checkpoint.start_over:
+            out[Env.CHECKPOINT_START_OVER] = "true"
     if spec.hang is not None:
         out[Env.HANG] = spec.hang.model_dump_json(by_alias=True)
     if spec.gpus_per_node:

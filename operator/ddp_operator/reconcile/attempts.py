@@ -14,6 +14,13 @@ _KILLED = 137
 """Exit code of a container that SIGKILL ended. A program never returns it by itself."""
 
 _STOPPED = "Preempted"
+VOLUME_FAILED = "VolumeFailed"
+"""Reason of an attempt whose ranks could not read or write their volume."""
+_REASONS: dict[int | None, str] = {
+    ExitCode.BAD_INPUT: "BadInput",
+    ExitCode.VOLUME_FAILED: VOLUME_FAILED,
+}
+"""Reason for each exit code of a rank that has one of its own."""
 _REASON_CHARACTERS = 1024
 """Maximum length of a reason, in characters, because other controllers set no limit."""
 
@@ -220,14 +227,15 @@ def _rank_loss(world: World, pod: PodView, report: AgentStatus) -> Loss:
     oom = cause.out_of_memory or (
         pod.termination is not None and pod.termination.reason == "OOMKilled"
     )
-    reason = "OOMKilled" if oom else "BadInput" if permanent else "RankFailed"
+    reason = "OOMKilled" if oom else _REASONS.get(cause.exit_code, "RankFailed")
     who = f"rank {cause.rank} on {pod.name}" if cause.rank is not None else pod.name
     how = f"was killed by {cause.signal}" if cause.signal else "failed"
     text = f": {cause.message}" if cause.message else f" with exit code {cause.exit_code}"
     sentence = f"{who} {how}" + ("" if cause.signal and not cause.message else text)
     if cause.out_of_memory:
         sentence = f"{who} exceeded the memory limit of its pod"
-    failure = _failure(world, pod, Cause.APPLICATION, reason, sentence).model_copy(
+    kind = Cause.INFRASTRUCTURE if reason == VOLUME_FAILED else Cause.APPLICATION
+    failure = _failure(world, pod, kind, reason, sentence).model_copy(
         update={
             "rank": cause.rank,
             "exit_code": cause.exit_code,
@@ -264,6 +272,8 @@ def _classify_termination(pod: PodView, end: Termination) -> tuple[Cause, str, s
         return Cause.APPLICATION, "OOMKilled", "ran out of memory"
     if pod.reason is not None:
         return Cause.INFRASTRUCTURE, pod.reason, f"failed: {pod.reason}"
+    if end.exit_code == ExitCode.VOLUME_FAILED:
+        return Cause.INFRASTRUCTURE, VOLUME_FAILED, f"ended with exit code {end.exit_code}"
     # Only the host can send SIGKILL to the agent, because it is PID 1 of the container.
     outside = end.exit_code == _KILLED and end.final is None
     cause = Cause.INFRASTRUCTURE if outside else Cause.APPLICATION

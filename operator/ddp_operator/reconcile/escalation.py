@@ -6,7 +6,7 @@ from datetime import datetime
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Cause, DDPJobStatus, StrikeStatus
 from ddp_operator.builders import names
-from ddp_operator.reconcile.attempts import Loss
+from ddp_operator.reconcile.attempts import VOLUME_FAILED, Loss
 from ddp_operator.reconcile.hangs import HUNG
 from ddp_operator.reconcile.world import World
 
@@ -42,7 +42,12 @@ def count_stalled_attempt(
     if is_free or not _receives_reports(world, status):
         hung = loss.failure.node if loss.failure.reason == HUNG else None
         return _with_strikes(status, {hung}, world.now) if hung else status
-    status = status.model_copy(update={"stalled_attempts": status.stalled_attempts + 1})
+    count = status.stalled_attempts + 1
+    if loss.failure.reason == VOLUME_FAILED:
+        # New pods mount the volume again. Until it recovers no attempt can save a step, so only the
+        # budget limits how many try.
+        count = min(count, STALLED_LIMIT - 1)
+    status = status.model_copy(update={"stalled_attempts": count})
     blamed = [one for one in losses if not one.secondary and not one.free]
     nodes = {one.failure.node for one in blamed if one.failure.node is not None}
     return _with_strikes(status, nodes, world.now)

@@ -80,7 +80,7 @@ SHAPING: dict[str, Any] = {
     "tolerations": [{"operator": "Exists"}],
     "priorityClassName": "high",
     "network": {"interface": "eth0"},
-    "checkpoint": {"claimName": "shared", "everySteps": 5},
+    "checkpoint": {"claimName": "shared", "everySteps": 5, "startOver": True},
     "hang": {"stepSeconds": 60},
     "standby": False,
 }

@@ -73,6 +73,11 @@ def test_checkpoint_intervals_are_passed_only_if_given() -> None:
     assert stated[Env.CHECKPOINT_EVERY_STEPS] == "50"
     assert stated[Env.CHECKPOINT_EVERY_SECONDS] == "60"
     assert stated[Env.CHECKPOINT_KEEP] == "9"
+    assert Env.CHECKPOINT_START_OVER not in plain
+    assert (
+        variables(checkpoint={"claimName": "c", "startOver": True})[Env.CHECKPOINT_START_OVER]
+        == "true"
+    )
     assert not any(name.startswith("DDP_CHECKPOINT") for name in variables())
 
 

@@ -50,7 +50,7 @@ def test_pod_matches_the_golden_manifest() -> None:
         config={"epochs": 20, "global_batch": 256},
         env=[{"name": "LR", "value": "0.1"}],
         resources={"requests": {"cpu": 4, "memory": "16Gi"}},
-        checkpoint={"claimName": "training-shared", "everySteps": 100},
+        checkpoint={"claimName": "training-shared", "everySteps": 100, "startOver": True},
         network={"interface": "eth0", "ncclDebug": "Info"},
         nodeSelector={"pool": "gpu"},
     )

@@ -190,12 +190,18 @@ def test_document_is_json_text_or_a_file(tmp_path: Path) -> None:
 
 def test_document_overrides_the_environment() -> None:
     environment = environment_document(
-        {"DDP_CHECKPOINT_DIR": "7", "DDP_CHECKPOINT_EVERY_STEPS": "7", "DDP_CHECKPOINT_KEEP": ""}
+        {
+            "DDP_CHECKPOINT_DIR": "7",
+            "DDP_CHECKPOINT_EVERY_STEPS": "7",
+            "DDP_CHECKPOINT_KEEP": "",
+            "DDP_CHECKPOINT_START_OVER": "true",
+        }
     )
     config = resolve(merge(environment, {"checkpoint": {"every_steps": 9}}))
     assert config.checkpoint.directory == "7"
     assert config.checkpoint.every_steps == 9
     assert config.checkpoint.keep == 3
+    assert config.checkpoint.start_over is True
     with pytest.raises(InputError, match="every_seconds must be a valid integer"):
         resolve(environment_document({"DDP_CHECKPOINT_EVERY_SECONDS": "x"}))
 

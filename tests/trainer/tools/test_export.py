@@ -1,5 +1,6 @@
 """Tests of the command `export`."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ddp_trainer.errors import InputError
+from ddp_trainer.errors import InputError, VolumeError
 from ddp_trainer.tools import export
 from tests.trainer.rank_processes import Gang, Launcher
 
@@ -121,3 +122,22 @@ def test_export_names_the_missing_packages_for_onnx(
     with pytest.raises(InputError, match="onnx needs onnx, onnxscript, onnxruntime"):
         export.export(traced, ["onnx"], tmp_path / "out", {})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_read_error_never_exports_an_older_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    waits: list[float] = []
+
+    def fail(path: Path) -> None:
+        tried.append(path.name)
+        raise OSError(errno.EIO, "Input/output error")
+
+    for step in (10, 20):
+        (tmp_path / f"step-000000{step}.attempt-1").mkdir()
+    monkeypatch.setattr(export, "verify", fail)
+    with pytest.raises(VolumeError, match=r"export: cannot read .*step-00000020"):
+        export.find_checkpoint(tmp_path, waits.append)
+    assert set(tried) == {"step-00000020.attempt-1"}
+    assert len(waits) == 4

@@ -3,8 +3,10 @@
 import json
 import platform
 import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -25,6 +27,7 @@ from ddp_trainer.checkpoint.format import (
     write_json,
 )
 from ddp_trainer.checkpoint.snapshot import own_tensors, put_model
+from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
 from ddp_trainer.data.loader import collate_of, fetch
 from ddp_trainer.data.prefetch import tensors_in
 from ddp_trainer.errors import InputError
@@ -57,19 +60,26 @@ class TracedModel:
     """Inputs with another batch size, for the comparison."""
 
 
-def find_checkpoint(path: Path) -> Path:
+def find_checkpoint(path: Path, sleep: Sleep = time.sleep) -> Path:
     """Return a checkpoint, or the newest complete checkpoint of a run's directory, without changes.
 
+    Args:
+        path: The checkpoint, or the run's directory.
+        sleep: Function that waits between two tries to read.
+
     Raises:
-        InputError: If there is no complete checkpoint.
+        InputError: If there is no complete checkpoint, or the newest has an unknown format.
+        VolumeError: If the volume fails. An older checkpoint would be a wrong result.
     """
     names = [path / str(name) for name in reversed(names_in(path)) if not name.suffix]
     reasons = []
     for candidate in names or [path]:
         try:
-            verify(candidate)
-        except (BrokenCheckpointError, OSError) as error:
+            retried(partial(verify, candidate), sleep)
+        except (BrokenCheckpointError, NotADirectoryError) as error:
             reasons.append(f"{candidate.name}: {error}")
+        except OSError as error:
+            raise volume_error(f"export: cannot read {candidate}: {error}", error) from error
         else:
             return candidate
     raise InputError(f"export: {path} holds no complete checkpoint ({'; '.join(reasons)})")
