@@ -349,25 +349,6 @@ def test_bad_input_is_never_retried(how: str) -> None:
     assert plan.status.condition(ConditionType.PODS_READY) is not None
 
 
-@pytest.mark.parametrize("how", ["agent report", "exit code"])
-def test_case_84_failed_volume_is_an_infrastructure_failure(how: str) -> None:
-    job = active_job(maxRestarts=0)
-    message = "checkpoint: cannot use /checkpoints/a: [Errno 28] No space left on device"
-    failed = failed_status(0, rank=0, exit_code=ExitCode.VOLUME_FAILED, message=message)
-    seen, statuses = pod(job, 0), {0: failed}
-    if how == "exit code":
-        seen, statuses = pod(job, 0, phase="Failed", termination=ended(ExitCode.VOLUME_FAILED)), {}
-    plan = plan_for(job, [seen, pod(job, 1)], statuses=statuses)
-    assert (plan.status.attempt, plan.status.restarts) == (2, 0)
-    assert plan.status.infrastructure_restarts == 1
-    assert (failure(plan).cause, failure(plan).reason) == (Cause.INFRASTRUCTURE, "VolumeFailed")
-    assert failure(plan).exit_code == 74
-    expected = f"rank 0 on digits-0 failed: {message}"
-    assert failure(plan).message == (
-        expected if how == "agent report" else "digits-0 ended with exit code 74"
-    )
-
-
 def test_bad_input_takes_precedence_over_an_earlier_loss() -> None:
     job = active_job()
     statuses = {

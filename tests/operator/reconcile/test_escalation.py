@@ -7,7 +7,7 @@ import pytest
 from ddp_operator.api.status import Cause, CheckpointStatus, ProgressStatus, StrikeStatus
 from ddp_operator.builders.pod import build_pod
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, SetAttempt
-from ddp_wire.contract import AgentStatus, CheckpointInfo, ExitCode
+from ddp_wire.contract import AgentStatus, CheckpointInfo
 from tests.operator.support import (
     DEFAULTS,
     NOW,
@@ -145,19 +145,6 @@ def test_third_stalled_attempt_in_a_row_fails_the_job() -> None:
     message = f"rank 1 on digits-1 failed: E: x ({why})"
     assert summary(plan.status) == ("False", "Failed", message)
     assert (plan.status.stalled_attempts, plan.status.restarts) == (3, 2)
-
-
-def test_failed_volume_never_exhausts_the_limit_of_stalled_attempts() -> None:
-    """The pods are replaced each time, because a new mount may help. Only the budget ends it."""
-    job = third(maxInfrastructureRestarts=3)
-    failed = failed_status(0, attempt=3, exit_code=ExitCode.VOLUME_FAILED, message="no space")
-    plan = plan_for(job, all_pods(job), statuses={0: failed})
-    assert (plan.status.attempt, plan.status.stalled_attempts) == (4, 2)
-    assert [action.name for action in only(plan.actions, DeletePod)] == ["digits-0", "digits-1"]
-    spent = with_status(job, **dict(job.status) | {"infrastructure_restarts": 3})
-    plan = plan_for(spent, all_pods(spent), statuses={0: failed})
-    assert summary(plan.status)[1] == "Failed"
-    assert "maxInfrastructureRestarts is 3" in summary(plan.status)[2]
 
 
 def test_third_attempt_that_stops_on_request_does_not_fail_the_job() -> None:
