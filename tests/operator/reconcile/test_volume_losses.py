@@ -46,7 +46,7 @@ def test_case_84_failed_volume_is_an_infrastructure_failure(how: str, message: s
 
 def test_case_84_failed_volume_is_limited_only_by_its_budget() -> None:
     """The operator replaces the pods each time, because a new mount may help."""
-    limit = {"maxInfrastructureRestarts": 3}
+    limit: dict[str, Any] = {"maxInfrastructureRestarts": 3}
     job = active_job(attempt=3, status={"stalled_attempts": 2}, **SAVES, **limit)
     failed = failed_status(0, attempt=3, exit_code=ExitCode.VOLUME_FAILED, message=MESSAGE)
     plan = plan_for(job, all_pods(job), statuses={0: failed})
