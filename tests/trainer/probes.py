@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ddp_trainer.checkpoint import format as format_
 from ddp_trainer.checkpoint import volume
+from ddp_trainer.commands import main as main_
 from ddp_trainer.commands.main import main
 from ddp_trainer.config.settings import resolve
 from ddp_trainer.data.loader import by_update
@@ -174,4 +175,5 @@ def train_on_faulty_volume(given: list[str]) -> int:
 
     format_.crc32_of = crc32_of
     volume.RETRY_WAITS = (0.0,)  # type: ignore[assignment]
+    main_.RANK_0_MESSAGE_SECONDS = 0.0
     return main(["train", "--task=sample_tasks:build", "--global_batch=10", *arguments])

@@ -37,6 +37,7 @@ def train(
 
     Raises:
         InputError: On every rank, if the run can never succeed with these settings.
+        VolumeError: On every rank, if rank 0 cannot read the volume, or write the last checkpoint.
         StalledError: On every rank whose collective timed out because another rank did not join.
     """
     try:

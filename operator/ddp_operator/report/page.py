@@ -22,7 +22,7 @@ _KINDS = {
     "completed": "completed",
     "running": "running",
     "application": "application failure",
-    "infrastructure": "pod or node loss",
+    "infrastructure": "pod, node or volume loss",
     "free": "requested",
     "unknown": "end without a recorded cause",
 }

@@ -126,6 +126,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
 
     Raises:
         InputError: On every rank, if the run can never succeed with these settings.
+        VolumeError: On every rank, if rank 0 cannot read or write the volume.
     """
     group = _join(request.config, ranks)
     built = _build(request, ranks, group.device)
