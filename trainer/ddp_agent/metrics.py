@@ -112,13 +112,18 @@ GPU_ECC = Family(
     "ddp_gpu_ecc_errors_total", Kind.COUNTER,
     "Uncorrected memory errors of the GPU since the driver was loaded.", _GPU,
 )  # fmt: skip
+GPU_XID = Family(
+    "ddp_gpu_xid_errors_total", Kind.COUNTER,
+    "XID errors that the driver reported since the agent started. XIDs above 255 are other.",
+    (*_GPU, "xid"),
+)  # fmt: skip
 
 FAMILIES = (
     INFO, THROTTLED, MEMORY, OOM_KILLS, HEARTBEAT, STEP, UPDATE_DURATION, UPDATES, UPDATE_SECONDS,
     DATA_WAIT, CHECKPOINT_SECONDS, EVALUATION_SECONDS, PHASE_SECONDS, RANK_CPU, RANK_GPU_MEMORY,
     TOTAL_STEPS, EPOCH, LOSS, LEARNING_RATE, GRAD_NORM, THROUGHPUT, ETA, EVALUATION,
     CHECKPOINT_STEP, CHECKPOINT_TIME, GPU_USE, GPU_MEMORY, GPU_MEMORY_SIZE, GPU_TEMPERATURE,
-    GPU_POWER, GPU_ECC,
+    GPU_POWER, GPU_ECC, GPU_XID,
 )  # fmt: skip
 """All metrics of the agent."""
 
@@ -220,3 +225,5 @@ def _add_gpu(samples: Samples, gpu: Gpu, job: str, node: int) -> None:
     samples.add(GPU_TEMPERATURE, gpu.temperature, job, node, gpu.index)
     samples.add(GPU_POWER, gpu.power, job, node, gpu.index)
     samples.add(GPU_ECC, gpu.ecc_errors, job, node, gpu.index)
+    for xid, count in gpu.xid_errors.items():
+        samples.add(GPU_XID, count, job, node, gpu.index, xid)
