@@ -54,6 +54,15 @@ def test_heartbeats_become_series_per_rank(tmp_path: Path) -> None:
     assert found[f'ddp_gpu_xid_errors_total{gpu[:-1]},xid="79"}}'] == 2
 
 
+def test_progress_becomes_series_of_the_job(tmp_path: Path) -> None:
+    progress = Progress(step=1, loss=0.5, allreduce_seconds=0.25, allreduce_overlap_seconds=0.125)
+    found = series(tmp_path, agent_status(0, progress=progress))
+    assert found['ddp_train_loss{ddpjob="digits"}'] == 0.5
+    assert found['ddp_train_allreduce_seconds{ddpjob="digits"}'] == 0.25
+    assert found['ddp_train_allreduce_overlap_seconds{ddpjob="digits"}'] == 0.125
+    assert 'ddp_train_grad_norm{ddpjob="digits"}' not in found, "it is not measured"
+
+
 def test_hostile_program_adds_a_bounded_number_of_series(tmp_path: Path) -> None:
     ranks = [beat(number) for number in range(500)]
     progress = Progress(step=1, metrics={f"{number}{'x' * 4000}": 1.0 for number in range(500)})
