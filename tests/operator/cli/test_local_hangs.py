@@ -58,7 +58,9 @@ def job(device: str, way: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("device", "way"), cases())
-async def test_status_names_the_rank_that_hangs(tmp_path: Path, device: str, way: str) -> None:
+async def test_case_83_status_names_the_rank_that_hangs(
+    tmp_path: Path, device: str, way: str
+) -> None:
     out = io.StringIO()
     run = RecordedRun(job(device, way), {}, tmp_path, Console(file=out), verbose=False)
     assert await run.run() == 0, out.getvalue()

@@ -147,10 +147,7 @@ class Reporter:
         fields |= self._progress.model_dump(include=set(_MEASURED), exclude_none=True)
         if phase_seconds:
             fields["phase_seconds"] = phase_seconds
-        if rank_seconds:
-            fields["step_seconds"] = _by_rank([rank.step for rank in rank_seconds])
-        if rank_seconds and all(rank.own for rank in rank_seconds):
-            fields["own_seconds"] = _by_rank([rank.own for rank in rank_seconds])
+        fields |= _rank_fields(rank_seconds)
         if self._peak_rate is not None:
             fields["mfu"] = rate / self._peak_rate if rate else None
         self._events.emit("progress", **fields)
@@ -206,6 +203,16 @@ class Reporter:
     def _send_progress(self) -> None:
         if self._is_first:
             self.heartbeats.progress(self._progress)
+
+
+def _rank_fields(rank_seconds: Sequence[RankSeconds]) -> dict[str, Any]:
+    """Return the fields of a progress event with the times of all ranks, as far as measured."""
+    fields = {}
+    if rank_seconds:
+        fields["step_seconds"] = _by_rank([rank.step for rank in rank_seconds])
+    if rank_seconds and all(rank.own for rank in rank_seconds):
+        fields["own_seconds"] = _by_rank([rank.own for rank in rank_seconds])
+    return fields
 
 
 def _by_rank(seconds: list[float]) -> list[float] | dict[str, float]:
