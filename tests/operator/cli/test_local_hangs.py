@@ -51,7 +51,7 @@ def job(device: str, way: str) -> dict[str, Any]:
         "maxRestarts": 1,
         "hang": {"stepSeconds": 2},
         "env": [{"name": "PYTHONPATH", "value": str(ROOT)}],
-        "checkpoint": {"claimName": "shared", "everySteps": 10},
+        "checkpoint": {"claimName": "shared", "everySteps": 3},
     }
     metadata = {"name": "hanging", "namespace": "default"}
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
