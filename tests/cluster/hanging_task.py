@@ -88,7 +88,8 @@ class Hanging:
         time.sleep(0.02 + delay)
         if self.group is not None and not self._now("collective"):
             dist.all_reduce(torch.ones(1, device=self.device), group=self.group)
-        while self._now("loop"):
+        loops = self._now("loop")
+        while loops:  # Without a call, so that the stack always ends here.
             pass
         if self._now("stop"):
             os.kill(os.getpid(), signal.SIGSTOP)
