@@ -11,6 +11,7 @@ from ddp_trainer.data.sampler import MicroBatch
 from ddp_trainer.learner import Learner
 from ddp_trainer.parallel.dtensor import whole
 from ddp_trainer.seeds import derive_seed, seed_torch
+from ddp_wire.activity import Activity
 
 
 def train_step(
@@ -40,17 +41,18 @@ def train_step(
         seed_torch(derive_seed(learner.seed, "compute", step, learner.rank, index))
         reduce = micro_batch.last and not local_update
         with learner.strategy.gradient_sync(learner.objective, reduce=reduce):
-            with learner.trace.range("forward"), learner.autocast():
+            learner.trace.enter(Activity.FORWARD)
+            with learner.autocast():
                 root, total, count = learner.objective(micro_batch.batch, learner.scaler.scale)
-            with learner.trace.range("backward"):
-                # A stand-in batch takes part in the reduction but adds nothing to the gradient.
-                scale = learner.sum_scale if micro_batch.weight else 0.0
-                (root if scale == 1.0 else root * scale).backward()
+            learner.trace.enter(Activity.BACKWARD)
+            # A stand-in batch takes part in the reduction but adds nothing to the gradient.
+            scale = learner.sum_scale if micro_batch.weight else 0.0
+            (root if scale == 1.0 else root * scale).backward()
         if micro_batch.weight:
             learner.totals.add_loss(total, count)
         samples = micro_batch.update_samples
-    with learner.trace.range("optimizer"):
-        _finish_update(learner, step)
+    learner.trace.enter(Activity.OPTIMIZER)
+    _finish_update(learner, step)
     return samples
 
 

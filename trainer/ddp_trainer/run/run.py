@@ -127,7 +127,7 @@ class Run:
     def exchange_requests(self) -> Decision:
         """Decide together with the other ranks, and report if due. Every rank must call it."""
         first, step, learner = self.ranks.is_first, self.position.step, self.learner
-        self.report.heartbeats.enter(Activity.EXCHANGE)
+        learner.trace.enter(Activity.EXCHANGE)
         due = step % self.config.log.every_steps == 0 or step == self.total_steps
         phase_seconds = learner.trace.seconds() if due else {}
         own = self._own_seconds(phase_seconds)
@@ -184,7 +184,8 @@ class Run:
         if self._weights_broken(required=required):
             return
         self._synchronize_ranks()
-        with self.report.apart("checkpoint"), self.learner.trace.range("checkpoint"):
+        self.learner.trace.enter(Activity.CHECKPOINT)
+        with self.report.apart("checkpoint"):
             start = time.monotonic()
             taken = gather(self.learner)
             with self._volume_timeout():
@@ -229,7 +230,8 @@ class Run:
         self._synchronize_ranks()
         start = time.monotonic()
         averaged = self.learner.evaluated(averaged=self.config.ema.evaluate)
-        with self.report.apart("evaluation"), averaged, self.learner.trace.range("evaluation"):
+        self.learner.trace.enter(Activity.EVALUATION)
+        with self.report.apart("evaluation"), averaged:
             self.metrics = evaluate(
                 self.task,
                 self.learner.model,
