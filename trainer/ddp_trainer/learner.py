@@ -1,6 +1,7 @@
 """Model, optimizer and all other state that an update reads or changes."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -65,9 +66,15 @@ class Learner:
         """Return the context of the forward pass."""
         return autocast(self.precision, self.device)
 
-    def evaluated(self, *, averaged: bool) -> AbstractContextManager[None]:
+    @contextmanager
+    def evaluated(self, *, averaged: bool) -> Iterator[None]:
         """Return the context of an evaluation: with the averaged weights, if requested."""
-        return self.ema.applied() if self.ema and averaged else nullcontext()
+        with self.ema.applied() if self.ema and averaged else nullcontext():
+            try:
+                yield
+            finally:
+                # Before the weights are back: the next update must gather them anew.
+                self.strategy.free_gathered(self.model)
 
     def gradients(self) -> list[Tensor]:
         """Return the gradients of all parameters that have one."""
