@@ -3,8 +3,12 @@
 from pathlib import Path
 
 import pytest
+from torch import nn
 
+from ddp_trainer.data.evaluation import evaluation_mode
+from ddp_trainer.tools.check import check_data
 from tests.trainer.rank_processes import Launcher
+from tests.trainer.runs import opened
 
 
 @pytest.mark.slow
@@ -69,3 +73,29 @@ def test_worker_processes_do_not_change_the_weights(launcher: Launcher, tmp_path
         for n in (0, 1)
     ]
     assert files[0] == files[1]
+
+
+def test_evaluation_leaves_each_module_in_its_own_mode() -> None:
+    run = opened(global_batch=10, task={"batch_norm": True})
+    model = run.learner.model
+    model.get_submodule("norm").eval()
+    before = {name: module.training for name, module in model.named_modules()}
+    run.evaluate()
+    check_data(run.task, "train_data", run.config, limit=5)
+    assert {name: module.training for name, module in model.named_modules()} == before
+    assert before["norm"] is False
+    assert before["inner"] is True
+
+
+def test_evaluation_that_fails_leaves_each_module_in_its_own_mode() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Dropout())
+    model[1].eval()
+
+    def evaluate_and_fail() -> None:
+        with evaluation_mode(model):
+            assert not any(module.training for module in model.modules())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        evaluate_and_fail()
+    assert [module.training for module in model.modules()] == [True, True, False]

@@ -1,7 +1,7 @@
 """Exact evaluation: no padding, sums and counts over all ranks, one reduction at the end."""
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import nn
@@ -36,9 +36,7 @@ def evaluate(
         The metrics by name, equal on all ranks.
     """
     totals: dict[str, torch.Tensor] = {}
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), evaluation_mode(model):
         for micro_batch in on_device(micro_batches, device):
             with autocast():
                 metrics = _metrics(task, model, micro_batch)
@@ -46,11 +44,28 @@ def evaluate(
                 pair = torch.stack((weighted.sum.detach(), weighted.count_tensor())).double()
                 totals[name] = totals.get(name, 0.0) + micro_batch.weight * pair
             refresh_heartbeat()
-    model.train(was_training)
     names = sorted(totals)
     table = sum_over_ranks(torch.stack([totals[name] for name in names]))
     pairs = zip(names, table.tolist(), strict=True)
     return {name: s / c if c else float("nan") for name, (s, c) in pairs}
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode inside the context; restore each module's mode afterwards.
+
+    A task may train with parts of its model in evaluation mode, for example a frozen backbone.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        # A module may override train(), for example to undo what its eval() did to its weights.
+        model.train(was_training)
+        for module, mode in modes:
+            module.training = mode
 
 
 def _metrics(task: Task, model: nn.Module, micro_batch: MicroBatch) -> Mapping[str, Weighted]:

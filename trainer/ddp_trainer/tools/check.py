@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ddp_trainer.config import RunConfig
+from ddp_trainer.data.evaluation import evaluation_mode
 from ddp_trainer.data.loader import collate_of, fetch
 from ddp_trainer.errors import InputError
 from ddp_trainer.seeds import derive_seed, seed_all
@@ -65,13 +66,13 @@ def check_data(task: Task, name: str, config: RunConfig, limit: int) -> DataSumm
     same_shapes = not isinstance(task, HasCollate)
     samples = _samples(getattr(task, name), name, config.seed, limit)
     size = config.micro_batch or min(config.global_batch, limit)
-    task.model.eval()
-    while batch := list(islice(samples, size)):
-        for index, sample in batch:
-            for path, value in _tensors(sample, ""):
-                _check_value(summary, f"{name}[{index}]", path, value, same_shapes=same_shapes)
-        _check_loss(task, name, batch, summary)
-        summary.samples += len(batch)
+    with evaluation_mode(task.model):
+        while batch := list(islice(samples, size)):
+            for index, sample in batch:
+                for path, value in _tensors(sample, ""):
+                    _check_value(summary, f"{name}[{index}]", path, value, same_shapes=same_shapes)
+            _check_loss(task, name, batch, summary)
+            summary.samples += len(batch)
     if not summary.samples:
         raise InputError(f'check: "{name}" holds no samples')
     return summary
