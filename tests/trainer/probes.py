@@ -151,3 +151,21 @@ def train_with_slow_data(rank: int) -> int:
     points.__getitem__ = read_slowly
     arguments = ["train", "--task=sample_tasks:build", "--max_steps=30", "--global_batch=8"]
     return main([*arguments, "--log.every_steps=1", "--task.eval_samples=0"])
+
+
+def measure_updates(config: dict[str, Any]) -> None:
+    """Print the size of each update: the largest change of a weight."""
+    ranks = Ranks.from_environment(os.environ)
+    request = RunRequest("sample_tasks:build", resolve(config))
+    run = open_run(request, ranks, StopFlag(), HeartbeatWriter(None, ranks, 0))
+    sizes = []
+    for step, update in enumerate(by_update(on_device(run.train_loader, run.learner.device))):
+        before = [param.detach().clone() for param in run.learner.params]
+        train_step(run.learner, update, step, 1.0)
+        pairs = zip(before, run.learner.params, strict=True)
+        sizes.append(max(float((new.detach() - old).abs().max()) for old, new in pairs))
+    if ranks.is_first:
+        print(json.dumps({"event": "probe", "sizes": sizes}), flush=True)
+    del run
+    gc.collect()
+    process_group.leave()

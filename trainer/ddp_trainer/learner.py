@@ -118,7 +118,7 @@ def build_learner(task: Task, config: RunConfig, ranks: Ranks, device: torch.dev
         rank=ranks.rank,
         totals=LossTotals(device),
     )
-    _equip(learner, config)
+    _equip(learner, config, ranks.world_size)
     return learner
 
 
@@ -146,7 +146,7 @@ def _optimizer(task: Task, params: list[nn.Parameter], config: RunConfig) -> tor
     return build_optimizer(params, config.optimizer)
 
 
-def _equip(learner: Learner, config: RunConfig) -> None:
+def _equip(learner: Learner, config: RunConfig, world_size: int) -> None:
     """Add moving average, local SGD and compression, where the config enables them."""
     if config.ema.decay is not None:
         learner.ema = Ema(learner.model, config.ema, config.ema.decay)
@@ -158,4 +158,9 @@ def _equip(learner: Learner, config: RunConfig) -> None:
             learner.params, learner.optimizer, parallel.local_sgd, parallel.local_sgd.period
         )
     if parallel.compression.name != "none":
-        learner.compression = Compression(learner.objective, parallel.compression, config.seed)
+        learner.compression = Compression(
+            learner.objective,
+            parallel.compression,
+            config.seed,
+            count_scale=learner.sum_scale / world_size,
+        )

@@ -33,8 +33,6 @@ def train_step(
     for group, peak in zip(learner.optimizer.param_groups, learner.peak_lrs, strict=True):
         group["lr"] = peak * lr_factor
     local_update = learner.local_sgd is not None and learner.local_sgd.is_local(step)
-    if learner.compression:
-        learner.compression.begin(step)
     samples = 0
     for index, micro_batch in enumerate(micro_batches):
         seed_torch(derive_seed(learner.seed, "compute", step, learner.rank, index))
@@ -42,6 +40,9 @@ def train_step(
         with learner.strategy.gradient_sync(learner.objective, reduce=reduce):
             with learner.trace.range("forward"), learner.autocast():
                 root, total, count = learner.objective(micro_batch.batch, learner.scaler.scale)
+            if learner.compression and reduce:
+                samples = micro_batch.update_samples
+                learner.compression.begin(step, samples, learner.scaler.scale)
             with learner.trace.range("backward"):
                 # A stand-in batch takes part in the reduction but adds nothing to the gradient.
                 scale = learner.sum_scale if micro_batch.weight else 0.0
@@ -81,6 +82,8 @@ def _finish_update(learner: Learner, step: int) -> None:
     gradients = learner.gradients()
     count = learner.strategy.mean(cast("Tensor", learner.count_param.grad))
     learner.guard.divide(gradients, count)
+    if learner.compression:
+        learner.compression.finish(count, learner.guard.nonfinite)
     learner.totals.add_update(learner.guard.nonfinite)
     if learner.clip_norm is not None:
         learner.grad_norm = whole(get_total_norm(gradients))
