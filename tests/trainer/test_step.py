@@ -11,10 +11,13 @@ from torch import nn
 from ddp_trainer.data.loader import by_update
 from ddp_trainer.data.prefetch import on_device
 from ddp_trainer.data.sampler import GlobalSampler
+from ddp_trainer.seeds import seed_all
 from ddp_trainer.step import train_step
 from ddp_trainer.task import is_indexed
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import SGD, distance, opened, trained
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("uneven", [False, True])
@@ -155,3 +158,21 @@ def test_checkpoint_restores_tied_weights_and_batch_norm(tmp_path: Any) -> None:
     old, new = run.learner.model.state_dict(), resumed.learner.model.state_dict()
     assert all(old[key].equal(new[key]) for key in old)
     assert new["middle.weight"].data_ptr() == new["again.weight"].data_ptr()
+
+
+def test_draws_of_the_loss_depend_on_step_rank_and_micro_batch_only() -> None:
+    def draws(rank: int, first: int) -> list[tuple[float, ...]]:
+        """Return the draws of the updates from `first` to 3, by update and micro-batch."""
+        run = opened("sample_tasks:build_drawing", global_batch=10, micro_batch=5)
+        run.learner.rank = rank
+        updates = [list(update) for update in by_update(on_device(run.train_loader, CPU))]
+        seed_all(rank + first)  # Whatever was drawn before.
+        for step in range(first, 4):
+            train_step(run.learner, iter(updates[step]), step, 1.0)
+        return run.task.draws  # type: ignore[attr-defined, no-any-return]
+
+    one, other = draws(0, first=0), draws(1, first=0)
+    assert draws(0, first=2) == one[4:]
+    for generator in range(3):
+        values = [draw[generator] for draw in one + other]
+        assert len(set(values)) == len(values) == 16

@@ -10,7 +10,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from ddp_trainer.data.sampler import MicroBatch
 from ddp_trainer.learner import Learner
 from ddp_trainer.parallel.dtensor import whole
-from ddp_trainer.seeds import derive_seed, seed_torch
+from ddp_trainer.seeds import derive_seed, seed_all
 
 
 def train_step(
@@ -35,7 +35,8 @@ def train_step(
     local_update = learner.local_sgd is not None and learner.local_sgd.is_local(step)
     samples = 0
     for index, micro_batch in enumerate(micro_batches):
-        seed_torch(derive_seed(learner.seed, "compute", step, learner.rank, index))
+        # Also Python and NumPy (5 µs): the loss may mix samples by numbers from any generator.
+        seed_all(derive_seed(learner.seed, "compute", step, learner.rank, index))
         reduce = micro_batch.last and not local_update
         with learner.strategy.gradient_sync(learner.objective, reduce=reduce):
             with learner.trace.range("forward"), learner.autocast():
