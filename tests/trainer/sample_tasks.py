@@ -180,6 +180,19 @@ def build_stream(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
     return task
 
 
+class OddMetricsTask(ProbeTask):
+    """A task with other metrics on rank 2."""
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Weighted]:
+        del model
+        names = ("f1", "recall") if self.env.rank == 2 else ("f1", "precision")
+        return {name: Weighted(batch[0].sum(), len(batch[0])) for name in names}
+
+
+def build_odd_metrics(cfg: ProbeConfig, env: RunEnv) -> OddMetricsTask:
+    return OddMetricsTask(cfg, env)
+
+
 class DrawingTask(ProbeTask):
     """A task whose loss draws from all three global generators."""
 

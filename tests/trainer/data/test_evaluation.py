@@ -29,6 +29,17 @@ def test_metrics_do_not_depend_on_the_number_of_ranks(launcher: Launcher, sample
     assert (found[0]["accuracy"] * samples) % 1 == pytest.approx(0, abs=1e-4)
 
 
+def test_metrics_with_other_names_on_one_rank_are_an_error(launcher: Launcher) -> None:
+    arguments = ["--max_steps=1", "--global_batch=6", "--task.eval_samples=2"]
+    gang = launcher.train("--task=sample_tasks:build_odd_metrics", *arguments, world=3)
+    # Rank 2 has no samples of its own, only a placeholder.
+    assert gang.wait() == [2, 2, 2]
+    assert gang.err(0) == (
+        'task: metrics must return the same names on every rank, but rank 2 returned "f1",'
+        ' "recall" and rank 0 "f1", "precision"\n'
+    )
+
+
 def test_task_without_metrics_or_evaluation_data_runs(launcher: Launcher) -> None:
     arguments = ["--task=sample_tasks:build", "--max_steps=2"]
     with_data = launcher.train(*arguments, world=None)
@@ -73,6 +84,13 @@ def test_worker_processes_do_not_change_the_weights(launcher: Launcher, tmp_path
         for n in (0, 1)
     ]
     assert files[0] == files[1]
+
+
+def test_metrics_without_names_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = opened("sample_tasks:build_odd_metrics", global_batch=10)
+    monkeypatch.setattr(run.task, "metrics", lambda *_: {})
+    run.evaluate()
+    assert run.metrics == {}
 
 
 def test_evaluation_leaves_each_module_in_its_own_mode() -> None:

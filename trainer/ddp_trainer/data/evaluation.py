@@ -8,7 +8,9 @@ from torch import nn
 
 from ddp_trainer.data.prefetch import on_device
 from ddp_trainer.data.sampler import MicroBatch
-from ddp_trainer.ranks.collectives import sum_over_ranks
+from ddp_trainer.errors import InputError
+from ddp_trainer.ranks.collectives import broadcast_json, by_rank, sum_over_ranks
+from ddp_trainer.seeds import derive_seed
 from ddp_trainer.task import HasMetrics, Task, Weighted
 
 
@@ -34,6 +36,9 @@ def evaluate(
 
     Returns:
         The metrics by name, equal on all ranks.
+
+    Raises:
+        InputError: On every rank, if the names of the metrics differ between ranks.
     """
     totals: dict[str, torch.Tensor] = {}
     with torch.no_grad(), evaluation_mode(model):
@@ -45,6 +50,9 @@ def evaluate(
                 totals[name] = totals.get(name, 0.0) + micro_batch.weight * pair
             refresh_heartbeat()
     names = sorted(totals)
+    _compare_names(names, device)
+    if not names:
+        return {}
     table = sum_over_ranks(torch.stack([totals[name] for name in names]))
     pairs = zip(names, table.tolist(), strict=True)
     return {name: s / c if c else float("nan") for name, (s, c) in pairs}
@@ -72,3 +80,20 @@ def _metrics(task: Task, model: nn.Module, micro_batch: MicroBatch) -> Mapping[s
     if isinstance(task, HasMetrics):
         return task.metrics(model, micro_batch.batch)
     return {"loss": task.loss(model, micro_batch.batch)}
+
+
+def _compare_names(names: list[str], device: torch.device) -> None:
+    """Refuse names that differ between ranks, because the sums are reduced by position."""
+    hashes = by_rank(derive_seed(*names), device)
+    odd = next((rank for rank, value in enumerate(hashes) if value != hashes[0]), None)
+    if odd is None:
+        return
+    first, other = (broadcast_json(names, device, rank) for rank in (0, odd))
+    raise InputError(
+        f"task: metrics must return the same names on every rank, but rank {odd} returned"
+        f" {_listed(other)} and rank 0 {_listed(first)}"
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names) or "none"
