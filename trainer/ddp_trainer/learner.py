@@ -18,7 +18,7 @@ from ddp_trainer.numerics.schedule import peak_factor
 from ddp_trainer.numerics.totals import LossTotals
 from ddp_trainer.observe.trace import Trace
 from ddp_trainer.parallel.compression import Compression
-from ddp_trainer.parallel.local_sgd import LocalSgd
+from ddp_trainer.parallel.local_sgd import LocalSgd, average_over_ranks
 from ddp_trainer.parallel.memory import Footprint
 from ddp_trainer.parallel.objective import Objective
 from ddp_trainer.parallel.strategy import Strategy, choose_strategy
@@ -75,6 +75,17 @@ class Learner:
             finally:
                 # Before the weights are back: the next update must gather them anew.
                 self.strategy.free_gathered(self.model)
+
+    def synchronize(self) -> None:
+        """Give all ranks the same weights, moments and averaged weights. Every rank must call it.
+
+        Only local SGD makes them differ. The mean of the ranks' averages is the average of their
+        mean weights, whenever it is taken. So it need not be taken after each period.
+        """
+        if self.local_sgd:
+            self.local_sgd.average()
+            if self.ema:
+                average_over_ranks(list(self.ema.state().values()))
 
     def gradients(self) -> list[Tensor]:
         """Return the gradients of all parameters that have one."""

@@ -250,8 +250,7 @@ class Run:
         if self.synchronized_step == self.position.step:
             return
         average_norm_statistics(self.learner.model, self.ranks.world_size)
-        if self.learner.local_sgd:
-            self.learner.local_sgd.average()
+        self.learner.synchronize()
         self.synchronized_step = self.position.step
         Collector.collect_all()
 
