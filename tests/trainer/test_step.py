@@ -1,6 +1,7 @@
 """Tests of the arithmetic and the cost of one update."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,3 +177,35 @@ def test_draws_of_the_loss_depend_on_step_rank_and_micro_batch_only() -> None:
     for generator in range(3):
         values = [draw[generator] for draw in one + other]
         assert len(set(values)) == len(values) == 16
+
+
+def test_placeholder_changes_no_running_statistics() -> None:
+    run = opened(global_batch=10, task={"batch_norm": True})
+    (micro_batch,) = next(by_update(on_device(run.train_loader, CPU)))
+    placeholder = micro_batch._replace(weight=0.0)
+    before = {name: buffer.clone() for name, buffer in run.learner.model.named_buffers()}
+    train_step(run.learner, iter([placeholder]), 0, 1.0)
+    after = dict(run.learner.model.named_buffers())
+    assert "norm.running_mean" in before
+    assert all(after[name].equal(buffer) for name, buffer in before.items())
+    assert run.learner.totals.read().tolist() == [0.0, 0.0, 0.0]
+
+
+def test_run_without_the_last_batches_ends_its_epochs_with_whole_ones(tmp_path: Path) -> None:
+    # 50 samples are 4 batches of 12. The run resumes in the middle of its second epoch.
+    settings: dict[str, Any] = {
+        "global_batch": 12,
+        "data": {"drop_last": True},
+        "checkpoint": {"directory": str(tmp_path)},
+        "task": {"log_dir": str(tmp_path), "batch_norm": True},
+    }
+    first = trained(max_steps=6, **settings)
+    first.save()
+    assert (first.position.step, first.position.samples, first.epoch) == (6, 74, 2)
+    run = trained(epochs=3, **settings)
+    assert (run.position.step, run.position.samples, run.total_steps) == (12, 150, 12)
+    assert isinstance(run.sampler, GlobalSampler)
+    lines = (tmp_path / "0.txt").read_text().splitlines()
+    used = [list(map(int, line.split())) for line in lines]
+    orders = [run.sampler.order(epoch)[:48] for epoch in range(3)]
+    assert used == [order[at : at + 12] for order in orders for at in range(0, 48, 12)]

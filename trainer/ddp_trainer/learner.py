@@ -73,7 +73,7 @@ class Learner:
             try:
                 yield
             finally:
-                # Before the weights are back: the next update must gather them anew.
+                # Before the weights are restored: the next update must gather them again.
                 self.strategy.free_gathered(self.model)
 
     def synchronize(self) -> None:

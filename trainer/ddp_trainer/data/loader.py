@@ -54,12 +54,19 @@ def make_sampler(task: Task, config: RunConfig) -> Sampler:
     """Create the sampler for the task's training data.
 
     Raises:
-        InputError: If the data have no length, and the number of updates is missing.
+        InputError: If the settings do not fit data without a length, or the size of the data.
     """
     data = task.train_data
     if is_indexed(data):
-        shuffle = config.data.shuffle
-        return GlobalSampler(len(data), config.global_batch, config.seed, shuffle=shuffle)
+        return GlobalSampler(
+            len(data),
+            config.global_batch,
+            config.seed,
+            shuffle=config.data.shuffle,
+            drop_last=config.data.drop_last,
+        )
+    if config.data.drop_last:
+        raise InputError('config: "data.drop_last" has no effect, because train_data has no length')
     if config.max_steps is None:
         raise InputError('config: "max_steps" must be stated, because train_data has no length')
     if config.epochs is not None:

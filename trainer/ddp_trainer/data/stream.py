@@ -36,6 +36,10 @@ class StreamSampler:
         """Return False, because the end of a pass is unknown."""
         return False
 
+    def after(self, start: int, samples: int) -> int:
+        """Return the position after an update of this number of samples."""
+        return start + samples
+
     def portions(
         self, data: Iterable[Any], start: int, updates: int, rank_slice: RankSlice
     ) -> Iterator[Portion[Any]]:

@@ -39,7 +39,7 @@ class Position:
     step: int = 0
     """Updates done."""
     samples: int = 0
-    """Samples consumed, over all ranks."""
+    """Samples consumed, over all ranks. It includes those that data.drop_last left out."""
     seconds: float = 0.0
     """Time of training in seconds, including evaluations and checkpoints."""
 
@@ -104,7 +104,8 @@ class Run:
             samples: Samples that it consumed, over all ranks.
         """
         old = self.position
-        self.position = Position(old.step + 1, old.samples + samples, old.seconds)
+        consumed = self.sampler.after(old.samples, samples)
+        self.position = Position(old.step + 1, consumed, old.seconds)
         self.report.rates.add(samples)
         self.report.times.update()
         self.work.update()
