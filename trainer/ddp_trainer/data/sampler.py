@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import torch
-
+from ddp_trainer.data.order import ORDER_VERSION, ComputedOrder, ListedOrder, order_of
 from ddp_trainer.errors import InputError
 from ddp_trainer.seeds import derive_seed
 
 T = TypeVar("T")
+Order = range | ListedOrder | ComputedOrder
 
 
 class Portion(NamedTuple, Generic[T]):
@@ -52,6 +52,8 @@ class GlobalSampler:
     seed: int
     shuffle: bool = True
     drop_last: bool = False
+    order_version: int = ORDER_VERSION
+    """Version of the orders. A run keeps the version with which it began."""
 
     def __post_init__(self) -> None:
         if self.drop_last and self.size < self.global_batch:
@@ -60,13 +62,11 @@ class GlobalSampler:
                 f" global_batch is {self.global_batch} and train_data holds {self.size} samples"
             )
 
-    def order(self, epoch: int) -> list[int]:
-        """Return all indices in the order of one epoch."""
+    def order(self, epoch: int) -> Order:
+        """Return the order of one epoch. A slice of it is a list of indices."""
         if not self.shuffle:
-            return list(range(self.size))
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", epoch))
-        order: list[int] = torch.randperm(self.size, generator=generator).tolist()
-        return order
+            return range(self.size)
+        return order_of(self.size, derive_seed(self.seed, "order", epoch), self.order_version)
 
     def epoch_of(self, samples: int) -> int:
         """Return the epoch of the newest sample, counted from 1; 0 before the first sample."""
@@ -112,7 +112,7 @@ class GlobalSampler:
             end = self.size - self.global_batch + 1 if self.drop_last else self.size
             begins = range(offset, end, self.global_batch)[:updates]
             for begin in begins:
-                batch = order[begin : begin + self.global_batch]
+                batch = list(order[begin : begin + self.global_batch])
                 seed = (self.seed, "samples", epoch, begin, rank_slice.rank)
                 yield from rank_slice.portions(batch, seed)
             epoch, offset, updates = epoch + 1, 0, updates - len(begins)

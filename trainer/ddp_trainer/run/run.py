@@ -310,6 +310,7 @@ class Run:
             "seconds": self.seconds(),
             "epoch": self.epoch,
             "data_size": self.sampler.size,
+            "order_version": self.sampler.order_version,
             "total_steps": self.total_steps,
             "world_size": self.ranks.world_size,
             "attempt": self.attempt,
