@@ -80,7 +80,7 @@ def test_error_feedback_neither_loses_nor_repeats_anything() -> None:
     feedback = ErrorFeedback(power, torch.device("cpu"), count_scale=0.5)
     generator = torch.Generator().manual_seed(0)
     applied, true = torch.zeros(5), torch.zeros(5)
-    counts = [(8, 20.0), (8, 17.0), (2, 9.0), (8, 25.0), (1, 1.0), (8, 23.0)]
+    counts = [(8, 20.0), (8, 17.0), (2, 9.0), (8, 25.0), (1, 1.0), (3, 0.0), (8, 23.0)]
     for update, (samples, count) in enumerate(counts):
         gradient = torch.randn(5, generator=generator) * count
         loss_scale = 2.0**update
@@ -90,7 +90,7 @@ def test_error_feedback_neither_loses_nor_repeats_anything() -> None:
         received = sent * torch.tensor([1.0, 0.5, 0.0, 1.0, 0.0])
         power.error_dict[0] = sent * float("nan") if skipped else sent - received
         feedback.finish(torch.tensor([0.5 * count]), torch.tensor(float(skipped)))
-        if not skipped:
+        if count and not skipped:
             true += gradient / count
             applied += received / (0.5 * count * loss_scale)
     assert (applied + power.error_dict[0]).allclose(true, atol=1e-5)

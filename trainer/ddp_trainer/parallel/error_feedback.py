@@ -66,10 +66,11 @@ class ErrorFeedback:
         Args:
             count: Mean count of the ranks, as reduced.
             nonfinite: Scalar, 1 if the update is skipped because its gradients were not finite.
-                Then residues and matrices stay as they were before the update.
+                Then, or if nothing was counted, residues and matrices stay as they were.
         """
-        skipped = nonfinite.bool()
-        count = count.detach().squeeze().clamp_min(_TINY)
+        count = count.detach().squeeze()
+        skipped = nonfinite.bool() | (count == 0)
+        count = count.clamp_min(_TINY)
         unit = (count * self._scale).reciprocal()
         carried = 1 - self._expected / count
         for index, lost in self._power.error_dict.items():
