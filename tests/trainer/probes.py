@@ -177,3 +177,21 @@ def train_on_faulty_volume(given: list[str]) -> int:
     volume.RETRY_WAITS = (0.0,)  # type: ignore[assignment]
     main_.RANK_0_MESSAGE_SECONDS = 0.0
     return main(["train", "--task=sample_tasks:build", "--global_batch=10", *arguments])
+
+
+def measure_updates(config: dict[str, Any]) -> None:
+    """Print the size of each update: the largest change of a weight."""
+    ranks = Ranks.from_environment(os.environ)
+    request = RunRequest("sample_tasks:build", resolve(config))
+    run = open_run(request, ranks, StopFlag(), HeartbeatWriter(None, ranks, 0))
+    sizes = []
+    for step, update in enumerate(by_update(on_device(run.train_loader, run.learner.device))):
+        before = [param.detach().clone() for param in run.learner.params]
+        train_step(run.learner, update, step, 1.0)
+        pairs = zip(before, run.learner.params, strict=True)
+        sizes.append(max(float((new.detach() - old).abs().max()) for old, new in pairs))
+    if ranks.is_first:
+        print(json.dumps({"event": "probe", "sizes": sizes}), flush=True)
+    del run
+    gc.collect()
+    process_group.leave()

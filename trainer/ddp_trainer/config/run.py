@@ -24,6 +24,8 @@ class DataConfig(Section):
 
     shuffle: bool = True
     """Whether to shuffle the training data in every epoch."""
+    drop_last: bool = False
+    """Whether to leave out the last batch of each epoch if it is smaller than global_batch."""
     workers: NonNegativeInt | None = 0
     """Worker processes per rank that load batches. 0 loads them in the rank's own process, null
     derives the number from the container's CPU quota."""

@@ -45,7 +45,7 @@ class Position:
     step: int = 0
     """Updates done."""
     samples: int = 0
-    """Samples consumed, over all ranks."""
+    """Samples consumed, over all ranks. It includes those that data.drop_last left out."""
     seconds: float = 0.0
     """Time of training in seconds, including evaluations and checkpoints."""
 
@@ -110,7 +110,8 @@ class Run:
             samples: Samples that it consumed, over all ranks.
         """
         old = self.position
-        self.position = Position(old.step + 1, old.samples + samples, old.seconds)
+        consumed = self.sampler.after(old.samples, samples)
+        self.position = Position(old.step + 1, consumed, old.seconds)
         self.report.rates.add(samples)
         self.report.times.update()
         self.work.update()
@@ -285,8 +286,7 @@ class Run:
         if self.synchronized_step == self.position.step:
             return
         average_norm_statistics(self.learner.model, self.ranks.world_size)
-        if self.learner.local_sgd:
-            self.learner.local_sgd.average()
+        self.learner.synchronize()
         self.synchronized_step = self.position.step
         Collector.collect_all()
 
@@ -346,6 +346,7 @@ class Run:
             "seconds": self.seconds(),
             "epoch": self.epoch,
             "data_size": self.sampler.size,
+            "order_version": self.sampler.order_version,
             "total_steps": self.total_steps,
             "world_size": self.ranks.world_size,
             "attempt": self.attempt,
