@@ -96,7 +96,13 @@ def test_only_the_update_before_a_progress_line_is_timed(
     trace.enter(Activity.FORWARD)
     assert trace.seconds() == {}
     trace.after_update(5)
-    for activity in (Activity.FORWARD, Activity.BACKWARD, Activity.FORWARD, Activity.EXCHANGE):
+    for activity in (
+        Activity.EXCHANGE,
+        Activity.FORWARD,
+        Activity.BACKWARD,
+        Activity.FORWARD,
+        Activity.EXCHANGE,
+    ):
         trace.enter(activity)
     assert trace.seconds() == {"forward": 2.0, "backward": 1.0}
     trace.after_update(6)

@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+PHASES = frozenset({"data", "forward", "backward", "optimizer"})
+"""Phases of an update."""
+
 
 class PhaseTimer:
     """Seconds that the device spent in each named phase of the newest measured update."""
@@ -42,7 +45,10 @@ class PhaseTimer:
             self._starts = []
 
     def enter(self, name: str) -> None:
-        """Start the named phase, and end the one before it. A phase may have several parts."""
+        """Start the named phase, and end the one before it. A phase may have several parts.
+
+        Other names only end a phase.
+        """
         self._starts.append((name, self._mark()))
 
     def read(self) -> dict[str, float]:
@@ -52,7 +58,8 @@ class PhaseTimer:
         """
         seconds = defaultdict[str, float](float)
         for (name, start), (_, end) in pairwise(self._starts):
-            seconds[name] += self._between(start, end)
+            if name in PHASES:
+                seconds[name] += self._between(start, end)
         return dict(seconds)
 
     def _mark(self) -> Any:
