@@ -225,6 +225,13 @@ def build_broken(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
     return ProbeTask(cfg, env)
 
 
+def build_waiting(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
+    """Say in a file of `log_dir` that the build has begun, then wait until a signal ends it."""
+    (Path(cfg.log_dir or ".") / f"{env.rank}.waiting").touch()
+    time.sleep(600)
+    return ProbeTask(cfg, env)
+
+
 def untyped(cfg, env):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, ARG001
     return None
 

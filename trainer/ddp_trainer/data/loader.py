@@ -19,6 +19,7 @@ from ddp_trainer.data.sampler import (
     evaluation_portions,
 )
 from ddp_trainer.data.stream import MicroBatchStream, StreamSampler, evaluation_stream
+from ddp_trainer.data.worker import end_with_rank
 from ddp_trainer.errors import InputError
 from ddp_trainer.seeds import seed_all
 from ddp_trainer.task import HasCollate, Indexed, Task, is_indexed
@@ -146,6 +147,7 @@ class LoaderFactory:
             batch_size=None,
             num_workers=workers,
             collate_fn=_identity,
+            worker_init_fn=end_with_rank,
             prefetch_factor=self.config.prefetch if workers else None,
             persistent_workers=workers > 0 and self.config.persistent_workers,
             multiprocessing_context="forkserver" if workers else None,
