@@ -210,7 +210,8 @@ def example(number: int) -> str:
 def test_plain_script_of_the_documentation_reports_and_resumes(
     beats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DDP_CHECKPOINT_DIR", str(tmp_path))
+    file = tmp_path / "claim" / "run" / "state.pt"
+    monkeypatch.setenv("DDP_CHECKPOINT_DIR", str(file.parent))
     script = compile(example(0), "docs/jobs.md", "exec")
     assert not report.should_stop()
     signal.raise_signal(signal.SIGTERM)
@@ -219,7 +220,7 @@ def test_plain_script_of_the_documentation_reports_and_resumes(
     assert stopped.value.code == 85
     found = written(beats)
     assert found.checkpoint
-    assert (found.step, found.checkpoint.path) == (1, str(tmp_path / "state.pt"))
+    assert (found.step, found.checkpoint.path) == (1, str(file))
     report._stop.cache_clear()
     report._reporter.cache_clear()
     exec(script, {})  # noqa: S102
