@@ -15,6 +15,7 @@ from ddp_agent.clock import Clock, Ticker
 from ddp_agent.launcher import Launch
 from ddp_agent.orders import AttemptOrders
 from ddp_agent.reporter import AttemptReporter
+from ddp_agent.xids import XidCounts
 from ddp_wire.contract import ATTEMPT_FILE, AgentPhase, AgentStatus, Env
 from tests.agent.support import DEADLINE_SECONDS, config
 
@@ -75,6 +76,8 @@ class AgentHarness:
     """The node's start barrier. The default is that of its environment."""
     tick_seconds: float = 0.0
     """Duration of a tick by the agent's clock, in seconds. 0 for real time."""
+    xids: XidCounts = field(default_factory=dict)
+    """XID errors of the node's GPUs until now."""
     statuses: list[AgentStatus] = field(default_factory=list)
     """Newest status of each phase, in order."""
     accepted: list[bool] = field(default_factory=list)
@@ -95,7 +98,7 @@ class AgentHarness:
             ticker=ticker,
             orders=self.orders,
             reporter=self.reporter,
-            starter=AttemptStarter(made, ticker),
+            starter=AttemptStarter(made, ticker, xids=lambda: self.xids),
             barrier=self.barrier or start_barrier(made),
         )
 

@@ -70,6 +70,32 @@ def test_agent_that_nobody_has_asked_yet_is_quiet(tmp_path: Path, node_0: Node0)
     assert node_0.news() == 0
 
 
+@pytest.mark.parametrize(
+    ("change", "rings"),
+    [
+        ({"phase": AgentPhase.STARTING}, False),
+        ({"phase": AgentPhase.TRAINING}, False),
+        ({"phase": AgentPhase.TRAINING, "hang": []}, True),
+        ({"phase": AgentPhase.SUCCEEDED}, True),
+        ({"phase": AgentPhase.PREEMPTED}, True),
+    ],
+    ids=str,
+)
+def test_only_a_status_on_which_the_operator_acts_is_news(
+    tmp_path: Path, node_0: Node0, change: dict[str, object], rings: bool
+) -> None:
+    """Thousands of agents start to train at once, and node 0's agent reports it for all."""
+    cell = peer(tmp_path, node_0)
+    cell.record_read(cell.current())
+    status = cell.current()
+    cell.set(status.model_copy(update={**change, "revision": status.revision + 1}))
+    wait_until(lambda: cell.waits >= 5, "the doorbell looks several times")
+    if rings:
+        wait_until(lambda: (node_0.news() or 0) >= 1, "node 0 hears it")
+    else:
+        assert node_0.news() == 0
+
+
 def test_only_node_0_counts_news(tmp_path: Path) -> None:
     reporters = [
         AttemptReporter(config(tmp_path, **{Env.NODE_INDEX: str(index)}), Clock())

@@ -16,7 +16,7 @@ from ddp_wire.variables import Env
 from tests.agent.support import config, heartbeat
 from tests.operator.support import agent_status
 
-GPU = Gpu(0, 0.5, 100, 200, 60.0, None, None)
+GPU = Gpu(0, 0.5, 100, 200, 60.0, None, None, {"79": 2})
 
 
 def series(tmp_path: Path, status: AgentStatus) -> dict[str, float]:
@@ -51,6 +51,16 @@ def test_heartbeats_become_series_per_rank(tmp_path: Path) -> None:
     gpu = '{ddpjob="digits",gpu="0",node_index="0"}'
     assert found[f"ddp_gpu_utilization_ratio{gpu}"] == 0.5
     assert f"ddp_gpu_power_watts{gpu}" not in found, "the GPU does not report its power"
+    assert found[f'ddp_gpu_xid_errors_total{gpu[:-1]},xid="79"}}'] == 2
+
+
+def test_progress_becomes_series_of_the_job(tmp_path: Path) -> None:
+    progress = Progress(step=1, loss=0.5, allreduce_seconds=0.25, allreduce_overlap_seconds=0.125)
+    found = series(tmp_path, agent_status(0, progress=progress))
+    assert found['ddp_train_loss{ddpjob="digits"}'] == 0.5
+    assert found['ddp_train_allreduce_seconds{ddpjob="digits"}'] == 0.25
+    assert found['ddp_train_allreduce_overlap_seconds{ddpjob="digits"}'] == 0.125
+    assert 'ddp_train_grad_norm{ddpjob="digits"}' not in found, "it is not measured"
 
 
 def test_hostile_program_adds_a_bounded_number_of_series(tmp_path: Path) -> None:
@@ -91,7 +101,8 @@ def test_state_of_a_gpu_is_read_in_base_units(monkeypatch: pytest.MonkeyPatch) -
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEccErrors", refuse)
-    assert GpuReader().read() == [Gpu(0, 0.25, 100, 200, 60, 300.0, None)]
+    reader = GpuReader(lambda: {(0, "79"): 2, (1, "31"): 1})
+    assert reader.read() == [Gpu(0, 0.25, 100, 200, 60, 300.0, None, {"79": 2})]
 
 
 def test_machine_without_a_driver_has_no_gpus() -> None:

@@ -93,6 +93,14 @@ CASES = {
         fires=((job("ddp_gpu_ecc_errors_total", gpu="0", node="a"), "0x30 2x300"),),
         quiet=((job("ddp_gpu_ecc_errors_total", gpu="0", node="a"), "2x300"),),
     ),
+    "DDPGpuXid": Case(
+        fires=((job("ddp_gpu_xid_errors_total", gpu="0", node="a", xid="79"), "_x30 1x300"),),
+        quiet=(
+            (job("ddp_gpu_xid_errors_total", gpu="0", node="a", xid="31"), "_x30 1x300"),
+            (job("ddp_gpu_xid_errors_total", gpu="1", node="a", xid="79"), "1x300"),
+        ),
+        minute=61,
+    ),
     "DDPGpuHot": Case(
         fires=((job("ddp_gpu_temperature_celsius", gpu="0", node="a"), "93x300"),),
         quiet=((job("ddp_gpu_temperature_celsius", gpu="0", node="a"), "70x50 93x5 70x300"),),

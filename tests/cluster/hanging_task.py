@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -57,7 +58,7 @@ class Hanging:
         planned = attempt <= len(cfg.ways)
         self.chosen = planned and env.rank == cfg.ranks[attempt - 1]
         self.way = cfg.ways[attempt - 1] if planned else ""
-        self.passes, self.evaluated = 0, 0.0
+        self.passes, self.evaluated, self.device = 0, 0.0, env.device
         torch.manual_seed(0)
         first = nn.Linear(6, 8)
         first.weight.register_hook(self._hook)
@@ -86,13 +87,15 @@ class Hanging:
         delay = self.cfg.slow_seconds if first else self.random.uniform(0, self.cfg.jitter_seconds)
         time.sleep(0.02 + delay)
         if self.group is not None and not self._now("collective"):
-            dist.all_reduce(torch.ones(1), group=self.group)
-        while self._now("loop"):
+            dist.all_reduce(torch.ones(1, device=self.device), group=self.group)
+        loops = self._now("loop")
+        while loops:  # Without a call, so that the stack always ends here.
             pass
         if self._now("stop"):
             os.kill(os.getpid(), signal.SIGSTOP)
         if self._now("read"):
-            pipe = Path("/tmp/never-written")  # As a file system that does not answer.
+            # As a file system that does not answer.
+            pipe = Path(tempfile.mkdtemp()) / "never-written"
             os.mkfifo(pipe)
             pipe.read_text()
         return self._of(model, batch)

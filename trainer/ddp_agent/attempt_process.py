@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+from collections.abc import Callable
 
 from ddp_agent.clock import TICK_SECONDS, Ticker
 from ddp_agent.config import AgentConfig
@@ -18,6 +19,7 @@ from ddp_agent.warm import (
     StandbyUnusableError,
     standby_environment,
 )
+from ddp_agent.xids import XidCounts, new_xids
 from ddp_wire.contract import Failure
 from ddp_wire.machine import out_of_memory_kills
 
@@ -27,23 +29,48 @@ RESTART_GRACE_SECONDS = 1.0
 """Seconds between SIGTERM and SIGKILL before a new attempt, which resumes from a checkpoint."""
 REMINDER_SECONDS = 5.0
 """Seconds after SIGTERM to torchrun at which the agent signals remaining ranks directly, once."""
+_MESSAGE_CHARACTERS = 1024
+"""Maximum length of the message of a failure."""
+
+
+class Evidence:
+    """Counts of the container that explain a failure if they have grown since the start."""
+
+    def __init__(self, xids: Callable[[], XidCounts]) -> None:
+        """Read the counts before an attempt starts.
+
+        Args:
+            xids: Returns the XID errors of the GPUs until now.
+        """
+        self._xids = xids
+        self._memory_kills, self._xids_before = out_of_memory_kills(), xids()
+
+    def explain(self, failure: Failure) -> Failure:
+        """Return the failure with what the counts show of its cause."""
+        if failure.signal == "SIGKILL" and out_of_memory_kills() > self._memory_kills:
+            failure = failure.model_copy(update={"out_of_memory": True})
+        found = new_xids(self._xids_before, self._xids())[:_MESSAGE_CHARACTERS]
+        if not found:
+            return failure
+        message = failure.message[: max(0, _MESSAGE_CHARACTERS - len(found) - 2)]
+        return failure.model_copy(update={"message": f"{message}; {found}" if message else found})
 
 
 class AttemptProcess:
     """The running processes of one attempt."""
 
     def __init__(
-        self, tree: ProcessTree, launch: Launch, memory_kills: int, stop_grace_seconds: float
+        self, tree: ProcessTree, launch: Launch, evidence: Evidence, stop_grace_seconds: float
     ) -> None:
         """Supervise a tree.
 
         Args:
             tree: Its processes.
             launch: How it was started.
-            memory_kills: The container's count of kills for lack of memory before the start.
+            evidence: Counts of the container before the start.
             stop_grace_seconds: Seconds between SIGTERM and SIGKILL when the run stops.
         """
-        self._tree, self._launch, self._memory_kills = tree, launch, memory_kills
+        self._tree, self._launch, self._evidence = tree, launch, evidence
         self._stop_grace_seconds = stop_grace_seconds
 
     def poll(self) -> int | None:
@@ -75,17 +102,29 @@ class AttemptProcess:
             return None
         launch = self._launch
         failure = read_failure(launch.failure_file, launch.attempt, self._tree.returncode, now)
-        if failure.signal == "SIGKILL" and out_of_memory_kills() > self._memory_kills:
-            return failure.model_copy(update={"out_of_memory": True})
-        return failure
+        return self._evidence.explain(failure)
 
 
 class AttemptStarter:
     """Starts attempts as forks of the standby, which it owns, or else as new processes."""
 
-    def __init__(self, config: AgentConfig, ticker: Ticker, standby: Standby | None = None) -> None:
-        """Take over a standby that has been started early, to use it or to close it."""
-        self._config, self._ticker, self._standby = config, ticker, standby
+    def __init__(
+        self,
+        config: AgentConfig,
+        ticker: Ticker,
+        standby: Standby | None = None,
+        *,
+        xids: Callable[[], XidCounts] = dict,
+    ) -> None:
+        """Prepare to start attempts.
+
+        Args:
+            config: Configuration of the agent.
+            ticker: Clock of the agent's loop.
+            standby: Standby that has been started early. This object uses it or closes it.
+            xids: Returns the XID errors of the GPUs until now.
+        """
+        self._config, self._ticker, self._standby, self._xids = config, ticker, standby, xids
         self._may_fork = config.standby
         self._mirror: LogMirror | None = None
 
@@ -102,10 +141,10 @@ class AttemptStarter:
 
     def start(self, launch: Launch) -> AttemptProcess:
         """Start the processes of an attempt, and the copying of its logs."""
-        memory_kills = out_of_memory_kills()
+        evidence = Evidence(self._xids)
         tree = self._start_warm(launch) or ColdTree(launch.command, launch.environment)
         self._mirror = LogMirror(launch.log_dir, launch.log_copy_dir)
-        return AttemptProcess(tree, launch, memory_kills, self._config.stop_grace_seconds)
+        return AttemptProcess(tree, launch, evidence, self._config.stop_grace_seconds)
 
     def finish_logs(self) -> None:
         """Let the copying of the attempt's logs come to its end, without waiting for it."""

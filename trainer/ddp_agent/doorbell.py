@@ -1,7 +1,8 @@
-"""Tells node 0's agent when nobody reads a new status of this node.
+"""Tells node 0's agent when nobody reads an important status of this node.
 
 The operator keeps one connection per job, to node 0's agent. It asks the other agents only while
-they have news, so they must say when they have some.
+they have news, so they must say when they have some. That this node starts or trains is no news:
+node 0's agent trains only together with all the others, and it says so itself.
 """
 
 import contextlib
@@ -10,10 +11,13 @@ import threading
 from ddp_agent.barrier import Arrival, connected
 from ddp_agent.config import AgentConfig
 from ddp_agent.status_cell import AgentStatusCell
+from ddp_wire.contract import AgentPhase, AgentStatus
 
 _GRACE_SECONDS = 0.05
 """Time in which an operator that waits for this agent reads a new status."""
 _LONGEST_PAUSE_SECONDS = 30.0
+_COURSE = frozenset({AgentPhase.WAITING, AgentPhase.STARTING, AgentPhase.TRAINING})
+"""Phases of an attempt in which nothing has failed."""
 
 
 class Doorbell:
@@ -36,7 +40,8 @@ class Doorbell:
                 known, pause = status.revision, _GRACE_SECONDS
                 continue
             # Without any reader so far, the operator still asks this agent again and again.
-            if self._cell.was_ever_read and not self._cell.is_read:
+            unread = self._cell.was_ever_read and not self._cell.is_read
+            if unread and _is_important(status):
                 self._ring(status.attempt)
             pause = min(2.0 * pause, _LONGEST_PAUSE_SECONDS)
 
@@ -50,3 +55,8 @@ class Doorbell:
             connected((config.rendezvous_host, config.barrier_port)) as link,
         ):
             message.send(link)
+
+
+def _is_important(status: AgentStatus) -> bool:
+    """Return whether the operator must act on a status, of which node 0's agent knows nothing."""
+    return status.phase not in _COURSE or status.hang is not None

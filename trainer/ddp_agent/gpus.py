@@ -4,11 +4,13 @@ NVML opens no CUDA context, so it disturbs neither the ranks nor the standby.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pynvml
+
+from ddp_agent.xids import XidCounts
 
 
 @dataclass(frozen=True)
@@ -28,22 +30,39 @@ class Gpu:
     """Electric power in watts."""
     ecc_errors: int | None
     """Uncorrected memory errors since the driver was loaded."""
+    xid_errors: Mapping[str, int] = field(default_factory=dict)
+    """XID errors since the start of the agent, by XID."""
 
 
 class GpuReader:
     """Reader of all GPUs that this container sees. Without a driver there are none."""
 
-    def __init__(self) -> None:
+    def __init__(self, xids: Callable[[], XidCounts] = dict) -> None:
+        """Prepare the reader, without touching the driver.
+
+        Args:
+            xids: Returns the XID errors until now.
+        """
+        self._xids = xids
         self._handles: list[Any] | None = None
 
     def read(self) -> list[Gpu]:
         """Return the present state of all GPUs."""
         if self._handles is None:
-            self._handles = list(_handles())
-        return [_state(index, handle) for index, handle in enumerate(self._handles)]
+            self._handles = list(gpu_handles())
+        counts = self._xids()
+        return [
+            replace(_state(index, handle), xid_errors=_of_gpu(counts, index))
+            for index, handle in enumerate(self._handles)
+        ]
 
 
-def _handles() -> Iterator[Any]:
+def _of_gpu(counts: XidCounts, index: int) -> dict[str, int]:
+    return {xid: count for (gpu, xid), count in counts.items() if gpu == index}
+
+
+def gpu_handles() -> Iterator[Any]:
+    """Yield NVML's handle of each GPU. Yield none without a driver."""
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
         for index in range(pynvml.nvmlDeviceGetCount()):

@@ -15,13 +15,14 @@ from ddp_agent.barrier import start_barrier
 from ddp_agent.clock import Clock, Ticker
 from ddp_agent.config import AgentConfig, BadEnvironmentError
 from ddp_agent.doorbell import Doorbell
-from ddp_agent.gpus import GpuReader
+from ddp_agent.gpus import GpuReader, gpu_handles
 from ddp_agent.metrics import AgentCollector
 from ddp_agent.orders import AttemptOrders
 from ddp_agent.reporter import AttemptReporter
 from ddp_agent.server import AgentServer
 from ddp_agent.termination import write_termination_message
 from ddp_agent.warm import Standby
+from ddp_agent.xids import XidCounter
 from ddp_wire.contract import Env, ExitCode
 from ddp_wire.exposition import render
 from ddp_wire.processes import adopt_orphans
@@ -46,7 +47,8 @@ def main(standby: Standby | None = None) -> None:
         ticker = Ticker(Clock())
         orders = AttemptOrders(config.job_uid, config.pod_info_dir)
         reporter = AttemptReporter(config, ticker.clock)
-        starter = AttemptStarter(config, ticker, standby)
+        xids = XidCounter(gpu_handles)
+        starter = AttemptStarter(config, ticker, standby, xids=lambda: xids.counts)
         try:
             barrier = start_barrier(config, reporter.cell.count_news)
         except OSError as error:
@@ -64,7 +66,8 @@ def main(standby: Standby | None = None) -> None:
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: orders.stop())
-        collector = AgentCollector(config, reporter.cell.current, GpuReader().read)
+        gpus = GpuReader(lambda: xids.counts)
+        collector = AgentCollector(config, reporter.cell.current, gpus.read)
         server = AgentServer(
             config.bind,
             config.port,
@@ -75,6 +78,7 @@ def main(standby: Standby | None = None) -> None:
             secret=config.secret,
         )
         server.start()
+        xids.start()
         Doorbell(config, reporter.cell).start()
         code: int = ExitCode.FAILED
         try:

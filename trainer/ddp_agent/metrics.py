@@ -84,6 +84,15 @@ EPOCH = Family("ddp_train_epoch", Kind.GAUGE, "Current pass over the training da
 LOSS = Family("ddp_train_loss", Kind.GAUGE, "Newest mean training loss.", _JOB)
 LEARNING_RATE = Family("ddp_train_learning_rate", Kind.GAUGE, "Newest learning rate.", _JOB)
 GRAD_NORM = Family("ddp_train_grad_norm", Kind.GAUGE, "Norm of the newest gradient.", _JOB)
+ALLREDUCE = Family(
+    "ddp_train_allreduce_seconds", Kind.GAUGE,
+    "Duration of the all-reduce of the gradients in the newest update that DDP measured on rank 0."
+    " Absent with the strategy fsdp2.", _JOB,
+)  # fmt: skip
+ALLREDUCE_OVERLAP = Family(
+    "ddp_train_allreduce_overlap_seconds", Kind.GAUGE,
+    "Part of ddp_train_allreduce_seconds in which the backward pass computed.", _JOB,
+)  # fmt: skip
 THROUGHPUT = Family(
     "ddp_train_samples_per_second", Kind.GAUGE,
     "Newest throughput of all ranks together, in samples per second.", _JOB,
@@ -112,13 +121,19 @@ GPU_ECC = Family(
     "ddp_gpu_ecc_errors_total", Kind.COUNTER,
     "Uncorrected memory errors of the GPU since the driver was loaded.", _GPU,
 )  # fmt: skip
+GPU_XID = Family(
+    "ddp_gpu_xid_errors_total", Kind.COUNTER,
+    "XID errors that the driver reported since the agent started. XIDs above 255 are other.",
+    (*_GPU, "xid"),
+)  # fmt: skip
 
 FAMILIES = (
     INFO, THROTTLED, MEMORY, OOM_KILLS, HEARTBEAT, STEP, UPDATE_DURATION, UPDATES, UPDATE_SECONDS,
     DATA_WAIT, CHECKPOINT_SECONDS, EVALUATION_SECONDS, PHASE_SECONDS, RANK_CPU, RANK_GPU_MEMORY,
-    TOTAL_STEPS, EPOCH, LOSS, LEARNING_RATE, GRAD_NORM, THROUGHPUT, ETA, EVALUATION,
+    TOTAL_STEPS, EPOCH, LOSS, LEARNING_RATE, GRAD_NORM, ALLREDUCE, ALLREDUCE_OVERLAP,
+    THROUGHPUT, ETA, EVALUATION,
     CHECKPOINT_STEP, CHECKPOINT_TIME, GPU_USE, GPU_MEMORY, GPU_MEMORY_SIZE, GPU_TEMPERATURE,
-    GPU_POWER, GPU_ECC,
+    GPU_POWER, GPU_ECC, GPU_XID,
 )  # fmt: skip
 """All metrics of the agent."""
 
@@ -206,6 +221,8 @@ def _add_progress(samples: Samples, job: str, progress: Progress) -> None:
     samples.add(LOSS, progress.loss, job)
     samples.add(LEARNING_RATE, progress.learning_rate, job)
     samples.add(GRAD_NORM, progress.grad_norm, job)
+    samples.add(ALLREDUCE, progress.allreduce_seconds, job)
+    samples.add(ALLREDUCE_OVERLAP, progress.allreduce_overlap_seconds, job)
     samples.add(THROUGHPUT, progress.samples_per_second, job)
     samples.add(ETA, progress.eta_seconds, job)
     named = {name[:_LONGEST_NAME]: value for name, value in sorted(progress.metrics.items())}
@@ -220,3 +237,5 @@ def _add_gpu(samples: Samples, gpu: Gpu, job: str, node: int) -> None:
     samples.add(GPU_TEMPERATURE, gpu.temperature, job, node, gpu.index)
     samples.add(GPU_POWER, gpu.power, job, node, gpu.index)
     samples.add(GPU_ECC, gpu.ecc_errors, job, node, gpu.index)
+    for xid, count in gpu.xid_errors.items():
+        samples.add(GPU_XID, count, job, node, gpu.index, xid)

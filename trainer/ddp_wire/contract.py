@@ -144,6 +144,10 @@ class Progress(WireModel):
     learning_rate: float | None = None
     grad_norm: float | None = None
     """Norm of the newest gradient, if it is measured."""
+    allreduce_seconds: float | None = None
+    """Seconds of the all-reduce of the gradients in the newest update that DDP measured."""
+    allreduce_overlap_seconds: float | None = None
+    """Part of these seconds in which the backward pass computed."""
     straggler: Straggler | None = None
 
 

@@ -15,7 +15,7 @@ from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults, build_pod
 from ddp_operator.cli.rank_output import RankOutput
 from ddp_operator.cli.report_data import JOB_FILE
-from ddp_operator.cli.view import View, summary_lines
+from ddp_operator.cli.view import View, goodput_line, summary_lines
 from ddp_operator.cluster.base import Key, Manifest
 from ddp_operator.cluster.local import LocalCluster, check_runs_locally
 from ddp_operator.cluster.local_volumes import ConfigMaps
@@ -170,6 +170,7 @@ class LocalRun:
         logs = self._home / "logs"
         if self._interrupts and not is_finished(self._status):
             self._view.print_line(f"Stopped. Run the same command again to resume; logs: {logs}")
+            self._print_goodput()
             return INTERRUPTED
         summary = self._status.condition(ConditionType.SUCCEEDED)
         reason = summary.reason if summary else "Failed"
@@ -185,13 +186,22 @@ class LocalRun:
         if failure is not None and failure.traceback and failure.rank not in self._shown:
             self._console.print(failure.traceback, markup=False, highlight=False, soft_wrap=True)
         self._view.print_line(f"{reason}: {message}; logs: {logs}", "red")
+        self._print_goodput()
         return ExitCode.FAILED
 
     def _print_summary(self, logs: Path) -> None:
         checkpoint = self._status.last_checkpoint
         path = checkpoint.path if checkpoint else None
         for line in summary_lines(self._status, path, logs):
-            self._console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+            self._print_fact(line)
+
+    def _print_goodput(self) -> None:
+        line = goodput_line(self._status)
+        if line is not None:
+            self._print_fact(line)
+
+    def _print_fact(self, line: str) -> None:
+        self._console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _shown_ranks(job: DDPJob, *, verbose: bool) -> range:

@@ -9,8 +9,13 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.segment import Segment, Segments
 from rich.table import Column
 
+from ddp_operator.api.goodput import Bucket
 from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.reconcile.plan import Event, EventType
+from ddp_operator.report.scale import duration_text
+
+_SMALLEST_SHARE = 0.001
+"""Smallest share of the wall-clock time that the goodput line names."""
 
 
 class View:
@@ -101,7 +106,28 @@ def summary_lines(status: DDPJobStatus, checkpoint: str | None, logs: Path) -> l
         complete = progress is not None and progress.total_steps == status.resumed_from_step
         note = " (training was already complete)" if complete else ""
         lines.append(f"resumed from step: {status.resumed_from_step}{note}")
+    goodput = goodput_line(status)
+    if goodput is not None:
+        lines.append(goodput)
     if checkpoint is not None:
         lines.append(f"checkpoint: {checkpoint}")
     lines.append(f"logs: {logs}")
     return lines
+
+
+def goodput_line(status: DDPJobStatus) -> str | None:
+    """Return the share of training in the time of a run, and where all its time went.
+
+    Training comes first, then the other buckets from the largest on. Return None without a ledger.
+    """
+    goodput = status.goodput
+    if goodput is None or goodput.percent is None:
+        return None
+    total = sum(goodput.milliseconds(bucket) for bucket in Bucket)
+    used = [bucket for bucket in Bucket if goodput.milliseconds(bucket) > _SMALLEST_SHARE * total]
+    used.sort(key=lambda bucket: (bucket is not Bucket.TRAINING, -goodput.milliseconds(bucket)))
+    parts = [
+        f"{bucket.replace('_', ' ')} {duration_text(goodput.milliseconds(bucket) / 1000)}"
+        for bucket in used
+    ]
+    return f"goodput: {goodput.percent} ({', '.join(parts)})"

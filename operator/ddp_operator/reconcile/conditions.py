@@ -96,7 +96,8 @@ class ConditionWriter:
 def active_conditions(world: World, status: DDPJobStatus) -> DDPJobStatus:
     """Return the status with the conditions of a job that is neither finished nor suspended."""
     out = ConditionWriter(world, status)
-    ready = [p for p in world.pods if _is_training(world, status, p)]
+    joined = status.is_true(ConditionType.RENDEZVOUSED) or _node_0_trains(world, status)
+    ready = [p for p in world.pods if _is_training(world, status, p, joined=joined)]
     wanted = world.job.nodes
     _set_pods_ready(out, len(ready), wanted)
     if len(ready) == wanted:
@@ -112,18 +113,37 @@ def active_conditions(world: World, status: DDPJobStatus) -> DDPJobStatus:
     return out.status
 
 
-def _is_training(world: World, status: DDPJobStatus, pod: PodView) -> bool:
+def _node_0_trains(world: World, status: DDPJobStatus) -> bool:
+    """Return whether node 0's agent reports that its ranks train in the current attempt.
+
+    No rank gets past torchrun's rendezvous or into the process group without all the others. So
+    this one report is enough, and the operator needs not wait until it has read thousands.
+    """
+    pod = world.pod(0)
+    report = world.report(pod) if pod is not None else None
+    if report is None or report.attempt != status.attempt:
+        return False
+    return report.phase is AgentPhase.TRAINING
+
+
+def _is_training(world: World, status: DDPJobStatus, pod: PodView, *, joined: bool) -> bool:
     """Return whether the ranks of a pod train in the current attempt.
 
     The kubelet's readiness can be 1 s old and thus describe the previous attempt. Until all ranks
     have joined, the agent must report the current attempt too. An operator that cannot reach the
     agent believes a readiness that changed within the attempt, or that outlasts its start.
+
+    Args:
+        world: The observed state.
+        status: The status so far.
+        pod: A pod of the job.
+        joined: Whether all ranks of the attempt have joined.
     """
     if not pod.ready or pod.deleting or pod.attempt != str(status.attempt):
         return False
-    report = world.report(pod)
-    if status.is_true(ConditionType.RENDEZVOUSED):
+    if joined:
         return True
+    report = world.report(pod)
     if report is None:
         return status.attempt == 1 or _became_ready_in_attempt(world, status, pod)
     return report.attempt == status.attempt and report.phase is AgentPhase.TRAINING

@@ -32,6 +32,9 @@ _SHARED_WAKES = Rate(burst=64, per_second=20.0)
 _WAKE_SECONDS = 0.2
 """Shortest time between two further wakes of one job. A thousand agents may have news at once."""
 _FINAL_PHASES = frozenset({AgentPhase.SUCCEEDED, AgentPhase.FAILED, AgentPhase.PREEMPTED})
+_MOST_HELD = 512
+"""Most pods of a job whose agents may all hold a request. The agents of a larger job would all
+answer within the same second, and hold the event loop."""
 
 
 class AgentReports(Protocol):
@@ -70,7 +73,8 @@ class AgentWatcher:
     """Open requests to the agents of active jobs.
 
     Node 0's agent always has one. The other agents have one as long as any agent of the job has
-    news. In a quiet job they tell node 0's agent when they have some.
+    news. In a quiet job they tell node 0's agent when they have some. In a job of more than 512
+    pods the other agents answer at once instead of holding a request, one after the other.
 
     No reconcile waits for an agent. Without an answer the operator finds a loss by the state of
     the pod alone, seconds later.
@@ -195,6 +199,16 @@ class AgentWatcher:
             return False
         return first.status.news is not None
 
+    def _is_large(self, key: Key) -> bool:
+        return len(self._watches.get(key, ())) > _MOST_HELD
+
+    def _concerns_all(self, key: Key, watch: _Watch, known: AgentStatus | None) -> bool:
+        """Return whether all agents of a large job must be asked, because of a watch's status."""
+        status = watch.status
+        if watch is not self._node_0.get(key) or status is None:
+            return False
+        return known is None or known.news != status.news or status.phase in _FINAL_PHASES
+
     async def _run(self, key: Key, watch: _Watch) -> None:
         """Ask one agent again and again, until its job is quiet."""
         pod, revision, delay = watch.pod, -1, _FIRST_RETRY_SECONDS
@@ -219,7 +233,7 @@ class AgentWatcher:
             repeated = answer.status.revision == revision
             revision, watch.silent = answer.status.revision, False
             self._record(key, watch, answer.status)
-            if repeated and self._is_spoken_for(key, pod):
+            if (repeated or self._is_large(key)) and self._is_spoken_for(key, pod):
                 self._ended.setdefault(key, []).append(watch)
                 return
             # A current agent waits before it repeats a revision. One that cannot wait answers at
@@ -232,7 +246,8 @@ class AgentWatcher:
             return
         watch.status = status
         self._wake(key)
-        if known is None or known.revision != status.revision:
+        changed = known is None or known.revision != status.revision
+        if changed and (not self._is_large(key) or self._concerns_all(key, watch, known)):
             self._resume_all(key)
 
     def _wake(self, key: Key) -> None:
@@ -265,5 +280,5 @@ class AgentWatcher:
         if lost or (watch.pod.deleting and not watch.silent):
             self._wake(key)
         watch.silent = True
-        if lost:
+        if lost and (not self._is_large(key) or watch is self._node_0.get(key)):
             self._resume_all(key)

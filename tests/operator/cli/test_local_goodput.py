@@ -1,5 +1,6 @@
 """The goodput ledger of real local runs whose ranks are killed at random updates."""
 
+import io
 import itertools
 import json
 import os
@@ -89,11 +90,15 @@ def repeated_updates(home: Path, kills: list[list[int]]) -> int:
 async def test_ledger_of_a_run_with_killed_ranks(tmp_path: Path, seed: int) -> None:
     rng = random.Random(f"{os.environ.get('DDP_SEED', '0')} {seed}")  # noqa: S311
     kills = [[rng.randrange(2), rng.randrange(SAVE_EVERY + 1, 2 * SAVE_EVERY)] for _ in range(2)]
-    run = RecordedRun(job(tmp_path, kills), {}, tmp_path, Console(quiet=True), verbose=False)
+    out = io.StringIO()
+    run = RecordedRun(job(tmp_path, kills), {}, tmp_path, Console(file=out), verbose=False)
     assert await run.run() == 0
     goodput = run.status.goodput
     assert goodput is not None
     print(f"kills {kills}, wall {run.wall_milliseconds}, {goodput.model_dump(exclude_none=True)}")
+    (line,) = (line for line in out.getvalue().splitlines() if "goodput" in line)
+    assert line.startswith(f"  goodput: {goodput.percent} (training ")
+    assert "recovering " in line
     assert run.status.attempt == 3
     assert total(goodput) == pytest.approx(run.wall_milliseconds, rel=0.01)
     assert goodput.redone_steps == repeated_updates(tmp_path, kills) > 0

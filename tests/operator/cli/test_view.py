@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ddp_operator.api.goodput import GoodputStatus
 from ddp_operator.api.status import ConditionType, DDPJobStatus, ProgressStatus
-from ddp_operator.cli.view import View, status_line, summary_lines
+from ddp_operator.cli.view import View, goodput_line, status_line, summary_lines
 from ddp_operator.reconcile.plan import Event, EventType
 from tests.operator.support import NOW, condition
 
@@ -45,13 +46,15 @@ def test_status_line_shows_the_state_of_the_run(found: DDPJobStatus, line: str) 
 
 def test_summary_of_a_finished_run() -> None:
     progress = ProgressStatus(step=12, samples_per_second=80, metrics={"accuracy": "0.9"})
-    found = status("Completed", progress=progress, attempt=2, resumed_from_step=6)
+    goodput = GoodputStatus(percent="90.0%", training_milliseconds=9000, starting_milliseconds=1000)
+    found = status("Completed", progress=progress, attempt=2, resumed_from_step=6, goodput=goodput)
     assert summary_lines(found, "/runs/step-12", Path("/runs/logs")) == [
         "test accuracy: 0.9",
         "steps: 12",
         "samples/s: 80",
         "attempts: 2",
         "resumed from step: 6",
+        "goodput: 90.0% (training 9 s, starting 1 s)",
         "checkpoint: /runs/step-12",
         "logs: /runs/logs",
     ]
@@ -60,6 +63,26 @@ def test_summary_of_a_finished_run() -> None:
 def test_summary_without_metrics_and_checkpoint_shows_the_logs() -> None:
     found = summary_lines(status("Completed", attempt=1), None, Path("/runs/logs"))
     assert found == ["attempts: 1", "logs: /runs/logs"]
+
+
+def test_goodput_line_names_training_first_and_then_the_largest_buckets() -> None:
+    goodput = GoodputStatus(
+        percent="48.0%",
+        training_milliseconds=92_000,
+        starting_milliseconds=8_000,
+        recovering_milliseconds=100_000,
+        checkpoint_stall_milliseconds=1_500,
+        data_wait_milliseconds=100,
+    )
+    assert goodput_line(status(goodput=goodput)) == (
+        "goodput: 48.0% (training 1 min 32 s, recovering 1 min 40 s, starting 8 s,"
+        " checkpoint stall 1.5 s)"
+    )
+
+
+def test_run_without_counted_time_has_no_goodput_line() -> None:
+    assert goodput_line(status()) is None
+    assert goodput_line(status(goodput=GoodputStatus())) is None
 
 
 def printed_lines(work: Any) -> list[str]:

@@ -144,6 +144,29 @@ def test_readiness_that_outlasts_the_start_counts_without_a_report(
     assert status.is_true(ConditionType.RENDEZVOUSED) is counts
 
 
+@pytest.mark.parametrize(
+    ("of_node_0", "of_node_1", "joined"),
+    [
+        ("Training 2", "Training 1", True),
+        ("Training 2", "Starting 2", True),
+        ("Starting 2", "Training 2", False),
+        ("Training 1", "Training 2", False),
+    ],
+)
+def test_report_of_node_0_proves_that_all_ranks_have_joined(
+    of_node_0: str, of_node_1: str, joined: bool
+) -> None:
+    """No rank gets into the process group without all the others."""
+    job = active_job(nodes=2, attempt=2, formed=False)
+    statuses = {}
+    for index, report in enumerate((of_node_0, of_node_1)):
+        phase, attempt = report.split()
+        statuses[index] = agent_status(index, attempt=int(attempt), phase=phase)
+    status = plan_for(job, all_pods(job), statuses=statuses).status
+    assert status.is_true(ConditionType.RENDEZVOUSED) is joined
+    assert (status.ready == "2/2") is joined
+
+
 def test_rendezvoused_becomes_true_when_all_pods_train() -> None:
     job = active_job(nodes=3, formed=False)
     half = plan_for(job, [*all_pods(job)[:2], pod(job, 2, ready=False)]).status

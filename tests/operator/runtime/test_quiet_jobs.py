@@ -7,6 +7,7 @@ import pytest
 
 from ddp_operator.cluster.base import AgentAnswer, Key
 from ddp_operator.reconcile.world import PodView
+from ddp_operator.runtime import agent_watcher
 from ddp_operator.runtime.agent_watcher import AgentWatcher
 from ddp_wire.contract import AgentStatus
 from tests.operator.fake_cluster import FakeCluster
@@ -148,3 +149,31 @@ def test_job_with_news_becomes_quiet_again() -> None:
         await asyncio.sleep(60)
 
     assert open_requests(ring_and_wait) == [0]
+
+
+def test_agents_of_a_large_job_hold_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them would answer within the same second: at the start, and at the end."""
+    monkeypatch.setattr(agent_watcher, "_MOST_HELD", NODES - 1)
+
+    async def body() -> None:
+        cluster = PollableCluster(0)
+        watcher = AgentWatcher(cluster, lambda _: None)
+        watcher.follow(KEY, pods())
+        await asyncio.sleep(1)
+        assert cluster.open == [0]
+        assert sorted(cluster.asked)[-NODES + 1 :] == list(range(1, NODES))
+        cluster.asked.clear()
+        await cluster.change(0, agent_status(0, news=0, phase="Training", revision=2))
+        await asyncio.sleep(1)
+        assert set(cluster.asked) == {0}  # Nobody else has news.
+        for index in range(1, NODES):
+            await cluster.change(index, agent_status(index, phase="Failed", revision=2))
+        cluster.asked.clear()
+        await cluster.change(0, agent_status(0, news=1, phase="Training", revision=3))
+        await asyncio.sleep(3)
+        # Each once: the news that the answers bring make nobody ask the others again.
+        assert sorted(index for index in cluster.asked if index) == list(range(1, NODES))
+        assert {status.phase for status in watcher.statuses(pods()[1:]).values()} == {"Failed"}
+        await watcher.close()
+
+    run_in_fake_time(body())

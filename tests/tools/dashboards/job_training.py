@@ -36,7 +36,14 @@ def results() -> Sequence[Panel]:
 
 def times() -> Sequence[Panel]:
     """Return the panels of where the time of the ranks goes."""
-    return [_update_duration(), _shares(), _phases(), _ledger(), _redone_steps()]
+    return [
+        _update_duration(),
+        _shares(),
+        _phases(),
+        _allreduce(),
+        _ledger(),
+        _redone_steps(),
+    ]
 
 
 def _loss() -> Panel:
@@ -105,7 +112,7 @@ def _ledger() -> Panel:
         "Where all time since the creation of the job went; each second is in one bucket.",
         _NO_LEDGER,
     )
-    return time_series(text, Query(newest(jobs.TIME, JOB, "bucket"), "{{bucket}}"), width=12)
+    return time_series(text, Query(newest(jobs.TIME, JOB, "bucket"), "{{bucket}}"))
 
 
 def _redone_steps() -> Panel:
@@ -115,7 +122,7 @@ def _redone_steps() -> Panel:
         "How many updates an earlier attempt had done already.",
         _NO_LEDGER,
     )
-    return time_series(text, Query(newest(jobs.REDONE_STEPS, JOB), "redone"), width=12)
+    return time_series(text, Query(newest(jobs.REDONE_STEPS, JOB), "redone"))
 
 
 def _phases() -> Panel:
@@ -127,3 +134,18 @@ def _phases() -> Panel:
     )
     phases = aggregate("avg", "phase", series(agent.PHASE_SECONDS, WORKERS))
     return time_series(text, Query(phases, "{{phase}}"))
+
+
+def _allreduce() -> Panel:
+    text = Text(
+        "All-reduce of the gradients",
+        "s",
+        "How long the all-reduce of an update takes, and in which part of it the backward pass"
+        " computed; the rest of it only waits.",
+        "No measured updates in this time, or the strategy is fsdp2",
+    )
+    return time_series(
+        text,
+        Query(newest(agent.ALLREDUCE, JOB), "all-reduce"),
+        Query(newest(agent.ALLREDUCE_OVERLAP, JOB), "during the backward pass"),
+    )

@@ -73,6 +73,7 @@ def gpus() -> Sequence[Panel]:
         _gpu_power(),
         _rank_memory(),
         values(ecc, Query(errors, _GPU_NAME), width=8, limits=[(1, "red")]),
+        _xid_errors(),
     ]
 
 
@@ -141,6 +142,20 @@ def _oom_kills() -> Panel:
     )
     kills = most(increase(agent.OOM_KILLS, WORKERS, _NODE))
     return time_series(text, Query(kills, _NODE_NAME), bars=True, links=[_SAME_NODE])
+
+
+def _xid_errors() -> Panel:
+    text = Text(
+        "XID errors",
+        "short",
+        "Which errors the driver reported of each GPU in this time, by their number in NVIDIA's"
+        " catalog of XIDs.",
+        "No XID error, no GPUs, or the worker pods are not scraped",
+    )
+    # A series begins with the first error, so `increase` would miss it.
+    counted = f"max_over_time({series(agent.GPU_XID, WORKERS, window=RANGE_WINDOW)})"
+    query = most(aggregate("max", f"{_GPU}, xid", counted))
+    return values(text, Query(query, f"{_GPU_NAME} XID {{{{xid}}}}"), width=8, limits=[(1, "red")])
 
 
 def _gpu_use() -> Panel:

@@ -13,8 +13,10 @@ from ddp_trainer.observe.times import TimeMeter
 from ddp_trainer.ranks.agreement import RankSeconds
 from ddp_wire.contract import CheckpointInfo, Progress, Straggler
 
-_NOT_IN_EVENT = {"metrics", "learning_rate", "grad_norm", "straggler"}
-"""Fields of the progress that the event of a progress report has under other names, or not."""
+_MEASURED = ("grad_norm", "allreduce_seconds", "allreduce_overlap_seconds")
+"""Fields of the progress that its event has only if they are measured."""
+_NOT_IN_EVENT = {"metrics", "learning_rate", "straggler", *_MEASURED}
+"""Fields of the progress that its event has under other names, not always, or never."""
 
 LISTED_RANKS = 32
 """Largest number of ranks for which an event contains a value of each."""
@@ -98,6 +100,7 @@ class Reporter:
         loss: float,
         lr: float,
         grad_norm: float | None,
+        allreduce: tuple[float, float] | None = None,
         seconds_left: float | None = None,
         phase_seconds: dict[str, float] | None = None,
         rank_seconds: Sequence[RankSeconds] = (),
@@ -116,6 +119,8 @@ class Reporter:
             loss: Mean training loss since the last report.
             lr: Learning rate of the newest update.
             grad_norm: Gradient norm of the newest update, if measured.
+            allreduce: Seconds of the all-reduce of the gradients, and the part of them in which the
+                backward pass computed, if measured.
             seconds_left: Seconds until the time limit of the run, if it has one.
             phase_seconds: Seconds of each phase of the newest measured update.
             rank_seconds: Times of each rank.
@@ -131,20 +136,18 @@ class Reporter:
             metrics=self._progress.metrics,
             learning_rate=lr,
             grad_norm=grad_norm,
+            allreduce_seconds=allreduce[0] if allreduce else None,
+            allreduce_overlap_seconds=allreduce[1] if allreduce else None,
             straggler=self.straggler,
         )
         self.times.phase_seconds = phase_seconds or {}
         self._send_progress()
         fields = self._progress.model_dump(exclude=_NOT_IN_EVENT)
         fields |= {"lr": lr, "data_wait_seconds": self.times.data_wait.read(), **self._cpu.read()}
-        if grad_norm is not None:
-            fields["grad_norm"] = grad_norm
+        fields |= self._progress.model_dump(include=set(_MEASURED), exclude_none=True)
         if phase_seconds:
             fields["phase_seconds"] = phase_seconds
-        if rank_seconds:
-            fields["step_seconds"] = _by_rank([rank.step for rank in rank_seconds])
-        if rank_seconds and all(rank.own for rank in rank_seconds):
-            fields["own_seconds"] = _by_rank([rank.own for rank in rank_seconds])
+        fields |= _rank_fields(rank_seconds)
         if self._peak_rate is not None:
             fields["mfu"] = rate / self._peak_rate if rate else None
         self._events.emit("progress", **fields)
@@ -200,6 +203,16 @@ class Reporter:
     def _send_progress(self) -> None:
         if self._is_first:
             self.heartbeats.progress(self._progress)
+
+
+def _rank_fields(rank_seconds: Sequence[RankSeconds]) -> dict[str, Any]:
+    """Return the fields of a progress event with the times of all ranks, as far as measured."""
+    fields = {}
+    if rank_seconds:
+        fields["step_seconds"] = _by_rank([rank.step for rank in rank_seconds])
+    if rank_seconds and all(rank.own for rank in rank_seconds):
+        fields["own_seconds"] = _by_rank([rank.own for rank in rank_seconds])
+    return fields
 
 
 def _by_rank(seconds: list[float]) -> list[float] | dict[str, float]:

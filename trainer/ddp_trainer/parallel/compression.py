@@ -4,8 +4,6 @@ One hook is registered for the whole run and decides at each update. So compress
 or when the measured share of communication is large enough.
 """
 
-from typing import Any
-
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -14,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.config import CompressionConfig
 from ddp_trainer.errors import InputError
+from ddp_trainer.parallel.ddp_times import mean_times
 from ddp_trainer.seeds import derive_seed
 
 POWERSGD_EPSILON = 1e-8
@@ -126,22 +125,9 @@ def _hook(state: Compression, bucket: GradBucket) -> Future[Tensor]:
 def communication_share(wrapped: nn.Module) -> float:
     """Return the part of an update's time in which DDP only waited for communication.
 
-    The figures come from DDP's own timers, which measure the first ten updates and then one in a
-    hundred. They are a prototype of torch. Without them the share is 0.
+    Without measurements of DDP the share is 0.
     """
-    read = getattr(wrapped, "_get_ddp_logging_data", None)
-    found: dict[str, Any] = read() if read else {}
-    try:
-        forward, backward, communication, overlap = (
-            int(found[f"avg_{name}_time"])
-            for name in (
-                "forward_compute",
-                "backward_compute",
-                "backward_comm",
-                "backward_compute_comm_overlap",
-            )
-        )
-    except (KeyError, ValueError):
+    times = mean_times(wrapped)
+    if times is None:
         return 0.0
-    waiting = max(0, communication - overlap)
-    return waiting / max(1, forward + backward + waiting)
+    return times.exposed / (times.forward + times.backward + times.exposed)

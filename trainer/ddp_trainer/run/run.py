@@ -26,6 +26,7 @@ from ddp_trainer.observe.report import Reporter
 from ddp_trainer.observe.starvation import DataWaitMonitor
 from ddp_trainer.observe.stragglers import StragglerMonitor
 from ddp_trainer.observe.work import WorkMeter
+from ddp_trainer.parallel.ddp_times import newest_times
 from ddp_trainer.ranks import process_group
 from ddp_trainer.ranks.agreement import NOT_MEASURED, Agreement, Decision, RankSeconds, Requests
 from ddp_trainer.ranks.collectives import on_first_rank, sum_over_ranks
@@ -156,6 +157,7 @@ class Run:
                 loss=decision.loss,
                 lr=learner.optimizer.param_groups[0]["lr"],
                 grad_norm=None if learner.grad_norm is None else learner.grad_norm.item(),
+                allreduce=self._allreduce(),
                 seconds_left=self._seconds_left(self.seconds()),
                 phase_seconds=phase_seconds,
                 rank_seconds=decision.rank_seconds,
@@ -248,6 +250,11 @@ class Run:
             return own
         names = ("data", "forward")
         return RankSeconds(0.0, *(phase_seconds.get(name, 0.0) for name in names))
+
+    def _allreduce(self) -> tuple[float, float] | None:
+        """Return the seconds of the newest measured all-reduce, and those that overlap."""
+        found = newest_times(self.learner.objective)
+        return (found.reduction, found.overlap) if found else None
 
     def totals(self) -> dict[str, Any]:
         """Return the progress of the run as fields of its last event."""

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.data.sampler import MicroBatch
 from ddp_trainer.observe.heartbeats import HeartbeatWriter
+from ddp_trainer.parallel.ddp_times import mean_times
 from ddp_trainer.ranks import process_group
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.run.opening import RunRequest, open_run
@@ -21,7 +22,6 @@ from ddp_trainer.train import loop
 
 SAMPLE_EVERY = 5
 """Interval in updates between two measurements by DDP."""
-NANOSECONDS_PER_MS = 1e6
 
 Train = Callable[[Run, Stopwatch[MicroBatch]], Communication | None]
 
@@ -103,11 +103,13 @@ def _loop(run: Run, watch: Stopwatch[MicroBatch]) -> Communication | None:
     return _communication(ddp)
 
 
-def _communication(ddp: DistributedDataParallel) -> Communication:
-    data = ddp._get_ddp_logging_data()  # noqa: SLF001 - as above
+def _communication(ddp: DistributedDataParallel) -> Communication | None:
+    times = mean_times(ddp)
+    if times is None:
+        return None
     return Communication(
-        forward=data["avg_forward_compute_time"] / NANOSECONDS_PER_MS,
-        backward=data["avg_backward_compute_time"] / NANOSECONDS_PER_MS,
-        reduction=data["avg_backward_comm_time"] / NANOSECONDS_PER_MS,
-        overlap=data["avg_backward_compute_comm_overlap_time"] / NANOSECONDS_PER_MS,
+        forward=1000 * times.forward,
+        backward=1000 * times.backward,
+        reduction=1000 * times.reduction,
+        overlap=1000 * times.overlap,
     )

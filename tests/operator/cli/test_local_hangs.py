@@ -1,0 +1,77 @@
+"""Local runs of which one rank hangs, with gloo and with NCCL: the status names the rank."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from ddp_operator.api.base import API_VERSION, KIND
+from tests.cluster.test_hangs import WAYS
+from tests.operator.cli.test_local_goodput import RecordedRun
+
+ROOT = Path(__file__).parents[3]
+GUILTY = 1
+"""The rank that hangs."""
+
+
+def ranks_of(way: str) -> int:
+    """Return the number of ranks. Of two that wait in different collectives either may be wrong."""
+    return 3 if way == "collective" else 2
+
+
+def cases() -> list[Any]:
+    """Return each way to hang on each device. The cluster tests cover gloo, too."""
+    found = []
+    for way in WAYS:
+        found.append(pytest.param("cpu", way, marks=pytest.mark.sweep, id=f"gloo-{way}"))
+        few = torch.cuda.device_count() < ranks_of(way)
+        skip = pytest.mark.skipif(few, reason=f"fewer than {ranks_of(way)} CUDA devices")
+        found.append(pytest.param("cuda", way, marks=[skip, pytest.mark.slow], id=f"nccl-{way}"))
+    return found
+
+
+def job(device: str, way: str) -> dict[str, Any]:
+    """Return a job on one node whose first attempt hangs."""
+    config = {
+        "device": device,
+        "epochs": 5,
+        "global_batch": 8 * ranks_of(way),
+        "data": {"workers": 1},
+        "eval_every_steps": 1000,
+        "task": {"ways": [way], "ranks": [GUILTY]},
+    }
+    spec = {
+        "nodes": 1,
+        "procsPerNode": ranks_of(way),
+        "task": "tests.cluster.hanging_task:build",
+        "config": config,
+        "maxRestarts": 1,
+        "hang": {"stepSeconds": 2},
+        "env": [{"name": "PYTHONPATH", "value": str(ROOT)}],
+        "checkpoint": {"claimName": "shared", "everySteps": 3},
+    }
+    metadata = {"name": "hanging", "namespace": "default"}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
+
+
+@pytest.mark.parametrize(("device", "way"), cases())
+async def test_case_83_status_names_the_rank_that_hangs(
+    tmp_path: Path, device: str, way: str
+) -> None:
+    out = io.StringIO()
+    run = RecordedRun(job(device, way), {}, tmp_path, Console(file=out), verbose=False)
+    assert await run.run() == 0, out.getvalue()
+    first = run.status.attempts[0]
+    print(f"{device}, {way}: {first.reason}: {first.message}")
+    assert run.status.attempt == 2
+    assert first.reason == "Hung"
+    message = first.message
+    if device == "cuda" and way == "collective" and message.startswith("no rank made progress"):
+        # All ranks may wait in the same later collective of the default process group. Then the
+        # record of that group names no rank, and above all no innocent one.
+        return
+    assert message.startswith(f"rank {GUILTY} on hanging-0 made no progress")
+    assert WAYS[way] in message
