@@ -41,13 +41,16 @@ def train_step(
         reduce = micro_batch.last and not local_update
         with learner.strategy.gradient_sync(learner.objective, reduce=reduce):
             with learner.trace.range("forward"), learner.autocast():
-                root, total, count = learner.objective(micro_batch.batch, learner.scaler.scale)
+                root, total, count, parts = learner.objective(
+                    micro_batch.batch, learner.scaler.scale
+                )
             with learner.trace.range("backward"):
                 # A stand-in batch takes part in the reduction but adds nothing to the gradient.
                 scale = learner.sum_scale if micro_batch.weight else 0.0
                 (root if scale == 1.0 else root * scale).backward()
         if micro_batch.weight:
             learner.totals.add_loss(total, count)
+            learner.parts.add(parts)
         samples = micro_batch.update_samples
     with learner.trace.range("optimizer"):
         _finish_update(learner, step)
@@ -67,7 +70,7 @@ def rehearse(learner: Learner, micro_batch: MicroBatch) -> None:
     """
     buffers = {name: buffer.clone() for name, buffer in learner.model.named_buffers()}
     with learner.autocast():
-        root, _, _ = learner.objective(micro_batch.batch, learner.scaler.scale)
+        root, *_ = learner.objective(micro_batch.batch, learner.scaler.scale)
     root.backward()
     learner.objective.zero_grad(set_to_none=True)
     with torch.no_grad():

@@ -56,4 +56,6 @@ def evaluate(
 def _metrics(task: Task, model: nn.Module, micro_batch: MicroBatch) -> Mapping[str, Weighted]:
     if isinstance(task, HasMetrics):
         return task.metrics(model, micro_batch.batch)
-    return {"loss": task.loss(model, micro_batch.batch)}
+    loss = task.loss(model, micro_batch.batch)
+    parts = {name: Weighted(part, loss.count) for name, part in loss.parts.items()}
+    return {**parts, "loss": loss}

@@ -40,10 +40,10 @@ from ddp_trainer.ranks.preflight import RankInfo, build_and_compare, rank_info
 from ddp_trainer.ranks.topology import Location, rank_map, ring_warning
 from ddp_trainer.run.building import build_task, document_of
 from ddp_trainer.run.run import Position, Run
-from ddp_trainer.run.state import restore
+from ddp_trainer.run.state import missing_task_state, restore, task_state
 from ddp_trainer.step import rehearse
 from ddp_trainer.stop import StopFlag
-from ddp_trainer.task import HasOptimizer, Task, peak_rate
+from ddp_trainer.task import Task, peak_rate
 from ddp_wire.activity import Activity
 from ddp_wire.contract import CheckpointInfo, RankPhase
 from ddp_wire.machine import cpu_count
@@ -165,7 +165,8 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
         data_wait_monitor=DataWaitMonitor(report.times.data_wait, ranks.rank, ranks.world_size),
     )
     _report_opened(run, resume.opened, group, built.locations)
-    _report_warnings(run, built, group.route, data.loaders.budget)
+    other = (group.route.warning, missing_task_state(built.task, resume.saved))
+    _report_warnings(run, built, other, data.loaders.budget)
     _report_initial(run, initial)
     _report_memory(run)
     return run
@@ -238,8 +239,9 @@ def _learner(
     """Build the learner, restore it from the checkpoint, and rehearse if necessary."""
     config, step = built.config, data.position.step
     learner = build_learner(built.task, config, ranks, device)
+    task_state(built.task)  # Raise its InputError before the training, not at the first save.
     if saved:
-        restore(learner, saved, keep_groups=not isinstance(built.task, HasOptimizer))
+        restore(learner, built.task, saved)
     if step < data.total_steps and _needs_rehearsal(learner, ranks):
         rehearse(learner, to_device(data.first(), device))
     return learner
@@ -370,11 +372,11 @@ def _report_opened(
 
 
 def _report_warnings(
-    run: Run, built: _Built, route: process_group.Route, budget: CpuBudget
+    run: Run, built: _Built, other: Iterable[str | None], budget: CpuBudget
 ) -> None:
-    """Report differences between ranks, slow routes, and missing CPUs."""
+    """Report differences between ranks, slow routes, missing CPUs, and a task without its state."""
     ring = ring_warning(built.locations)
-    for sentence in filter(None, [*built.warnings, route.warning, ring, budget.warning]):
+    for sentence in filter(None, [*built.warnings, ring, budget.warning, *other]):
         run.report.warn(sentence)
 
 
