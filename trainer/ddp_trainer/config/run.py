@@ -16,6 +16,7 @@ from ddp_trainer.config.section import Section
 from ddp_trainer.errors import InputError
 
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
+TrackerName = Literal["tensorboard", "mlflow", "wandb"]
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -66,6 +67,9 @@ class LogConfig(Section):
     """Updates between two progress lines."""
     all_ranks: bool = False
     """Whether every rank prints progress lines with its own times, instead of rank 0 only."""
+    trackers: list[TrackerName] = Field(default_factory=list)
+    """Experiment trackers that rank 0 writes: tensorboard, mlflow, wandb. Packages of the last two
+    must be installed."""
     peak_tflops: PositiveFloat | None = None
     """Peak rate of one device at the run's precision, in TFLOP/s. If set, progress lines include
     the model FLOPs utilization; the task must define flops_per_sample."""
@@ -139,6 +143,11 @@ class RunConfig(Section):
                     "nonfinite.policy must be skip with precision fp16, because gradient overflows"
                     " set its loss scale"
                 )
+        if self.log.trackers and self.checkpoint.directory is None:
+            raise ValueError(
+                "log.trackers requires checkpoint.directory, where the ids of the tracked runs are"
+                " kept for later attempts"
+            )
         if self.nonfinite.policy == "rollback" and self.checkpoint.directory is None:
             raise ValueError("nonfinite.policy rollback requires checkpoint.directory")
         return self

@@ -23,11 +23,8 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.learner import Learner, build_learner, footprint
 from ddp_trainer.numerics.guard import NonFiniteTracker
 from ddp_trainer.numerics.precision import set_arithmetic
-from ddp_trainer.observe.events import EventLog
 from ddp_trainer.observe.heartbeats import HeartbeatWriter
-from ddp_trainer.observe.history import HistoryWriter
 from ddp_trainer.observe.phases import PhaseTimer
-from ddp_trainer.observe.report import Reporter
 from ddp_trainer.observe.starvation import DataWaitMonitor
 from ddp_trainer.observe.trace import Trace
 from ddp_trainer.observe.work import WorkMeter
@@ -39,11 +36,12 @@ from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.ranks.preflight import RankInfo, build_and_compare, rank_info
 from ddp_trainer.ranks.topology import Location, rank_map, ring_warning
 from ddp_trainer.run.building import build_task, document_of
+from ddp_trainer.run.reporting import make_reporter
 from ddp_trainer.run.run import Position, Run
 from ddp_trainer.run.state import missing_task_state, restore, task_state
 from ddp_trainer.step import rehearse
 from ddp_trainer.stop import StopFlag
-from ddp_trainer.task import Task, peak_rate
+from ddp_trainer.task import Task
 from ddp_wire.activity import Activity
 from ddp_wire.contract import CheckpointInfo, RankPhase
 from ddp_wire.machine import cpu_count
@@ -138,12 +136,15 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
     work = WorkMeter()
     entered = (heartbeats.enter, work.enter)
     learner.trace = _trace(built.config, ranks, data.position.step, group.device, entered)
-    report = _reporter(built, ranks, resume.opened["attempt"], heartbeats, data.total_steps)
+    attempt, steps = resume.opened["attempt"], data.total_steps
+    report = make_reporter(
+        built.task, built.config, ranks, attempt, heartbeats=heartbeats, total_steps=steps
+    )
     run = Run(
         config=built.config,
         task_path=request.task,
         ranks=ranks,
-        attempt=resume.opened["attempt"],
+        attempt=attempt,
         task=built.task,
         learner=learner,
         sampler=data.sampler,
@@ -155,7 +156,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
         report=report,
         work=work,
         position=data.position,
-        total_steps=data.total_steps,
+        total_steps=steps,
         reported_step=data.position.step,
         nonfinite=NonFiniteTracker(
             built.config.nonfinite,
@@ -323,27 +324,6 @@ def _agreement(position: Position, config: RunConfig, ranks: Ranks) -> Agreement
         within_seconds=config.parallel.agree_seconds,
         rank=ranks.rank,
         world_size=ranks.world_size,
-    )
-
-
-def _reporter(
-    built: _Built, ranks: Ranks, attempt: int, heartbeats: HeartbeatWriter, total_steps: int
-) -> Reporter:
-    config = built.config
-    peak = config.log.peak_tflops
-    directory = config.checkpoint.directory
-    return Reporter(
-        events=EventLog(
-            ranks,
-            attempt,
-            all_ranks=config.log.all_ranks,
-            history=HistoryWriter(Path(directory)) if directory and ranks.is_first else None,
-        ),
-        heartbeats=heartbeats,
-        is_first=ranks.is_first,
-        total_steps=total_steps,
-        global_batch=config.global_batch,
-        peak_rate=peak_rate(built.task, peak * ranks.world_size) if peak else None,
     )
 
 
