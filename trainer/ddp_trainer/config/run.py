@@ -15,7 +15,7 @@ from ddp_trainer.config.parallel import ParallelConfig
 from ddp_trainer.config.section import Section
 from ddp_trainer.errors import InputError
 
-Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
+Precision = Literal["auto", "fp64", "fp32", "tf32", "bf16", "fp16"]
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -25,9 +25,10 @@ class DataConfig(Section):
 
     shuffle: bool = True
     """Whether to shuffle the training data in every epoch."""
-    workers: NonNegativeInt | None = 0
+    workers: NonNegativeInt | Literal["auto"] | None = "auto"
     """Worker processes per rank that load batches. 0 loads them in the rank's own process, null
-    derives the number from the container's CPU quota."""
+    derives the number from the container's CPU quota. auto does so on CUDA if a batch takes long to
+    prepare, and is 0 otherwise."""
     prefetch: PositiveInt = 2
     """Batches that each worker process loads ahead."""
     persistent_workers: bool = True
@@ -88,8 +89,9 @@ class RunConfig(Section):
     """Samples per update over all ranks. Must be a multiple of the number of ranks."""
     micro_batch: PositiveInt | None = None
     """Samples per rank in one forward pass. Default: the rank's whole share of the update."""
-    precision: Precision = "fp32"
-    """Precision of the forward and backward pass. Weights are fp32, or fp64 with fp64."""
+    precision: Precision = "auto"
+    """Precision of the forward and backward pass. Weights are fp32, or fp64 with fp64. auto is tf32
+    on CUDA and fp32 on the CPU."""
     clip_norm: PositiveFloat | None = None
     """Maximum norm of the gradient, which is clipped to it. Default: no clipping."""
     sync_batch_norm: bool = False

@@ -113,6 +113,10 @@ class LoaderFactory:
         first: MicroBatch = next(iter(in_process.training(sampler, rank_slice, start, 1)))
         return first
 
+    def shipped(self) -> tuple[Any, ...]:
+        """Return what each worker process receives besides the training data."""
+        return self.task.eval_data, self._collate
+
     def _indexed(self, data: Indexed, portions: Iterable[Portion[int]]) -> Iterable[MicroBatch]:
         dataset = MicroBatchDataset(data, self._collate)
         if self.budget.workers or self._pinned:

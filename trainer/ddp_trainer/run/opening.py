@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from ddp_trainer.checkpoint.initial import WeightMatch, load_initial
 from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.checkpoint.snapshot import Snapshot
 from ddp_trainer.config import BatchSplit, RunConfig
-from ddp_trainer.data.budget import CpuBudget, divide_cpus
+from ddp_trainer.data.auto_workers import WorkerChoice, choose_workers
+from ddp_trainer.data.budget import CpuBudget, divide_cpus, spare_cpus
 from ddp_trainer.data.fingerprint import fingerprint
 from ddp_trainer.data.loader import LoaderFactory, Sampler, make_sampler
 from ddp_trainer.data.prefetch import to_device
@@ -22,7 +23,7 @@ from ddp_trainer.data.stream import StreamSampler
 from ddp_trainer.errors import InputError
 from ddp_trainer.learner import Learner, build_learner, footprint
 from ddp_trainer.numerics.guard import NonFiniteTracker
-from ddp_trainer.numerics.precision import set_arithmetic
+from ddp_trainer.numerics.precision import set_arithmetic, with_precision
 from ddp_trainer.observe.heartbeats import HeartbeatWriter
 from ddp_trainer.observe.phases import PhaseTimer
 from ddp_trainer.observe.starvation import DataWaitMonitor
@@ -102,6 +103,8 @@ class _Data:
     loaders: LoaderFactory
     position: Position
     total_steps: int
+    choice: WorkerChoice | None = None
+    """Choice of the number of worker processes; None if the config states it."""
 
     def training(self) -> Iterable[MicroBatch]:
         """Create the loader of the remaining updates."""
@@ -127,6 +130,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
         VolumeError: On every rank, if rank 0 cannot read or write the volume.
     """
     group = _join(request.config, ranks)
+    request = replace(request, config=with_precision(request.config, group.device))
     built = _build(request, ranks, group.device)
     heartbeats.phase(RankPhase.TRAINING)
     resume = _open_checkpoints(request, built, group.device)
@@ -165,10 +169,10 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
         ),
         data_wait_monitor=DataWaitMonitor(report.times.data_wait, ranks.rank, ranks.world_size),
     )
-    _report_opened(run, resume.opened, group, built.locations)
+    _report_opened(run, resume.opened, group, built.locations, data.loaders.budget.workers)
     other = (group.route.warning, missing_task_state(built.task, resume.saved))
     _report_warnings(run, built, other, data.loaders.budget)
-    _report_initial(run, initial)
+    _report_notes(run, data.choice, initial)
     _report_memory(run)
     return run
 
@@ -176,7 +180,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
 def _join(config: RunConfig, ranks: Ranks) -> _Group:
     """Set up the device, and join the process group."""
     device = process_group.choose_device(config.device, ranks)
-    set_arithmetic(config)
+    set_arithmetic(with_precision(config, device))
     split = config.batch_split(ranks.world_size)
     timeouts.configure(config, os.environ, nccl=device.type == "cuda")
     route = process_group.join(ranks, device, config.parallel.first_timeout)
@@ -219,9 +223,28 @@ def _data(built: _Built, saved: Snapshot | None, ranks: Ranks, group: _Group) ->
     position = _position(saved, sampler) if saved else Position()
     total_steps = _total_steps(sampler, position, config)
     rank_slice = RankSlice(ranks.rank, ranks.world_size, group.split.micro_batch)
-    budget = _apply_cpu_budget(config, ranks)
+    requested = config.data.workers
+    budget = divide_cpus(
+        cpu_count(), ranks.local_world_size, 0 if requested == "auto" else requested
+    )
     loaders = LoaderFactory(built.task, config.data, budget, group.device)
-    return _Data(sampler, rank_slice, loaders, position, total_steps)
+    data = _Data(sampler, rank_slice, loaders, position, total_steps)
+    left = position.step < total_steps
+    if requested == "auto" and group.device.type == "cuda" and left:
+        data = _with_chosen_workers(data, ranks)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(data.loaders.budget.threads)
+    return data
+
+
+def _with_chosen_workers(data: _Data, ranks: Ranks) -> _Data:
+    """Return the data with the number of workers that fits the time to prepare a batch."""
+    spare = spare_cpus(cpu_count(), ranks.local_world_size)
+    training, shipped = data.loaders.task.train_data, data.loaders.shipped()
+    choice = choose_workers(training, data.first, spare, shipped=shipped)
+    budget = divide_cpus(cpu_count(), ranks.local_world_size, choice.workers)
+    loaders = replace(data.loaders, budget=budget)
+    return replace(data, loaders=loaders, choice=choice)
 
 
 def _load_initial(
@@ -309,14 +332,6 @@ def _total_steps(sampler: Sampler, position: Position, config: RunConfig) -> int
     return total if config.max_steps is None else min(total, config.max_steps)
 
 
-def _apply_cpu_budget(config: RunConfig, ranks: Ranks) -> CpuBudget:
-    """Return this rank's CPU budget, and set torch's number of threads by it."""
-    budget = divide_cpus(cpu_count(), ranks.local_world_size, config.data.workers)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(budget.threads)
-    return budget
-
-
 def _agreement(position: Position, config: RunConfig, ranks: Ranks) -> Agreement:
     return Agreement(
         step=position.step,
@@ -328,7 +343,7 @@ def _agreement(position: Position, config: RunConfig, ranks: Ranks) -> Agreement
 
 
 def _report_opened(
-    run: Run, opened: dict[str, Any], group: _Group, locations: list[Location]
+    run: Run, opened: dict[str, Any], group: _Group, locations: list[Location], workers: int
 ) -> None:
     """Report the start event."""
     run.report.opened(
@@ -346,6 +361,7 @@ def _report_opened(
         parameters=sum(param.numel() for param in run.learner.model.parameters()),
         bytes_per_rank=footprint(run.learner).by_strategy(run.ranks.world_size),
         train_samples=run.sampler.size,
+        workers=workers,
         **group.route.described(),
         checkpoint_dir=run.config.checkpoint.directory,
     )
@@ -360,8 +376,10 @@ def _report_warnings(
         run.report.warn(sentence)
 
 
-def _report_initial(run: Run, initial: WeightMatch | None) -> None:
-    """Report the initial weights, if any were loaded."""
+def _report_notes(run: Run, choice: WorkerChoice | None, initial: WeightMatch | None) -> None:
+    """Report the number of workers, if it was chosen, and initial weights, if any were loaded."""
+    if choice:
+        run.report.note(choice.sentence())
     if initial and initial.complete:
         run.report.note(f"loaded {len(initial.loaded)} initial tensors from {initial.path}")
     elif initial:
