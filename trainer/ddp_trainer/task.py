@@ -19,9 +19,7 @@ from torch.utils.data import IterableDataset
 
 from ddp_trainer.errors import InputError
 from ddp_trainer.staging import staged
-
-MOST_PARTS = 16
-"""Most named parts of a loss."""
+from ddp_wire.contract import LOSS_PARTS as LOSS_PARTS  # noqa: PLC0414 (part of the interface)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class Weighted:
     """Number of samples or tokens in `sum`, as a scalar tensor or a number."""
     parts: Mapping[str, Tensor] = field(default_factory=dict)
     """Parts of a loss to log: scalar tensors by name, summed over the same items as `sum`. At most
-    `MOST_PARTS`, always the same names. They have no effect on the training."""
+    `LOSS_PARTS`, always the same names. They have no effect on the training."""
 
     def count_tensor(self) -> Tensor:
         """Return the count as a scalar fp32 tensor on the device of `sum`, without a host sync."""

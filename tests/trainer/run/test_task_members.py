@@ -130,6 +130,8 @@ def test_parts_of_the_loss_are_averaged_like_the_loss(capsys: pytest.CaptureFixt
         assert list(parts) == ["hard", "soft"]
         assert parts["hard"] + 0.5 * parts["soft"] == pytest.approx(event["loss"], rel=1e-4)
         assert parts["soft"] > 0.0
+    sent = run.report._progress.loss_parts
+    assert sent == pytest.approx(found[-1]["loss_parts"], rel=1e-4)
     assert list(run.metrics) == ["hard", "loss", "soft"]
     total = run.metrics["hard"] + 0.5 * run.metrics["soft"]
     assert total == pytest.approx(run.metrics["loss"], rel=1e-5)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ddp_trainer.errors import InputError
-from ddp_trainer.task import MOST_PARTS
+from ddp_trainer.task import LOSS_PARTS
 
-PLACES = MOST_PARTS + 1
+PLACES = LOSS_PARTS + 1
 """Numbers per rank: the sums, then a checksum of the names."""
 
 

@@ -15,7 +15,7 @@ from ddp_wire.contract import CheckpointInfo, Progress, Straggler
 
 _MEASURED = ("grad_norm", "allreduce_seconds", "allreduce_overlap_seconds")
 """Fields of the progress that its event has only if they are measured."""
-_NOT_IN_EVENT = {"metrics", "learning_rate", "straggler", *_MEASURED}
+_NOT_IN_EVENT = {"metrics", "loss_parts", "learning_rate", "straggler", *_MEASURED}
 """Fields of the progress that its event has under other names, not always, or never."""
 
 LISTED_RANKS = 32
@@ -132,6 +132,7 @@ class Reporter:
             total_steps=self._total_steps,
             epoch=epoch,
             loss=loss,
+            loss_parts=dict(loss_parts) if loss_parts else None,
             samples_per_second=rate,
             eta_seconds=self._eta(step, rate, seconds_left),
             metrics=self._progress.metrics,
@@ -146,8 +147,7 @@ class Reporter:
         fields = self._progress.model_dump(exclude=_NOT_IN_EVENT)
         fields |= {"lr": lr, "data_wait_seconds": self.times.data_wait.read(), **self._cpu.read()}
         fields |= self._progress.model_dump(include=set(_MEASURED), exclude_none=True)
-        optional = {"phase_seconds": phase_seconds, "loss_parts": loss_parts}
-        fields |= {name: value for name, value in optional.items() if value}
+        fields |= _not_empty(phase_seconds=phase_seconds, loss_parts=loss_parts)
         fields |= _rank_fields(rank_seconds)
         if self._peak_rate is not None:
             fields["mfu"] = rate / self._peak_rate if rate else None
@@ -214,6 +214,10 @@ def _rank_fields(rank_seconds: Sequence[RankSeconds]) -> dict[str, Any]:
     if rank_seconds and all(rank.own for rank in rank_seconds):
         fields["own_seconds"] = _by_rank([rank.own for rank in rank_seconds])
     return fields
+
+
+def _not_empty(**fields: Mapping[str, float] | None) -> dict[str, dict[str, float]]:
+    return {name: dict(value) for name, value in fields.items() if value}
 
 
 def _by_rank(seconds: list[float]) -> list[float] | dict[str, float]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_trainer.errors import InputError
-from ddp_trainer.task import MOST_PARTS, Weighted
+from ddp_trainer.task import LOSS_PARTS, Weighted
 
 
 class Objective(nn.Module):
@@ -57,8 +57,8 @@ def _detached(parts: Mapping[str, object]) -> dict[str, Tensor]:
     Raises:
         InputError: If they are too many, or one is no scalar tensor.
     """
-    if len(parts) > MOST_PARTS:
-        raise InputError(f"task: loss must have at most {MOST_PARTS} parts, not {len(parts)}")
+    if len(parts) > LOSS_PARTS:
+        raise InputError(f"task: loss must have at most {LOSS_PARTS} parts, not {len(parts)}")
     detached = {}
     for name, part in parts.items():
         if not isinstance(part, Tensor) or part.dim():
