@@ -106,7 +106,7 @@ def updates(run: Run) -> Iterator[None]:
     """Make one update after another, as the loop does between two exchanges."""
     trace = run.learner.trace
     while True:
-        for micro_batches in by_update(trace.ranges("data", run.train_loader)):
+        for micro_batches in by_update(trace.waits(Activity.DATA, run.train_loader)):
             samples = train_step(run.learner, micro_batches, run.position.step, 1.0)
             run.advance(samples)
             trace.after_update(run.position.step)
@@ -154,9 +154,8 @@ def _run_on_cpu(folder: Path) -> Run:
 def _observe(run: Run) -> None:
     """Make the calls of one update."""
     trace = run.learner.trace
-    for name in ("data", "forward", "backward", "optimizer"):
-        with trace.range(name):
-            pass
+    for activity in (Activity.DATA, Activity.FORWARD, Activity.BACKWARD, Activity.OPTIMIZER):
+        trace.enter(activity)
     run.advance(1)
     trace.after_update(run.position.step)
 

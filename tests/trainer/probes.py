@@ -194,3 +194,21 @@ def report_until_stopped(_: None) -> int:
     torch.distributed.destroy_process_group()
     atexit._run_exitfuncs()  # As an interpreter does. A process of multiprocessing does not.
     return report.STOPPED
+
+
+def measure_updates(config: dict[str, Any]) -> None:
+    """Print the size of each update: the largest change of a weight."""
+    ranks = Ranks.from_environment(os.environ)
+    request = RunRequest("sample_tasks:build", resolve(config))
+    run = open_run(request, ranks, StopFlag(), HeartbeatWriter(None, ranks, 0))
+    sizes = []
+    for step, update in enumerate(by_update(on_device(run.train_loader, run.learner.device))):
+        before = [param.detach().clone() for param in run.learner.params]
+        train_step(run.learner, update, step, 1.0)
+        pairs = zip(before, run.learner.params, strict=True)
+        sizes.append(max(float((new.detach() - old).abs().max()) for old, new in pairs))
+    if ranks.is_first:
+        print(json.dumps({"event": "probe", "sizes": sizes}), flush=True)
+    del run
+    gc.collect()
+    process_group.leave()

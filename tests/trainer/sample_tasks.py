@@ -2,12 +2,14 @@
 
 import copy
 import os
+import random
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
@@ -226,6 +228,37 @@ def build_stream(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
     task.train_data = Stream(Points(cfg.samples, 1, cfg))
     task.eval_data = Stream(Points(cfg.eval_samples, 2, cfg))
     return task
+
+
+class OddMetricsTask(ProbeTask):
+    """A task with other metrics on rank 2."""
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Weighted]:
+        del model
+        names = ("f1", "recall") if self.env.rank == 2 else ("f1", "precision")
+        return {name: Weighted(batch[0].sum(), len(batch[0])) for name in names}
+
+
+def build_odd_metrics(cfg: ProbeConfig, env: RunEnv) -> OddMetricsTask:
+    return OddMetricsTask(cfg, env)
+
+
+class DrawingTask(ProbeTask):
+    """A task whose loss draws from all three global generators."""
+
+    def __init__(self, cfg: ProbeConfig, env: RunEnv) -> None:
+        super().__init__(cfg, env)
+        self.draws: list[tuple[float, float, float]] = []
+
+    def loss(self, model: nn.Module, batch: Any) -> Weighted:
+        if model.training:
+            numpy = float(np.random.rand())  # noqa: NPY002 - as mixup does
+            self.draws.append((random.random(), numpy, float(torch.rand(()))))  # noqa: S311
+        return super().loss(model, batch)
+
+
+def build_drawing(cfg: ProbeConfig, env: RunEnv) -> DrawingTask:
+    return DrawingTask(cfg, env)
 
 
 class PointsWithBadSample(Points):

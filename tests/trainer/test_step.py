@@ -1,6 +1,7 @@
 """Tests of the arithmetic and the cost of one update."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,13 @@ from torch import nn
 from ddp_trainer.data.loader import by_update
 from ddp_trainer.data.prefetch import on_device
 from ddp_trainer.data.sampler import GlobalSampler
+from ddp_trainer.seeds import seed_all
 from ddp_trainer.step import train_step
 from ddp_trainer.task import is_indexed
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import SGD, distance, opened, trained
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("uneven", [False, True])
@@ -155,3 +159,53 @@ def test_checkpoint_restores_tied_weights_and_batch_norm(tmp_path: Any) -> None:
     old, new = run.learner.model.state_dict(), resumed.learner.model.state_dict()
     assert all(old[key].equal(new[key]) for key in old)
     assert new["middle.weight"].data_ptr() == new["again.weight"].data_ptr()
+
+
+def test_draws_of_the_loss_depend_on_step_rank_and_micro_batch_only() -> None:
+    def draws(rank: int, first: int) -> list[tuple[float, ...]]:
+        """Return the draws of the updates from `first` to 3, by update and micro-batch."""
+        run = opened("sample_tasks:build_drawing", global_batch=10, micro_batch=5)
+        run.learner.rank = rank
+        updates = [list(update) for update in by_update(on_device(run.train_loader, CPU))]
+        seed_all(rank + first)  # Whatever was drawn before.
+        for step in range(first, 4):
+            train_step(run.learner, iter(updates[step]), step, 1.0)
+        return run.task.draws  # type: ignore[attr-defined, no-any-return]
+
+    one, other = draws(0, first=0), draws(1, first=0)
+    assert draws(0, first=2) == one[4:]
+    for generator in range(3):
+        values = [draw[generator] for draw in one + other]
+        assert len(set(values)) == len(values) == 16
+
+
+def test_placeholder_changes_no_running_statistics() -> None:
+    run = opened(global_batch=10, task={"batch_norm": True})
+    (micro_batch,) = next(by_update(on_device(run.train_loader, CPU)))
+    placeholder = micro_batch._replace(weight=0.0)
+    before = {name: buffer.clone() for name, buffer in run.learner.model.named_buffers()}
+    train_step(run.learner, iter([placeholder]), 0, 1.0)
+    after = dict(run.learner.model.named_buffers())
+    assert "norm.running_mean" in before
+    assert all(after[name].equal(buffer) for name, buffer in before.items())
+    assert run.learner.totals.read().tolist() == [0.0, 0.0, 0.0]
+
+
+def test_run_without_the_last_batches_ends_its_epochs_with_whole_ones(tmp_path: Path) -> None:
+    # 50 samples are 4 batches of 12. The run resumes in the middle of its second epoch.
+    settings: dict[str, Any] = {
+        "global_batch": 12,
+        "data": {"drop_last": True},
+        "checkpoint": {"directory": str(tmp_path)},
+        "task": {"log_dir": str(tmp_path), "batch_norm": True},
+    }
+    first = trained(max_steps=6, **settings)
+    first.save()
+    assert (first.position.step, first.position.samples, first.epoch) == (6, 74, 2)
+    run = trained(epochs=3, **settings)
+    assert (run.position.step, run.position.samples, run.total_steps) == (12, 150, 12)
+    assert isinstance(run.sampler, GlobalSampler)
+    lines = (tmp_path / "0.txt").read_text().splitlines()
+    used = [list(map(int, line.split())) for line in lines]
+    orders = [run.sampler.order(epoch)[:48] for epoch in range(3)]
+    assert used == [order[at : at + 12] for order in orders for at in range(0, 48, 12)]

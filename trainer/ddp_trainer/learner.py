@@ -1,6 +1,7 @@
 """Model, optimizer and all other state that an update reads or changes."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -18,7 +19,7 @@ from ddp_trainer.numerics.schedule import peak_factor
 from ddp_trainer.numerics.totals import LossTotals
 from ddp_trainer.observe.trace import Trace
 from ddp_trainer.parallel.compression import Compression
-from ddp_trainer.parallel.local_sgd import LocalSgd
+from ddp_trainer.parallel.local_sgd import LocalSgd, average_over_ranks
 from ddp_trainer.parallel.memory import Footprint
 from ddp_trainer.parallel.objective import Objective
 from ddp_trainer.parallel.strategy import Strategy, choose_strategy
@@ -67,9 +68,26 @@ class Learner:
         """Return the context of the forward pass."""
         return autocast(self.precision, self.device)
 
-    def evaluated(self, *, averaged: bool) -> AbstractContextManager[None]:
+    @contextmanager
+    def evaluated(self, *, averaged: bool) -> Iterator[None]:
         """Return the context of an evaluation: with the averaged weights, if requested."""
-        return self.ema.applied() if self.ema and averaged else nullcontext()
+        with self.ema.applied() if self.ema and averaged else nullcontext():
+            try:
+                yield
+            finally:
+                # Before the weights are restored: the next update must gather them again.
+                self.strategy.free_gathered(self.model)
+
+    def synchronize(self) -> None:
+        """Give all ranks the same weights, moments and averaged weights. Every rank must call it.
+
+        Only local SGD makes them differ. The mean of the ranks' averages is the average of their
+        mean weights, whenever it is taken. So it need not be taken after each period.
+        """
+        if self.local_sgd:
+            self.local_sgd.average()
+            if self.ema:
+                average_over_ranks(list(self.ema.state().values()))
 
     def gradients(self) -> list[Tensor]:
         """Return the gradients of all parameters that have one."""
@@ -114,7 +132,7 @@ def build_learner(task: Task, config: RunConfig, ranks: Ranks, device: torch.dev
         totals=LossTotals(device),
         parts=LossParts(device),
     )
-    _equip(learner, config)
+    _equip(learner, config, ranks.world_size)
     return learner
 
 
@@ -142,7 +160,7 @@ def _optimizer(task: Task, params: list[nn.Parameter], config: RunConfig) -> tor
     return build_optimizer(params, config.optimizer)
 
 
-def _equip(learner: Learner, config: RunConfig) -> None:
+def _equip(learner: Learner, config: RunConfig, world_size: int) -> None:
     """Add moving average, local SGD and compression, where the config enables them."""
     if config.ema.decay is not None:
         learner.ema = Ema(learner.model, config.ema, config.ema.decay)
@@ -154,4 +172,9 @@ def _equip(learner: Learner, config: RunConfig) -> None:
             learner.params, learner.optimizer, parallel.local_sgd, parallel.local_sgd.period
         )
     if parallel.compression.name != "none":
-        learner.compression = Compression(learner.objective, parallel.compression, config.seed)
+        learner.compression = Compression(
+            learner.objective,
+            parallel.compression,
+            config.seed,
+            count_scale=learner.sum_scale / world_size,
+        )

@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 from typing import cast
 
-import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ddp_trainer.data.sampler import MicroBatch
 from ddp_trainer.learner import Learner
+from ddp_trainer.numerics.batch_norm import kept_buffers
 from ddp_trainer.parallel.dtensor import whole
-from ddp_trainer.seeds import derive_seed, seed_torch
+from ddp_trainer.seeds import derive_seed, seed_all
+from ddp_wire.activity import Activity
 
 
 def train_step(
@@ -33,28 +34,40 @@ def train_step(
     for group, peak in zip(learner.optimizer.param_groups, learner.peak_lrs, strict=True):
         group["lr"] = peak * lr_factor
     local_update = learner.local_sgd is not None and learner.local_sgd.is_local(step)
-    if learner.compression:
-        learner.compression.begin(step)
     samples = 0
     for index, micro_batch in enumerate(micro_batches):
-        seed_torch(derive_seed(learner.seed, "compute", step, learner.rank, index))
-        reduce = micro_batch.last and not local_update
-        with learner.strategy.gradient_sync(learner.objective, reduce=reduce):
-            with learner.trace.range("forward"), learner.autocast():
-                root, total, count, parts = learner.objective(
-                    micro_batch.batch, learner.scaler.scale
-                )
-            with learner.trace.range("backward"):
-                # A stand-in batch takes part in the reduction but adds nothing to the gradient.
-                scale = learner.sum_scale if micro_batch.weight else 0.0
-                (root if scale == 1.0 else root * scale).backward()
-        if micro_batch.weight:
-            learner.totals.add_loss(total, count)
-            learner.parts.add(parts)
+        # Also Python and NumPy (5 µs): the loss may mix samples by numbers from any generator.
+        seed_all(derive_seed(learner.seed, "compute", step, learner.rank, index))
         samples = micro_batch.update_samples
-    with learner.trace.range("optimizer"):
-        _finish_update(learner, step)
+        reduce = micro_batch.last and not local_update
+        if reduce and learner.compression:
+            learner.compression.begin(step, samples, learner.scaler.scale)
+        if micro_batch.weight:
+            total, count, parts = _accumulate(learner, micro_batch, reduce=reduce)
+            learner.totals.add_loss(total, count)
+            learner.parts.add(parts, total)
+        else:
+            # BatchNorm must not count the sample of a placeholder.
+            with kept_buffers(learner.model):
+                _accumulate(learner, micro_batch, reduce=reduce)
+    learner.trace.enter(Activity.OPTIMIZER)
+    _finish_update(learner, step)
     return samples
+
+
+def _accumulate(
+    learner: Learner, micro_batch: MicroBatch, *, reduce: bool
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Make a forward and a backward pass, and return the loss sum, its count and its parts."""
+    with learner.strategy.gradient_sync(learner.objective, reduce=reduce):
+        learner.trace.enter(Activity.FORWARD)
+        with learner.autocast():
+            root, total, count, parts = learner.objective(micro_batch.batch, learner.scaler.scale)
+        learner.trace.enter(Activity.BACKWARD)
+        # A placeholder takes part in the reduction but adds nothing to the gradient.
+        scale = learner.sum_scale if micro_batch.weight else 0.0
+        (root if scale == 1.0 else root * scale).backward()
+    return total, count, parts
 
 
 def rehearse(learner: Learner, micro_batch: MicroBatch) -> None:
@@ -68,14 +81,11 @@ def rehearse(learner: Learner, micro_batch: MicroBatch) -> None:
         learner: Unchanged afterwards.
         micro_batch: Any micro-batch of the training data.
     """
-    buffers = {name: buffer.clone() for name, buffer in learner.model.named_buffers()}
-    with learner.autocast():
-        root, *_ = learner.objective(micro_batch.batch, learner.scaler.scale)
-    root.backward()
+    with kept_buffers(learner.model):
+        with learner.autocast():
+            root, *_ = learner.objective(micro_batch.batch, learner.scaler.scale)
+        root.backward()
     learner.objective.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for name, buffer in learner.model.named_buffers():
-            buffer.copy_(buffers[name])
 
 
 def _finish_update(learner: Learner, step: int) -> None:
@@ -84,7 +94,10 @@ def _finish_update(learner: Learner, step: int) -> None:
     gradients = learner.gradients()
     count = learner.strategy.mean(cast("Tensor", learner.count_param.grad))
     learner.guard.divide(gradients, count)
+    if learner.compression:
+        learner.compression.finish(count, learner.guard.nonfinite)
     learner.totals.add_update(learner.guard.nonfinite)
+    learner.parts.add_update(learner.guard.nonfinite)
     if learner.clip_norm is not None:
         learner.grad_norm = whole(get_total_norm(gradients))
         clip_grads_with_norm_(learner.params, learner.clip_norm, learner.grad_norm)

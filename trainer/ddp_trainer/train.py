@@ -71,7 +71,7 @@ def loop(run: Run) -> bool:
     trace = run.learner.trace
     after_update = run.task.after_update if isinstance(run.task, HasAfterUpdate) else None
     arriving = on_device(run.train_loader, run.learner.device, run.report.times.data_wait)
-    arriving = trace.ranges("data", arriving)
+    arriving = trace.waits(Activity.DATA, arriving)
     with Collector(run.config.collect_every_steps) as garbage:
         for micro_batches in by_update(arriving):
             if decision.stop or decision.finish:
@@ -106,7 +106,7 @@ def close(run: Run, *, stopped: bool) -> ExitCode:
     else:
         run.evaluate()
         run.report.ended("summary", **run.totals(), metrics=run.metrics)
-    run.report.heartbeats.enter(Activity.ENDING)
+    run.learner.trace.enter(Activity.ENDING)
     wait_for_all(run.learner.device)
     return ExitCode.PREEMPTED if stopped else ExitCode.OK
 

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -99,6 +100,7 @@ class KubeCluster:
         except config.ConfigException:
             await config.load_kube_config(client_configuration=configuration)
         configuration.connection_pool_maxsize = in_flight
+        use_proxy_of_environment(configuration)
         api, agents = client.ApiClient(configuration), Agents()
         return cls(api, agents, may_write=may_write, on_request=on_request, in_flight=in_flight)
 
@@ -356,6 +358,17 @@ class KubeCluster:
         except ValueError as error:
             raise ClusterError(f"the response to {method} {path} is not JSON") from error
         return document
+
+
+def use_proxy_of_environment(configuration: client.Configuration) -> None:
+    """Set the proxy from the environment, unless one is set.
+
+    By default the client looks for a proxy and for a netrc file at every request.
+    """
+    server = urlsplit(configuration.host)
+    if configuration.proxy is None and not proxy_bypass(server.hostname or ""):
+        configuration.proxy = getproxies().get(server.scheme)
+    configuration.client_session_kwargs = {"trust_env": False}
 
 
 def _refusal(status: int, text: bytes, retry_after: str | None) -> ClusterError:

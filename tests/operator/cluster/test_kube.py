@@ -15,7 +15,7 @@ from ddp_operator.cluster.base import (
     NotLeadingError,
     Request,
 )
-from ddp_operator.cluster.kube import KubeCluster
+from ddp_operator.cluster.kube import KubeCluster, use_proxy_of_environment
 from tests.operator.fake_api import FakeApi, refusal
 
 NAME = ("ddp-system", "ddp-trainer-operator")
@@ -175,3 +175,42 @@ async def test_process_that_does_not_lead_reads_but_does_not_write(bench: Bench)
 
 def version(number: int) -> Manifest:
     return {"resourceVersion": str(number)}
+
+
+@pytest.mark.parametrize(
+    ("variables", "of_kubeconfig", "expected"),
+    [
+        ({"https_proxy": "http://proxy:3128"}, None, "http://proxy:3128"),
+        ({"http_proxy": "http://proxy:3128"}, None, None),
+        ({"https_proxy": "http://proxy:3128", "no_proxy": "10.0.0.1"}, None, None),
+        ({"https_proxy": "http://proxy:3128"}, "http://other:3128", "http://other:3128"),
+        ({}, None, None),
+    ],
+)
+def test_proxy_of_the_environment_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    of_kubeconfig: str | None,
+    expected: str | None,
+) -> None:
+    for name in ("https_proxy", "http_proxy", "no_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    configuration = client.Configuration(host="https://10.0.0.1:6443", proxy=of_kubeconfig)
+    use_proxy_of_environment(configuration)
+    assert configuration.proxy == expected
+
+
+async def test_requests_go_through_the_proxy(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A changed environment changes nothing later, because no request looks at it again."""
+    monkeypatch.setenv("http_proxy", bench.api.address)
+    monkeypatch.delenv("no_proxy", raising=False)
+    configuration = client.Configuration(host="http://server.invalid")
+    use_proxy_of_environment(configuration)
+    monkeypatch.setenv("http_proxy", "http://other.invalid")
+    cluster = KubeCluster(client.ApiClient(configuration), Agents())
+    created = await cluster.create_lease(LEASE)
+    await cluster.close()
+    assert created["metadata"]["name"] == NAME[1]

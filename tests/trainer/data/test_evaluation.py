@@ -3,8 +3,12 @@
 from pathlib import Path
 
 import pytest
+from torch import nn
 
+from ddp_trainer.data.evaluation import evaluation_mode
+from ddp_trainer.tools.check import check_data
 from tests.trainer.rank_processes import Launcher
+from tests.trainer.runs import opened
 
 
 @pytest.mark.slow
@@ -23,6 +27,17 @@ def test_metrics_do_not_depend_on_the_number_of_ranks(launcher: Launcher, sample
         found.append(gang.events("summary")[0]["metrics"])
     assert found[0] == found[1] == found[2]
     assert (found[0]["accuracy"] * samples) % 1 == pytest.approx(0, abs=1e-4)
+
+
+def test_metrics_with_other_names_on_one_rank_are_an_error(launcher: Launcher) -> None:
+    arguments = ["--max_steps=1", "--global_batch=6", "--task.eval_samples=2"]
+    gang = launcher.train("--task=sample_tasks:build_odd_metrics", *arguments, world=3)
+    # Rank 2 has no samples of its own, only a placeholder.
+    assert gang.wait() == [2, 2, 2]
+    assert gang.err(0) == (
+        'task: metrics must return the same names on every rank, but rank 2 returned "f1",'
+        ' "recall" and rank 0 "f1", "precision"\n'
+    )
 
 
 def test_task_without_metrics_or_evaluation_data_runs(launcher: Launcher) -> None:
@@ -69,3 +84,36 @@ def test_worker_processes_do_not_change_the_weights(launcher: Launcher, tmp_path
         for n in (0, 1)
     ]
     assert files[0] == files[1]
+
+
+def test_metrics_without_names_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = opened("sample_tasks:build_odd_metrics", global_batch=10)
+    monkeypatch.setattr(run.task, "metrics", lambda *_: {})
+    run.evaluate()
+    assert run.metrics == {}
+
+
+def test_evaluation_leaves_each_module_in_its_own_mode() -> None:
+    run = opened(global_batch=10, task={"batch_norm": True})
+    model = run.learner.model
+    model.get_submodule("norm").eval()
+    before = {name: module.training for name, module in model.named_modules()}
+    run.evaluate()
+    check_data(run.task, "train_data", run.config, limit=5)
+    assert {name: module.training for name, module in model.named_modules()} == before
+    assert before["norm"] is False
+    assert before["inner"] is True
+
+
+def test_evaluation_that_fails_leaves_each_module_in_its_own_mode() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Dropout())
+    model[1].eval()
+
+    def evaluate_and_fail() -> None:
+        with evaluation_mode(model):
+            assert not any(module.training for module in model.modules())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        evaluate_and_fail()
+    assert [module.training for module in model.modules()] == [True, True, False]

@@ -2,10 +2,18 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_trainer.data.sampler import GlobalSampler, Portion, RankSlice, evaluation_portions
+from ddp_trainer.data.sampler import (
+    GlobalSampler,
+    Portion,
+    RankSlice,
+    evaluation_portions,
+    shortest_pass,
+)
+from ddp_trainer.errors import InputError
 
 SIZES = st.integers(1, 60)
 WORLDS = st.integers(1, 7)
@@ -68,12 +76,67 @@ def test_sampler_can_resume_anywhere_with_another_number_of_ranks(
     assert sampler.updates_between(consumed, 2 * size) == updates - before
 
 
+@given(
+    size=SIZES,
+    batches=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    worlds=st.tuples(WORLDS, WORLDS),
+    part=st.floats(0, 1),
+)
+@settings(max_examples=100)
+def test_dropped_samples_count_as_consumed_when_a_run_resumes_anywhere(
+    size: int, batches: tuple[int, int], worlds: tuple[int, int], part: float
+) -> None:
+    # The run resumes with another number of ranks and another global batch.
+    before, after = (
+        GlobalSampler(size, min(size, batch), seed=3, drop_last=True) for batch in batches
+    )
+    updates = before.updates_between(0, size)
+    assert updates == size // before.global_batch
+    done = int(part * 2 * updates)
+    first = portions_of(before, 0, done, worlds[0], 3)
+    position = 0
+    for update in first[0]:
+        assert update[0].update_samples == before.global_batch
+        position = before.after(position, update[0].update_samples)
+    assert position == before.end_after(done)
+    assert before.ends_epoch(position) == (done % updates == 0)
+    epoch, offset = divmod(position, size)
+    left = after.updates_between(position, (epoch + 1) * size)
+    assert left == (size - offset) // after.global_batch
+    second = portions_of(after, position, left, worlds[1], 2)
+    order = after.order(epoch)[offset : offset + left * after.global_batch]
+    assert count_indices(second) == Counter(order)
+    for _ in range(left):
+        position = after.after(position, after.global_batch)
+    assert position % size == 0 or left == 0
+    (following,) = portions_of(after, position, 1, 1, size)[0]
+    start = after.order(after.epoch_of(position))
+    assert following[0].items == start[: after.global_batch]
+
+
+def test_dropping_every_batch_is_an_error() -> None:
+    with pytest.raises(InputError, match="global_batch is 9 and train_data holds 8 samples"):
+        GlobalSampler(8, 9, seed=0, drop_last=True)
+
+
+@given(samples=st.integers(1, 60), world=WORLDS, micro_batch=st.integers(1, 9))
+@settings(max_examples=60)
+def test_shortest_pass_is_that_of_the_portions(samples: int, world: int, micro_batch: int) -> None:
+    portions = [
+        portion
+        for rank in range(world)
+        for portion in RankSlice(rank, world, micro_batch).portions([0] * samples, (0,))
+    ]
+    lengths = [len(portion.items) for portion in portions if portion.weight]
+    assert shortest_pass(samples, world, micro_batch) == min(lengths)
+
+
 def test_order_depends_only_on_seed_and_epoch() -> None:
     sampler = GlobalSampler(20, 4, seed=1)
-    assert sampler.order(0) == GlobalSampler(20, 7, seed=1).order(0)
-    assert sampler.order(0) != sampler.order(1)
-    assert sampler.order(0) != GlobalSampler(20, 4, seed=2).order(0)
-    assert GlobalSampler(5, 4, seed=2, shuffle=False).order(3) == [0, 1, 2, 3, 4]
+    assert sampler.order(0)[:] == GlobalSampler(20, 7, seed=1).order(0)[:]
+    assert sampler.order(0)[:] != sampler.order(1)[:]
+    assert sampler.order(0)[:] != GlobalSampler(20, 4, seed=2).order(0)[:]
+    assert list(GlobalSampler(5, 4, seed=2, shuffle=False).order(3)[:]) == [0, 1, 2, 3, 4]
 
 
 def test_each_portion_has_its_own_seed() -> None:

@@ -35,3 +35,21 @@ def test_clear_sets_all_sums_to_zero() -> None:
     assert totals.read().tolist() == totals.read().tolist() == [258.0, 129.0, 1.0]
     totals.clear()
     assert totals.read().tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("bad", [0, 63, 64, 100])
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_loss_of_a_skipped_update_that_is_not_finite_is_left_out(bad: int, loss: float) -> None:
+    totals = LossTotals(torch.device("cpu"))
+    for update in range(129):
+        for _ in range(2):
+            totals.add_loss(torch.tensor(loss if update == bad else 2.0), torch.tensor(1.0))
+        totals.add_update(torch.tensor(float(update == bad)))
+    assert totals.read().tolist() == totals.read().tolist() == [512.0, 256.0, 1.0]
+
+
+def test_loss_that_is_not_finite_is_reported_if_the_gradients_were_finite() -> None:
+    totals = LossTotals(torch.device("cpu"))
+    totals.add_loss(torch.tensor(float("inf")), torch.tensor(1.0))
+    totals.add_update(torch.tensor(0.0))
+    assert totals.read().tolist() == [float("inf"), 1.0, 0.0]

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 
 from ddp_trainer.observe.phases import PhaseTimer
 from ddp_trainer.observe.trace import REQUEST, Trace
+from ddp_wire.activity import Activity
 from tests.trainer.rank_processes import Launcher
 
 TASK = ["--task=sample_tasks:build", "--global_batch=6", "--epochs=100000"]
@@ -38,8 +38,7 @@ def test_running_run_writes_the_requested_profile(launcher: Launcher, tmp_path: 
 
 def test_trace_records_nothing_without_a_request(tmp_path: Path) -> None:
     trace = Trace(tmp_path)
-    assert isinstance(trace.range("forward"), nullcontext)
-    assert trace.range("forward") is trace.range("backward")
+    trace.enter(Activity.FORWARD)
     assert trace.after_update(3) is None
     assert trace.end(3) is None
     assert list(tmp_path.iterdir()) == []
@@ -51,14 +50,16 @@ def test_profile_starts_at_the_requested_update_and_ends_with_the_run(tmp_path: 
     trace.poll_request(pytest.fail)
     for step in (3, 4):
         trace.after_update(step)
-        assert isinstance(trace.range("forward"), nullcontext)
+        trace.enter(Activity.BACKWARD)
     trace.after_update(5)
-    with trace.range("forward"):
-        pass
+    trace.enter(Activity.FORWARD)
     assert trace.after_update(6) is None
     path = trace.end(7)
+    assert path is not None
     assert path == tmp_path / "profiles" / "steps-00000005-00000007.pt.trace.json"
-    assert path.is_file()
+    names = {event.get("name") for event in json.loads(path.read_text())["traceEvents"]}
+    assert "forward" in names
+    assert "backward" not in names
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"steps": 0}', '{"steps": 1000}', '{"from": "x"}'])
@@ -92,14 +93,12 @@ def test_only_the_update_before_a_progress_line_is_timed(
     monkeypatch.setattr("time.perf_counter", itertools.count().__next__)
     phases = PhaseTimer(torch.device("cpu"), 3, step=4)
     trace = Trace(None, phases)
+    trace.enter(Activity.FORWARD)
     assert trace.seconds() == {}
-    assert trace.range("forward") is trace.range("backward")
     trace.after_update(5)
-    for name in ("forward", "backward", "forward"):
-        with trace.range(name):
-            pass
+    for activity in (Activity.FORWARD, Activity.BACKWARD, Activity.FORWARD, Activity.EXCHANGE):
+        trace.enter(activity)
     assert trace.seconds() == {"forward": 2.0, "backward": 1.0}
     trace.after_update(6)
-    with trace.range("forward"):
-        pass
+    trace.enter(Activity.FORWARD)
     assert trace.seconds() == {"forward": 2.0, "backward": 1.0}

@@ -8,8 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from ddp_trainer.parallel.compression import communication_share
+from ddp_trainer.parallel.error_feedback import ErrorFeedback
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import SGD
 
@@ -45,6 +47,54 @@ def test_compressed_training_stays_close_to_plain_training(
         )
         assert gang.wait() == [0, 0], gang.err(0)
     assert least <= difference(tmp_path / "plain", tmp_path / "compressed") <= most
+
+
+def test_powersgd_updates_are_as_large_as_plain_ones_in_a_short_batch_and_after_a_skipped_one(
+    launcher: Launcher,
+) -> None:
+    # 514 samples: the last update of an epoch has 2 samples, all others have 64. Samples count 1
+    # to 4 times. The loss of sample 17 is NaN, so one update of each epoch is skipped.
+    plain = SGD | {
+        "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.0, "nesterov": False},
+        "global_batch": 64,
+        "epochs": 2,
+        "task": {"samples": 514, "uneven": True, "nan_sample": 17},
+    }
+    compression = {"compression": {"name": "powersgd", "start_step": 2}}
+    gangs = [
+        launcher.call("probes:measure_updates", config, world=2)
+        for config in (plain, plain | {"parallel": compression})
+    ]
+    sizes = []
+    for gang in gangs:
+        assert gang.wait() == [0, 0], gang.err(0)
+        (probe,) = gang.events("probe")
+        sizes.append(probe["sizes"])
+    assert sizes[0].count(0.0) == 2
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.1)
+    assert sizes[1] != sizes[0]
+
+
+def test_error_feedback_neither_loses_nor_repeats_anything() -> None:
+    power = powerSGD_hook.PowerSGDState(process_group=None)
+    feedback = ErrorFeedback(power, torch.device("cpu"), count_scale=0.5)
+    generator = torch.Generator().manual_seed(0)
+    applied, true = torch.zeros(5), torch.zeros(5)
+    counts = [(8, 20.0), (8, 17.0), (2, 9.0), (8, 25.0), (1, 1.0), (3, 0.0), (8, 23.0)]
+    for update, (samples, count) in enumerate(counts):
+        gradient = torch.randn(5, generator=generator) * count
+        loss_scale = 2.0**update
+        skipped = update == 3
+        feedback.begin(samples, lambda value, scale=loss_scale: value * scale)  # type: ignore[misc]
+        sent = gradient * 0.5 * loss_scale + power.error_dict.get(0, torch.zeros(5))
+        received = sent * torch.tensor([1.0, 0.5, 0.0, 1.0, 0.0])
+        power.error_dict[0] = sent * float("nan") if skipped else sent - received
+        feedback.finish(torch.tensor([0.5 * count]), torch.tensor(float(skipped)))
+        if count and not skipped:
+            true += gradient / count
+            applied += received / (0.5 * count * loss_scale)
+    assert (applied + power.error_dict[0]).allclose(true, atol=1e-5)
+    assert not applied.allclose(true, atol=1e-2)
 
 
 def test_adaptive_compression_starts_when_the_measured_share_is_reached(

@@ -135,6 +135,26 @@ def test_adamw_in_parts_learns_as_ever(launcher: Launcher, tmp_path: Path) -> No
     assert losses[2] == pytest.approx(losses[0], rel=1e-3)
 
 
+def test_fsdp2_continues_from_the_weights_after_evaluating_their_average(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {
+        "global_batch": 8,
+        "max_steps": 6,
+        "eval_every_steps": 2,
+        "ema": {"decay": 0.9},
+    }
+    config = SGD | settings | {"parallel": {"strategy": "fsdp2"}}
+    gang = launcher.train(
+        TASK, f"--config={json.dumps(config)}", world=2, DDP_CHECKPOINT_DIR=str(tmp_path)
+    )
+    alone = trained(**settings)
+    assert gang.wait() == [0, 0], gang.err(0)
+    found = load_file(max(tmp_path.glob("step-*")) / FILES[0])
+    for name, weight in alone.learner.model.state_dict().items():
+        assert weight.allclose(found[name], atol=1e-6, rtol=0), name
+
+
 def test_owners_are_balanced_and_the_same_everywhere() -> None:
     assert owners([10, 1, 9, 1, 1], 2) == [0, 1, 1, 0, 1]
     assert owners([5], 4) == [0]

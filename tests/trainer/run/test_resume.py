@@ -1,13 +1,20 @@
 """Tests of resuming: a killed and restarted run ends like an uninterrupted one."""
 
+import importlib
 import json
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from ddp_trainer.errors import InputError
+from ddp_trainer.run.state import gather, restore
 from tests.trainer.rank_processes import Launcher
+from tests.trainer.runs import opened, trained
 
 TASK = "--task=sample_tasks:build"
 NOISY = {"samples": 37, "dropout": 0.3, "noise": 0.1}
@@ -96,6 +103,7 @@ def test_complete_run_reports_the_same_result_again(launcher: Launcher, tmp_path
     ("change", "sentence"),
     [
         ("--seed=1", "seed must stay 0"),
+        ("--optimizer.name=sgd", "written with the optimizer AdamW, now it is SGD;"),
         ("--task.samples=60", "written with 50 training samples, now there are 60"),
         ("--task.batch_norm=true", '"norm.bias" is not in the checkpoint'),
     ],
@@ -110,3 +118,26 @@ def test_change_that_invalidates_the_checkpoint_is_an_error(
     assert gang.wait() == [2]
     assert sentence in gang.err(0)
     assert len(gang.err(0).splitlines()) == 1
+
+
+def test_task_that_changes_its_optimizer_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"optimizer": {}, "checkpoint": {"directory": str(tmp_path)}}
+    trained("sample_tasks:build_own", max_steps=1, **settings).save()
+    task = importlib.import_module("sample_tasks").OwnTask
+    monkeypatch.setattr(task, "optimizer", lambda _, params: torch.optim.Adagrad(params))
+    with pytest.raises(InputError, match="with the optimizer SGD, now it is Adagrad"):
+        opened("sample_tasks:build_own", **settings)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_state_of_an_older_release_names_its_optimizer_in_the_config(name: str) -> None:
+    run = opened()  # It uses sgd.
+    saved = gather(run.learner, run.task)
+    assert saved
+    config = {"optimizer": {"name": name}}
+    saved.state = {"config": config, "scaler": {}, "world_size": 1}
+    refused = pytest.raises(InputError, match="with the optimizer adamw, now it is SGD")
+    with refused if name == "adamw" else nullcontext():
+        restore(run.learner, run.task, saved)

@@ -153,9 +153,9 @@ def test_parts_of_the_loss_cost_no_host_sync() -> None:
 
 def test_names_of_parts_must_stay_the_same() -> None:
     parts, one = LossParts(CPU), torch.tensor(1.0)
-    parts.add({"b": one, "a": one})
+    parts.add({"b": one, "a": one}, one)
     with pytest.raises(InputError) as error:
-        parts.add({"a": one, "c": one})
+        parts.add({"a": one, "c": one}, one)
     assert str(error.value) == (
         "task: the parts of the loss must have the same names for every batch, first ['a', 'b'],"
         " now ['a', 'c']"
@@ -166,9 +166,18 @@ def test_report_clears_the_sums() -> None:
     parts = LossParts(CPU)
     assert parts.read().tolist() == [0.0] * PLACES
     for _ in range(2):
-        parts.add({"b": torch.tensor(6.0), "a": torch.tensor(2.0)})
+        parts.add({"b": torch.tensor(6.0), "a": torch.tensor(2.0)}, torch.tensor(8.0))
+        parts.add_update(torch.tensor(0.0))
     assert parts.means(parts.read().tolist(), 4.0, 1) == {"a": 1.0, "b": 3.0}
     assert parts.means(parts.read().tolist(), 4.0, 1) == {"a": 0.0, "b": 0.0}
+
+
+def test_parts_of_a_skipped_loss_are_left_out() -> None:
+    parts, nan = LossParts(CPU), torch.tensor(float("nan"))
+    for loss, nonfinite in ((torch.tensor(2.0), 0.0), (nan, 1.0), (torch.tensor(2.0), 1.0)):
+        parts.add({"a": loss}, loss)
+        parts.add_update(torch.tensor(nonfinite))
+    assert parts.means(parts.read().tolist(), 2.0, 1) == {"a": 2.0}
 
 
 @pytest.mark.parametrize(

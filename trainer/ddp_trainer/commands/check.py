@@ -36,7 +36,7 @@ def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
         "--world-size",
         type=int,
         default=1,
-        help="number of ranks that must divide the global batch; default: 1",
+        help="number of ranks that will train; default: 1",
     )
     parser.set_defaults(run=run)
 
@@ -64,11 +64,12 @@ def run(
     from ddp_trainer.data.loader import make_sampler  # noqa: PLC0415
     from ddp_trainer.observe.events import EventLog  # noqa: PLC0415
     from ddp_trainer.run.building import build_task  # noqa: PLC0415
-    from ddp_trainer.tools.check import check_data  # noqa: PLC0415
+    from ddp_trainer.tools.check import check_batch_norm, check_data  # noqa: PLC0415
 
     events = EventLog(Ranks(), 0)
     task, config = build_task(path, config, Ranks(), torch.device("cpu"))
     make_sampler(task, config)
+    check_batch_norm(task, config, options.world_size)
     for name in ("train_data", "eval_data"):
         data = getattr(task, name)
         if data is not None:

@@ -25,6 +25,8 @@ class DataConfig(Section):
 
     shuffle: bool = True
     """Whether to shuffle the training data in every epoch."""
+    drop_last: bool = False
+    """Whether to leave out the last batch of each epoch if it is smaller than global_batch."""
     workers: NonNegativeInt | Literal["auto"] | None = "auto"
     """Worker processes per rank that load batches. 0 loads them in the rank's own process, null
     derives the number from the container's CPU quota. auto does so on CUDA if a batch takes long to

@@ -1,14 +1,16 @@
 """Exact evaluation: no padding, sums and counts over all ranks, one reduction at the end."""
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import nn
 
 from ddp_trainer.data.prefetch import on_device
 from ddp_trainer.data.sampler import MicroBatch
-from ddp_trainer.ranks.collectives import sum_over_ranks
+from ddp_trainer.errors import InputError
+from ddp_trainer.ranks.collectives import broadcast_json, by_rank, sum_over_ranks
+from ddp_trainer.seeds import derive_seed
 from ddp_trainer.task import HasMetrics, Task, Weighted
 
 
@@ -34,11 +36,12 @@ def evaluate(
 
     Returns:
         The metrics by name, equal on all ranks.
+
+    Raises:
+        InputError: On every rank, if the names of the metrics differ between ranks.
     """
     totals: dict[str, torch.Tensor] = {}
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), evaluation_mode(model):
         for micro_batch in on_device(micro_batches, device):
             with autocast():
                 metrics = _metrics(task, model, micro_batch)
@@ -46,11 +49,31 @@ def evaluate(
                 pair = torch.stack((weighted.sum.detach(), weighted.count_tensor())).double()
                 totals[name] = totals.get(name, 0.0) + micro_batch.weight * pair
             refresh_heartbeat()
-    model.train(was_training)
     names = sorted(totals)
+    _compare_names(names, device)
+    if not names:
+        return {}
     table = sum_over_ranks(torch.stack([totals[name] for name in names]))
     pairs = zip(names, table.tolist(), strict=True)
     return {name: s / c if c else float("nan") for name, (s, c) in pairs}
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode inside the context; restore each module's mode afterwards.
+
+    A task may train with parts of its model in evaluation mode, for example a frozen backbone.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        # A module may override train(), for example to undo what its eval() did to its weights.
+        model.train(was_training)
+        for module, mode in modes:
+            module.training = mode
 
 
 def _metrics(task: Task, model: nn.Module, micro_batch: MicroBatch) -> Mapping[str, Weighted]:
@@ -59,3 +82,20 @@ def _metrics(task: Task, model: nn.Module, micro_batch: MicroBatch) -> Mapping[s
     loss = task.loss(model, micro_batch.batch)
     parts = {name: Weighted(part, loss.count) for name, part in loss.parts.items()}
     return {**parts, "loss": loss}
+
+
+def _compare_names(names: list[str], device: torch.device) -> None:
+    """Refuse names that differ between ranks, because the sums are reduced by position."""
+    hashes = by_rank(derive_seed(*names), device)
+    odd = next((rank for rank, value in enumerate(hashes) if value != hashes[0]), None)
+    if odd is None:
+        return
+    first, other = (broadcast_json(names, device, rank) for rank in (0, odd))
+    raise InputError(
+        f"task: metrics must return the same names on every rank, but rank {odd} returned"
+        f" {_listed(other)} and rank 0 {_listed(first)}"
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names) or "none"

@@ -1,7 +1,7 @@
 """Loaders: they turn portions into micro-batches, in this process or in worker processes."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ddp_trainer.config import DataConfig, RunConfig
 from ddp_trainer.data.budget import CpuBudget
+from ddp_trainer.data.order import ORDER_VERSION
 from ddp_trainer.data.sampler import (
     GlobalSampler,
     MicroBatch,
@@ -51,16 +52,31 @@ class InProcessLoader:
         return map(self.dataset.__getitem__, self.portions)
 
 
-def make_sampler(task: Task, config: RunConfig) -> Sampler:
+def make_sampler(task: Task, config: RunConfig, state: Mapping[str, Any] | None = None) -> Sampler:
     """Create the sampler for the task's training data.
 
+    Args:
+        task: Provides the data.
+        config: The resolved config.
+        state: State of the checkpoint from which the run resumes, if any.
+
     Raises:
-        InputError: If the data have no length, and the number of updates is missing.
+        InputError: If the settings do not fit data without a length, or the size of the data.
     """
     data = task.train_data
     if is_indexed(data):
-        shuffle = config.data.shuffle
-        return GlobalSampler(len(data), config.global_batch, config.seed, shuffle=shuffle)
+        # Checkpoints of older releases do not state a version.
+        order_version = ORDER_VERSION if state is None else state.get("order_version", 1)
+        return GlobalSampler(
+            len(data),
+            config.global_batch,
+            config.seed,
+            shuffle=config.data.shuffle,
+            drop_last=config.data.drop_last,
+            order_version=order_version,
+        )
+    if config.data.drop_last:
+        raise InputError('config: "data.drop_last" has no effect, because train_data has no length')
     if config.max_steps is None:
         raise InputError('config: "max_steps" must be stated, because train_data has no length')
     if config.epochs is not None:

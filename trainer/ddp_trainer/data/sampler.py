@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import torch
-
+from ddp_trainer.data.order import ORDER_VERSION, ComputedOrder, ListedOrder, order_of
+from ddp_trainer.errors import InputError
 from ddp_trainer.seeds import derive_seed
 
 T = TypeVar("T")
+Order = range | ListedOrder | ComputedOrder
 
 
 class Portion(NamedTuple, Generic[T]):
@@ -37,6 +38,12 @@ class GlobalSampler:
     Every sample occurs once per epoch. The last batch of an epoch holds the remaining samples. They
     are dealt out one by one, so the shares of ranks differ by at most one sample. All ranks make
     the same number of updates.
+
+    With `drop_last` no update uses the last batch of an epoch if it is incomplete. Positions count
+    its samples as consumed. So a position means the same with any batch and either setting.
+
+    Raises:
+        InputError: If an epoch would have no updates.
     """
 
     size: int
@@ -44,14 +51,22 @@ class GlobalSampler:
     global_batch: int
     seed: int
     shuffle: bool = True
+    drop_last: bool = False
+    order_version: int = ORDER_VERSION
+    """Version of the orders. A run keeps the version with which it began."""
 
-    def order(self, epoch: int) -> list[int]:
-        """Return all indices in the order of one epoch."""
+    def __post_init__(self) -> None:
+        if self.drop_last and self.size < self.global_batch:
+            raise InputError(
+                f"config: data.drop_last requires at least one whole batch per epoch, but"
+                f" global_batch is {self.global_batch} and train_data holds {self.size} samples"
+            )
+
+    def order(self, epoch: int) -> Order:
+        """Return the order of one epoch. A slice of it is a list of indices."""
         if not self.shuffle:
-            return list(range(self.size))
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", epoch))
-        order: list[int] = torch.randperm(self.size, generator=generator).tolist()
-        return order
+            return range(self.size)
+        return order_of(self.size, derive_seed(self.seed, "order", epoch), self.order_version)
 
     def epoch_of(self, samples: int) -> int:
         """Return the epoch of the newest sample, counted from 1; 0 before the first sample."""
@@ -61,17 +76,26 @@ class GlobalSampler:
         """Return whether a position is the end of an epoch."""
         return samples % self.size == 0
 
+    def after(self, start: int, samples: int) -> int:
+        """Return the position after an update.
+
+        Args:
+            start: Position before the update.
+            samples: Samples of the update.
+        """
+        return self._skip_dropped(self._skip_dropped(start) + samples)
+
     def updates_between(self, start: int, end: int) -> int:
-        """Return the updates between two positions, both in global samples consumed."""
+        """Return the updates that lead from one position to another, or just beyond it."""
         (first, offset), (last, rest) = divmod(start, self.size), divmod(end, self.size)
         if first == last:
-            return self._batches(rest - offset)
-        whole = (last - first - 1) * self._batches(self.size)
-        return self._batches(self.size - offset) + whole + self._batches(rest)
+            return self._batches(offset, rest)
+        whole = (last - first - 1) * self._batches(0, self.size)
+        return self._batches(offset, self.size) + whole + self._batches(0, rest)
 
     def end_after(self, updates: int) -> int:
         """Return the position after this number of updates from the beginning."""
-        epochs, batches = divmod(updates, self._batches(self.size))
+        epochs, batches = divmod(updates, self._batches(0, self.size))
         return epochs * self.size + batches * self.global_batch
 
     def portions(self, start: int, updates: int, rank_slice: "RankSlice") -> Iterator[Portion[int]]:
@@ -85,15 +109,24 @@ class GlobalSampler:
         epoch, offset = divmod(start, self.size)
         while updates > 0:
             order = self.order(epoch)
-            begins = range(offset, self.size, self.global_batch)[:updates]
+            end = self.size - self.global_batch + 1 if self.drop_last else self.size
+            begins = range(offset, end, self.global_batch)[:updates]
             for begin in begins:
-                batch = order[begin : begin + self.global_batch]
+                batch = list(order[begin : begin + self.global_batch])
                 seed = (self.seed, "samples", epoch, begin, rank_slice.rank)
                 yield from rank_slice.portions(batch, seed)
             epoch, offset, updates = epoch + 1, 0, updates - len(begins)
 
-    def _batches(self, samples: int) -> int:
-        return -(-samples // self.global_batch)
+    def _batches(self, offset: int, end: int) -> int:
+        """Return the updates between two offsets in an epoch."""
+        batches = -(-(end - offset) // self.global_batch)
+        complete = (self.size - offset) // self.global_batch
+        return min(batches, complete) if self.drop_last else batches
+
+    def _skip_dropped(self, position: int) -> int:
+        """Return the end of the epoch if the rest of it is dropped, else the position itself."""
+        left = self.size - position % self.size
+        return position + left if self.drop_last and left < self.global_batch else position
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +156,18 @@ class RankSlice:
             if not items:
                 items, weight = batch[:1], 0.0
             yield Portion(items, weight, len(batch), end >= longest, derive_seed(*seed, begin))
+
+
+def shortest_pass(samples: int, world_size: int, micro_batch: int) -> int:
+    """Return the fewest samples in a forward pass of one update, without placeholders.
+
+    Args:
+        samples: Samples of the update, over all ranks.
+        world_size: Number of ranks.
+        micro_batch: Most samples in one forward pass of a rank.
+    """
+    shares = {samples // world_size, -(-samples // world_size)} - {0}
+    return min((share - 1) % micro_batch + 1 for share in shares)
 
 
 def evaluation_portions(size: int, rank_slice: RankSlice) -> list[Portion[int]]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from ddp_trainer.data.order import ORDER_VERSION
 from ddp_trainer.data.sampler import MicroBatch, Portion, RankSlice
 from ddp_trainer.errors import InputError
 from ddp_trainer.seeds import derive_seed, seed_all
@@ -27,6 +28,8 @@ class StreamSampler:
     seed: int
     size: None = None
     """Samples in the data set: unknown."""
+    order_version: int = ORDER_VERSION
+    """Not used: the stream itself defines the order."""
 
     def epoch_of(self, samples: int) -> None:  # noqa: ARG002 - same signature as GlobalSampler
         """Return None, because only a reader of the stream sees the end of a pass."""
@@ -35,6 +38,10 @@ class StreamSampler:
     def ends_epoch(self, samples: int) -> bool:  # noqa: ARG002
         """Return False, because the end of a pass is unknown."""
         return False
+
+    def after(self, start: int, samples: int) -> int:
+        """Return the position after an update of this number of samples."""
+        return start + samples
 
     def portions(
         self, data: Iterable[Any], start: int, updates: int, rank_slice: RankSlice

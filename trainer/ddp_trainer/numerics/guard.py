@@ -62,8 +62,7 @@ class Guard:
         inverse = count.clamp_min(_TINY).reciprocal_()
         self.nonfinite.zero_()
         parts = self._strategy.local_parts(gradients)
-        for dtype in {part.dtype for part in parts}:
-            alike = [part for part in parts if part.dtype == dtype]
+        for alike in _by_dtype(parts):
             torch._amp_foreach_non_finite_check_and_unscale_(alike, self.nonfinite, inverse)
         self._strategy.any(self.nonfinite)
 
@@ -82,6 +81,14 @@ class Guard:
             self._optimizer.step()
         elif not (self.protects and self.nonfinite.item()):
             self._optimizer.step()
+
+
+def _by_dtype(tensors: list[Tensor]) -> list[list[Tensor]]:
+    """Return groups of tensors for kernels that take one data type at a time."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) == 1:
+        return [tensors]
+    return [[tensor for tensor in tensors if tensor.dtype == dtype] for dtype in dtypes]
 
 
 class NonFiniteTracker:

@@ -24,12 +24,15 @@ class LossParts:
         self._device = device
         self._names: list[str] = []
         self._values: Tensor | None = None
+        self._update = torch.zeros(0)
+        """Sums of the update so far, and of its loss."""
 
-    def add(self, parts: Mapping[str, Tensor]) -> None:
+    def add(self, parts: Mapping[str, Tensor], total: Tensor) -> None:
         """Add the parts of one micro-batch, without a host sync.
 
         Args:
             parts: Scalars without gradients, by name.
+            total: Scalar, the loss sum, without a gradient.
 
         Raises:
             InputError: If the names differ from those of the first micro-batch.
@@ -37,13 +40,27 @@ class LossParts:
         if self._values is None:
             self._names = sorted(parts)
             self._values = torch.zeros(len(parts), dtype=torch.float64, device=self._device)
+            self._update = self._values.new_zeros(len(parts) + 1)
         if len(parts) != len(self._names) or any(name not in parts for name in self._names):
             raise InputError(
                 f"task: the parts of the loss must have the same names for every batch, first"
                 f" {self._names}, now {sorted(parts)}"
             )
         if parts:
-            self._values += torch.stack([parts[name] for name in self._names])
+            self._update += torch.stack([*(parts[name] for name in self._names), total])
+
+    def add_update(self, nonfinite: Tensor) -> None:
+        """Add one update, right after its micro-batches, unless its loss is left out.
+
+        `LossTotals` leaves out the loss of an update if neither it nor the gradients were finite.
+
+        Args:
+            nonfinite: Scalar, 1 if its gradients were not finite, else 0.
+        """
+        if self._values is not None and self._names:
+            left_out = (nonfinite > 0) & ~self._update[-1].isfinite()
+            self._values += self._update[:-1].masked_fill(left_out, 0.0)
+            self._update.zero_()
 
     def read(self) -> Tensor:
         """Return shape (`PLACES`,), fp64, on the device: the sums, then the checksum."""

@@ -6,8 +6,7 @@ the host waits for the device in any case.
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,7 +25,8 @@ class PhaseTimer:
         """
         self._on_gpu = device.type == "cuda"
         self._every_steps = every_steps
-        self._spans: list[tuple[str, Any, Any]] = []
+        self._starts: list[tuple[str, Any]] = []
+        """Name and start of each phase, in order. A phase ends when the next one starts."""
         self.measured = False
         """Whether the current update is measured."""
         self.after_update(step)
@@ -39,21 +39,19 @@ class PhaseTimer:
         """
         self.measured = (step + 1) % self._every_steps == 0
         if self.measured:
-            self._spans = []
+            self._starts = []
 
-    @contextmanager
-    def range(self, name: str) -> Iterator[None]:
-        """Measure the context as part of the named phase. A phase may have several parts."""
-        start = self._mark()
-        try:
-            yield
-        finally:
-            self._spans.append((name, start, self._mark()))
+    def enter(self, name: str) -> None:
+        """Start the named phase, and end the one before it. A phase may have several parts."""
+        self._starts.append((name, self._mark()))
 
     def read(self) -> dict[str, float]:
-        """Return seconds by phase, after waiting for the device; empty before any measurement."""
+        """Return seconds by phase, after waiting for the device; empty before any measurement.
+
+        The phase under way is left out.
+        """
         seconds = defaultdict[str, float](float)
-        for name, start, end in self._spans:
+        for (name, start), (_, end) in pairwise(self._starts):
             seconds[name] += self._between(start, end)
         return dict(seconds)
 

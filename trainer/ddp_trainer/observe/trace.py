@@ -1,14 +1,14 @@
 """Profiles of a running run, requested by a file in its directory.
 
 Only global rank 0 polls for the file, at the exchanges between ranks, and profiles only its own
-process. So the ranks need no agreement. Without a profile a range costs two comparisons.
+process. So the ranks need no agreement.
 """
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -27,12 +27,13 @@ MOST_STEPS = 100
 """Most updates in one profile. A larger trace file is too large for its viewers."""
 
 T = TypeVar("T")
-_NO_RANGE = nullcontext()
-_ACTIVITIES = {one.name.lower(): one for one in Activity}
 
 
 class Trace:
-    """Named ranges of the loop, for the profiler, for NVTX and for the phase times."""
+    """Activities of the loop, as ranges for the profiler, for NVTX and for the phase times.
+
+    The loop enters one activity after the other, and each ends when the next one starts.
+    """
 
     def __init__(
         self,
@@ -44,49 +45,44 @@ class Trace:
 
         Args:
             directory: The run's directory on global rank 0, else None. None disables profiles.
-            phases: Timer for the durations of ranges, if wanted.
-            entered: Called at the start of each range, one after the other.
+            phases: Timer for the durations of activities, if wanted.
+            entered: Called with each activity that starts, one after the other.
         """
         self._entered = entered
         self._directory = directory
         self._phases = phases
         self._requested: tuple[int, int] | None = None
         self._profile: profile | None = None
+        self._ranges = ExitStack()
+        """Ranges of the profile that are open."""
         self._first_step = 0
 
-    def range(self, name: str) -> AbstractContextManager[Any]:
-        """Enter a named part of the loop.
-
-        Return its context, for the profile, for the phase times and for NVTX on CUDA.
-        """
+    def enter(self, activity: Activity) -> None:
+        """Start an activity, and end the one before it."""
         for call in self._entered:
-            call(_ACTIVITIES[name])
-        phases = self._phases if self._phases and self._phases.measured else None
-        if self._profile is None and phases is None:
-            return _NO_RANGE
-        stack = ExitStack()
-        if phases:
-            stack.enter_context(phases.range(name))
-        if self._profile:
-            stack.enter_context(record_function(name))
-            if torch.cuda.is_available():
-                stack.enter_context(torch.cuda.nvtx.range(name))
-        return stack
+            call(activity)
+        if self._phases is not None and self._phases.measured:
+            self._phases.enter(activity.name.lower())
+        if self._profile is not None:
+            self._open_ranges(activity.name.lower())
+
+    def _open_ranges(self, name: str) -> None:
+        """Open the ranges of an activity in the profile, and close those of the one before it."""
+        self._ranges.close()
+        self._ranges.enter_context(record_function(name))
+        if torch.cuda.is_available():
+            self._ranges.enter_context(torch.cuda.nvtx.range(name))
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of each range in the newest measured update, by name."""
+        """Return the seconds of each activity in the newest measured update, by name."""
         return self._phases.read() if self._phases else {}
 
-    def ranges(self, name: str, items: Iterable[T]) -> Iterator[T]:
-        """Yield the same items. The time until each item arrives is a range."""
-        iterator = iter(items)
-        while True:
-            with self.range(name):
-                try:
-                    item = next(iterator)
-                except StopIteration:
-                    return
+    def waits(self, activity: Activity, items: Iterable[T]) -> Iterator[T]:
+        """Yield the same items. The time until each item arrives belongs to the activity."""
+        self.enter(activity)
+        for item in items:
             yield item
+            self.enter(activity)
 
     def poll_request(self, warn: Callable[[str], None]) -> None:
         """Check for a request file. Call it at each exchange between ranks.
@@ -144,6 +140,7 @@ class Trace:
         running, self._profile, self._requested = self._profile, None, None
         if running is None or self._directory is None:
             return None
+        self._ranges.close()
         running.stop()
         path = self._directory / FOLDER / f"steps-{self._first_step:08d}-{step:08d}{SUFFIX}"
         path.parent.mkdir(exist_ok=True)

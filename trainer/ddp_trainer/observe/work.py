@@ -24,7 +24,10 @@ class WorkMeter:
         self._activity: Activity = Activity.STARTING
         self._since = clock()
         self._data = self._forward = 0.0
-        self._updates: list[RankSeconds] = []
+        self._data_seconds: list[float] = []
+        """Seconds of each update since the last reading until its batches were there."""
+        self._forward_seconds: list[float] = []
+        """Seconds of the forward passes of the same updates."""
 
     def enter(self, activity: Activity) -> None:
         """Record the start of an activity."""
@@ -37,15 +40,17 @@ class WorkMeter:
 
     def update(self) -> None:
         """Record the end of an update."""
-        self._updates.append(RankSeconds(0.0, self._data, self._forward))
+        self._data_seconds.append(self._data)
+        self._forward_seconds.append(self._forward)
         self._data = self._forward = 0.0
 
     def read(self) -> RankSeconds:
         """Return a typical update since the last reading, or `NOT_MEASURED` after too few."""
-        if len(self._updates) < WINDOW_UPDATES:
+        updates = len(self._data_seconds)
+        if updates < WINDOW_UPDATES:
             return NOT_MEASURED
-        found, self._updates = self._updates, []
-        index = int(_QUANTILE * len(found))
-        data = sorted(one.data for one in found)[index]
-        forward = sorted(one.forward for one in found)[index]
+        index = int(_QUANTILE * updates)
+        data, forward = sorted(self._data_seconds)[index], sorted(self._forward_seconds)[index]
+        self._data_seconds.clear()
+        self._forward_seconds.clear()
         return RankSeconds(0.0, data, forward)

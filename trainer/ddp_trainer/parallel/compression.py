@@ -4,6 +4,8 @@ One hook is registered for the whole run and decides at each update. So compress
 or when the measured share of communication is large enough.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -13,19 +15,26 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_trainer.config import CompressionConfig
 from ddp_trainer.errors import InputError
 from ddp_trainer.parallel.ddp_times import mean_times
+from ddp_trainer.parallel.error_feedback import ErrorFeedback
 from ddp_trainer.seeds import derive_seed
 
 POWERSGD_EPSILON = 1e-8
 """Term that keeps columns without a gradient finite when PowerSGD normalises them."""
 _POWERSGD_BEGIN = 2
 """Smallest value that torch accepts; `Compression` itself decides when compression begins."""
+_RESIDUE = "residue"
+"""First part of the name of a residue in a checkpoint."""
 
 
 class Compression:
     """A communication hook on a DDP module, and the decision when it compresses."""
 
     def __init__(
-        self, wrapped: DistributedDataParallel, config: CompressionConfig, seed: int
+        self,
+        wrapped: DistributedDataParallel,
+        config: CompressionConfig,
+        seed: int,
+        count_scale: float,
     ) -> None:
         """Register the hook.
 
@@ -33,6 +42,7 @@ class Compression:
             wrapped: The DDP module, before its first backward pass.
             config: Method and start.
             seed: Equal on all ranks.
+            count_scale: Reduced count of an update divided by the count of all ranks.
 
         Raises:
             InputError: If the collectives of the device do not support the type.
@@ -54,11 +64,31 @@ class Compression:
             random_seed=derive_seed(seed, "powersgd") % 2**32,
         )
         self._power.iter = _POWERSGD_BEGIN
+        self._feedback = ErrorFeedback(self._power, device, count_scale)
         wrapped.register_comm_hook(self, _hook)
 
-    def begin(self, step: int) -> None:
-        """Set the index of the update whose gradients come next."""
+    def begin(self, step: int, samples: int, scale: Callable[[Tensor], Tensor]) -> None:
+        """Prepare for the reduction of an update's gradients.
+
+        Args:
+            step: Index of the update, from 0.
+            samples: Samples of the update, over all ranks.
+            scale: Applied to the differentiated sum but not to the count: an fp16 gradient scaler.
+        """
         self._active = self.switched_on and step >= self._config.start
+        if self._active and self._config.name == "powersgd":
+            self._feedback.begin(samples, scale)
+
+    def finish(self, count: Tensor, nonfinite: Tensor) -> None:
+        """Take over what the compression of the update lost.
+
+        Args:
+            count: Mean of the ranks' loss counts, as reduced.
+            nonfinite: Scalar, 1 if the update is skipped because its gradients were not finite.
+        """
+        if self._active and self._config.name == "powersgd":
+            self._feedback.finish(count, nonfinite)
+        self._active = False
 
     def consider(self, step: int, share: float) -> str | None:
         """Switch compression on for the rest of the run if the share is large enough.
@@ -95,10 +125,11 @@ class Compression:
         return 0.0 if self.switched_on else communication_share(self._wrapped)
 
     def state(self, rank: int) -> dict[str, Tensor]:
-        """Return the state for a checkpoint: this rank's residues, and the shared matrices."""
-        found = {f"error/{rank}/{i}": error for i, error in self._power.error_dict.items()}
+        """Return the state for a checkpoint: this rank's residues, and what all ranks share."""
+        found = {f"{_RESIDUE}/{rank}/{i}": error for i, error in self._power.error_dict.items()}
         found |= {f"p/{index}": tensor for index, tensor in self._power.p_memory_dict.items()}
-        return found | {f"q/{index}": t for index, t in self._power.q_memory_dict.items()}
+        found |= {f"q/{index}": tensor for index, tensor in self._power.q_memory_dict.items()}
+        return found | ({"rate/": self._feedback.rate} if found else {})
 
     def load(self, saved: dict[str, Tensor], rank: int, *, same_world: bool) -> None:
         """Load saved state.
@@ -106,14 +137,17 @@ class Compression:
         Args:
             saved: The merged results of `state` of all ranks.
             rank: Number of this rank.
-            same_world: Whether the world size is the same; residues are dropped otherwise.
+            same_world: Whether the world size is the same; residues are dropped otherwise. So are
+                those of older releases (`error/…`), which were gradients of sums.
         """
         memory = {"p": self._power.p_memory_dict, "q": self._power.q_memory_dict}
         for path, tensor in saved.items():
             kind, _, rest = path.partition("/")
-            if kind in memory:
+            if kind == "rate":
+                self._feedback.rate = tensor.to(self._device)
+            elif kind in memory:
                 memory[kind][int(rest)] = tensor.to(self._device)
-            elif same_world and rest.startswith(f"{rank}/"):
+            elif kind == _RESIDUE and same_world and rest.startswith(f"{rank}/"):
                 index = int(rest.partition("/")[2])
                 self._power.error_dict[index] = tensor.to(self._device)
 

@@ -65,6 +65,12 @@ class FullySharded(Strategy):
         """Reduce the flag, because each rank sees only its part of the gradients."""
         dist.all_reduce(flag, dist.ReduceOp.MAX)
 
+    def free_gathered(self, model: nn.Module) -> None:
+        """Free the root's weights, which torch keeps gathered for a backward pass."""
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the outermost modules that are listed with others of their class.

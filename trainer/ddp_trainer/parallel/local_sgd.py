@@ -38,18 +38,13 @@ class LocalSgd:
         if self._apart and (step + 1 - self._start) % self._period == 0:
             self.average()
 
-    @torch.no_grad()
     def average(self) -> None:
         """Set weights and moments on all ranks to their mean. Every rank must call it."""
-        if not self._apart or not is_joined():
+        if not self._apart:
             return
         weights: list[Tensor] = [param.detach() for param in self._params]
         for tensors in (weights, *self._moments()):
-            flat = torch.cat([tensor.flatten() for tensor in tensors])
-            dist.all_reduce(flat)
-            parts = flat.div_(dist.get_world_size()).split([t.numel() for t in tensors])
-            for tensor, part in zip(tensors, parts, strict=True):
-                tensor.copy_(part.view_as(tensor))
+            average_over_ranks(tensors)
         self._apart = False
 
     def _moments(self) -> list[list[Tensor]]:
@@ -60,3 +55,19 @@ class LocalSgd:
                 if isinstance(value, Tensor) and value.shape == param.shape and value.dim():
                     found.setdefault(name, []).append(value)
         return [found[name] for name in sorted(found)]
+
+
+@torch.no_grad()
+def average_over_ranks(tensors: list[Tensor]) -> None:
+    """Set tensors on all ranks to their mean, in place. Every rank must call it.
+
+    Args:
+        tensors: At least one, of one type and device.
+    """
+    if not is_joined():
+        return
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    dist.all_reduce(flat)
+    parts = flat.div_(dist.get_world_size()).split([t.numel() for t in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view_as(tensor))

@@ -66,6 +66,13 @@ class Strategy:
     def after_update(self) -> None:
         """Make the weights complete on all ranks, right after an update."""
 
+    def free_gathered(self, model: nn.Module) -> None:
+        """Free the weights that a forward pass without a backward pass left gathered.
+
+        Args:
+            model: The bare model.
+        """
+
 
 def choose_strategy(device: torch.device, config: ParallelConfig) -> Strategy:
     """Return the configured strategy, or the default one in a process without a group."""

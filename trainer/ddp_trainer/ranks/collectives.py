@@ -26,6 +26,21 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     return values
 
 
+def by_rank(value: int, device: torch.device) -> list[int]:
+    """Return the value of each rank, in the order of ranks.
+
+    Args:
+        value: This rank's value, of 63 bits.
+        device: The run's device.
+    """
+    if not is_joined():
+        return [value]
+    values = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
+    values[dist.get_rank()] = value
+    found: list[int] = sum_over_ranks(values).tolist()
+    return found
+
+
 def broadcast(values: Tensor, src: int = 0) -> Tensor:
     """Overwrite `values` in place with those of rank `src` and return them."""
     if is_joined():

@@ -219,7 +219,7 @@ def _open_checkpoints(request: RunRequest, built: _Built, device: torch.device) 
 def _data(built: _Built, saved: Snapshot | None, ranks: Ranks, group: _Group) -> _Data:
     """Prepare this rank's data from the position of the checkpoint on."""
     config = built.config
-    sampler = make_sampler(built.task, config)
+    sampler = make_sampler(built.task, config, saved.state if saved else None)
     position = _position(saved, sampler) if saved else Position()
     total_steps = _total_steps(sampler, position, config)
     rank_slice = RankSlice(ranks.rank, ranks.world_size, group.split.micro_batch)

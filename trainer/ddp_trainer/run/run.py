@@ -45,7 +45,7 @@ class Position:
     step: int = 0
     """Updates done."""
     samples: int = 0
-    """Samples consumed, over all ranks."""
+    """Samples consumed, over all ranks. It includes those that data.drop_last left out."""
     seconds: float = 0.0
     """Time of training in seconds, including evaluations and checkpoints."""
 
@@ -110,7 +110,8 @@ class Run:
             samples: Samples that it consumed, over all ranks.
         """
         old = self.position
-        self.position = Position(old.step + 1, old.samples + samples, old.seconds)
+        consumed = self.sampler.after(old.samples, samples)
+        self.position = Position(old.step + 1, consumed, old.seconds)
         self.report.rates.add(samples)
         self.report.times.update()
         self.work.update()
@@ -138,7 +139,7 @@ class Run:
     def exchange_requests(self) -> Decision:
         """Decide together with the other ranks, and report if due. Every rank must call it."""
         first, step, learner = self.ranks.is_first, self.position.step, self.learner
-        self.report.heartbeats.enter(Activity.EXCHANGE)
+        learner.trace.enter(Activity.EXCHANGE)
         due = step % self.config.log.every_steps == 0 or step == self.total_steps
         phase_seconds = learner.trace.seconds() if due else {}
         own = self._own_seconds(phase_seconds)
@@ -199,7 +200,8 @@ class Run:
         if self._weights_broken(required=required):
             return
         self._synchronize_ranks()
-        with self.report.apart("checkpoint"), self.learner.trace.range("checkpoint"):
+        self.learner.trace.enter(Activity.CHECKPOINT)
+        with self.report.apart("checkpoint"):
             start = time.monotonic()
             taken = gather(self.learner, self.task)
             with self._volume_timeout():
@@ -244,7 +246,8 @@ class Run:
         self._synchronize_ranks()
         start = time.monotonic()
         averaged = self.learner.evaluated(averaged=self.config.ema.evaluate)
-        with self.report.apart("evaluation"), averaged, self.learner.trace.range("evaluation"):
+        self.learner.trace.enter(Activity.EVALUATION)
+        with self.report.apart("evaluation"), averaged:
             self.metrics = evaluate(
                 self.task,
                 self.learner.model,
@@ -298,8 +301,7 @@ class Run:
         if self.synchronized_step == self.position.step:
             return
         average_norm_statistics(self.learner.model, self.ranks.world_size)
-        if self.learner.local_sgd:
-            self.learner.local_sgd.average()
+        self.learner.synchronize()
         self.synchronized_step = self.position.step
         Collector.collect_all()
 
@@ -359,6 +361,7 @@ class Run:
             "seconds": self.seconds(),
             "epoch": self.epoch,
             "data_size": self.sampler.size,
+            "order_version": self.sampler.order_version,
             "total_steps": self.total_steps,
             "world_size": self.ranks.world_size,
             "attempt": self.attempt,

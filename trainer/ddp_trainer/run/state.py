@@ -15,6 +15,7 @@ from ddp_trainer.checkpoint.snapshot import (
     take,
 )
 from ddp_trainer.checkpoint.tree import decode, encode
+from ddp_trainer.errors import InputError
 from ddp_trainer.learner import Learner
 from ddp_trainer.parallel.dtensor import whole
 from ddp_trainer.ranks.collectives import broadcast_json, is_joined
@@ -56,7 +57,11 @@ def gather(learner: Learner, task: Task) -> Snapshot | None:
 def learner_state(learner: Learner) -> dict[str, Any]:
     """Return the part of the learner's state that is stored as JSON."""
     switched_on = learner.compression is None or learner.compression.switched_on
-    return {"scaler": learner.scaler.state_dict(), "compression_on": switched_on}
+    return {
+        "scaler": learner.scaler.state_dict(),
+        "compression_on": switched_on,
+        "optimizer": type(learner.optimizer).__name__,
+    }
 
 
 def task_state(task: Task) -> tuple[Tensors, Any]:
@@ -89,15 +94,17 @@ def restore(learner: Learner, task: Task, saved: Snapshot) -> None:
         saved: Whole snapshot.
 
     Raises:
-        InputError: If names or shapes differ.
+        InputError: If names or shapes differ, or if another optimizer wrote the state.
     """
+    configured = not isinstance(task, HasOptimizer)
+    _check_optimizer(learner, saved.state, configured=configured)
     put_model(learner.model, saved.model)
     put_optimizer(
         learner.model,
         learner.optimizer,
         saved.optimizer,
         saved.optimizer_rest,
-        keep_groups=not isinstance(task, HasOptimizer),
+        keep_groups=configured,
     )
     owner = stateful(task)
     if owner is not None and saved.task_rest is not None:
@@ -112,6 +119,20 @@ def restore(learner: Learner, task: Task, saved: Snapshot) -> None:
         learner.compression.load(saved.compression, learner.rank, same_world=same_world)
         if saved.state.get("compression_on"):
             learner.compression.switched_on = True
+
+
+def _check_optimizer(learner: Learner, state: dict[str, Any], *, configured: bool) -> None:
+    """Refuse the state of another kind of optimizer, because its moments have another meaning."""
+    found, now = state.get("optimizer"), type(learner.optimizer).__name__
+    if found is None and configured:
+        # Older releases stored only the setting. The bundled classes have its name.
+        found = state["config"]["optimizer"]["name"]
+    if found is None or found.lower() == now.lower():
+        return
+    raise InputError(
+        f"checkpoint: it was written with the optimizer {found}, now it is {now}; a resumed run"
+        " needs the same optimizer, because the checkpoint holds its moments"
+    )
 
 
 def _gathered(tensors: Tensors, learner: Learner, *, union: bool = False) -> Tensors:

@@ -12,10 +12,13 @@ import numpy as np
 import torch
 
 from ddp_trainer.config import RunConfig
+from ddp_trainer.data.evaluation import evaluation_mode
 from ddp_trainer.data.loader import collate_of, fetch
+from ddp_trainer.data.sampler import shortest_pass
 from ddp_trainer.errors import InputError
+from ddp_trainer.numerics.batch_norm import norms_in
 from ddp_trainer.seeds import derive_seed, seed_all
-from ddp_trainer.task import Data, HasCollate, HasMetrics, Task, Weighted, is_indexed
+from ddp_trainer.task import Data, HasCollate, HasMetrics, Indexed, Task, Weighted, is_indexed
 
 
 @dataclass(slots=True)
@@ -66,16 +69,60 @@ def check_data(task: Task, name: str, config: RunConfig, limit: int) -> DataSumm
     same_shapes = not isinstance(task, HasCollate)
     samples = _samples(getattr(task, name), name, config.seed, limit)
     size = config.micro_batch or min(config.global_batch, limit)
-    task.model.eval()
-    while batch := list(islice(samples, size)):
-        for index, sample in batch:
-            for path, value in _tensors(sample, ""):
-                _check_value(summary, f"{name}[{index}]", path, value, same_shapes=same_shapes)
-        _check_loss(task, name, batch, summary)
-        summary.samples += len(batch)
+    with evaluation_mode(task.model):
+        while batch := list(islice(samples, size)):
+            for index, sample in batch:
+                for path, value in _tensors(sample, ""):
+                    _check_value(summary, f"{name}[{index}]", path, value, same_shapes=same_shapes)
+            _check_loss(task, name, batch, summary)
+            summary.samples += len(batch)
     if not summary.samples:
         raise InputError(f'check: "{name}" holds no samples')
     return summary
+
+
+def check_batch_norm(task: Task, config: RunConfig, world_size: int) -> None:
+    """Check that each BatchNorm of the model gets more than one sample in training.
+
+    Args:
+        task: A task that was built for the CPU.
+        config: The settings that divide the data.
+        world_size: Number of ranks that will train.
+
+    Raises:
+        InputError: If some rank would normalise a single sample by itself.
+    """
+    if not any(norm.training for norm in norms_in(task.model)):
+        return
+    micro_batch = config.batch_split(world_size).micro_batch
+    division = (
+        f"global_batch {config.global_batch}, micro_batch {micro_batch}, world size {world_size}"
+    )
+    if config.sync_batch_norm:
+        # All ranks together normalise like one.
+        micro_batch, world_size = micro_batch * world_size, 1
+    alone = "check: BatchNorm would normalise a single sample by itself"
+    if shortest_pass(config.global_batch, world_size, micro_batch) == 1:
+        raise InputError(
+            f"{alone}, because each forward pass has one ({division}): raise global_batch or"
+            " micro_batch"
+        )
+    rest = _last_batch(task, config)
+    if rest and shortest_pass(rest, world_size, micro_batch) == 1:
+        raise InputError(
+            f"{alone} at the end of each epoch, where {rest} of"
+            f" {len(cast('Indexed', task.train_data))} samples are left ({division}): use"
+            " data.drop_last=true or another global_batch"
+        )
+
+
+def _last_batch(task: Task, config: RunConfig) -> int:
+    """Return the samples of the incomplete batch at the end of an epoch; 0 if there is none."""
+    if config.data.drop_last or not is_indexed(task.train_data):
+        return 0
+    whole, rest = divmod(len(task.train_data), config.global_batch)
+    ends_before = config.max_steps is not None and config.max_steps <= whole
+    return 0 if ends_before else rest
 
 
 def _samples(data: Data, name: str, seed: int, limit: int) -> Iterator[tuple[int, Any]]:

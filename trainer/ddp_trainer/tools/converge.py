@@ -133,9 +133,13 @@ def _updates(config: RunConfig, batch: int, base_batch: int, size: int | None) -
         return -(-(config.max_steps or 1) * base_batch // batch)
     samples = size * (config.epochs or 1)
     if config.max_steps is not None:
-        reached = GlobalSampler(size, base_batch, seed=0).end_after(config.max_steps)
+        reached = _sampler(config, base_batch, size).end_after(config.max_steps)
         samples = reached if config.epochs is None else min(samples, reached)
-    return GlobalSampler(size, batch, seed=0).updates_between(0, samples)
+    return _sampler(config, batch, size).updates_between(0, samples)
+
+
+def _sampler(config: RunConfig, batch: int, size: int) -> GlobalSampler:
+    return GlobalSampler(size, batch, seed=0, drop_last=config.data.drop_last)
 
 
 def train_once(ranks: Ranks, task: str, document: Document) -> Outcome:

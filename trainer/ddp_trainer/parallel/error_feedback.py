@@ -1,0 +1,96 @@
+"""PowerSGD's error feedback, in units that do not depend on the size of a batch.
+
+PowerSGD adds what it lost in one update to the next one (Vogels et al. 2019, arXiv:1905.13727). The
+trainer reduces gradients of sums, which grow with the batch. What a full batch lost would be many
+times the gradient of a short last batch. So the residues are kept as gradients of the mean.
+
+The reduction needs them as gradients of a sum, but the count of the update is known only
+afterwards. It is estimated from the number of samples, which all ranks know, and from the count per
+sample of recent updates. For counts of samples the estimate is exact. For counts of tokens the next
+residue contains the difference, so nothing is lost and nothing is added twice. The estimate
+must be the same on all ranks, because only the sum of their residues is small. It costs no
+collective.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+
+GROWTH = 1.1
+"""Largest factor by which the estimated count per sample rises in an update. It falls at once. An
+estimate that is often more than twice the count would make the residue diverge."""
+
+_TINY = torch.finfo(torch.float32).tiny
+
+
+class ErrorFeedback:
+    """Conversion of this rank's residues before and after each reduction."""
+
+    def __init__(self, power: PowerSGDState, device: torch.device, count_scale: float) -> None:
+        """Convert the residues of a state of torch's PowerSGD hook, in place.
+
+        Args:
+            power: The state. Its residues are gradients of the mean between updates.
+            device: Device of the gradients.
+            count_scale: Reduced count divided by the count of all ranks.
+        """
+        self._power = power
+        self._count_scale = count_scale
+        self._samples = 0
+        self._residues: dict[int, Tensor] = {}
+        self._directions: dict[int, Tensor] = {}
+        self.rate = torch.zeros((), device=device)
+        """Estimated count per sample. 0 before the first update."""
+
+    def begin(self, samples: int, scale: Callable[[Tensor], Tensor]) -> None:
+        """Convert the residues to the units of the gradients that are about to be reduced.
+
+        Args:
+            samples: Samples of the update, over all ranks.
+            scale: Applied to the differentiated sum but not to the count: an fp16 gradient scaler.
+        """
+        self._samples = samples
+        self._expected = self.rate * (samples * self._count_scale)
+        self._scale = scale(torch.ones_like(self._expected))
+        self._residues = dict(self._power.error_dict)
+        factor = self._expected * self._scale
+        for index, residue in self._residues.items():
+            self._power.error_dict[index] = residue * factor
+        self._directions = {i: q.clone() for i, q in self._power.q_memory_dict.items()}
+
+    def finish(self, count: Tensor, nonfinite: Tensor) -> None:
+        """Convert the new residues to gradients of the mean.
+
+        Args:
+            count: Mean count of the ranks, as reduced.
+            nonfinite: Scalar, 1 if the update is skipped because its gradients were not finite.
+                Then, or if nothing was counted, residues and matrices stay as they were.
+        """
+        count = count.detach().squeeze()
+        skipped = nonfinite.bool() | (count == 0)
+        count = count.clamp_min(_TINY)
+        unit = (count * self._scale).reciprocal()
+        carried = 1 - self._expected / count
+        for index, lost in self._power.error_dict.items():
+            before = self._residues.get(index)
+            if before is None:
+                before = torch.zeros_like(lost)
+            after = torch.addcmul(before * carried, lost, unit)
+            self._power.error_dict[index] = torch.where(skipped, before, after)
+        for index, found in self._power.q_memory_dict.items():
+            earlier = self._directions.get(index)
+            if earlier is None:
+                earlier = _first_directions(found)
+            self._power.q_memory_dict[index] = torch.where(skipped, earlier, found)
+        self._residues, self._directions = {}, {}
+        rate = count / (self._samples * self._count_scale)
+        rate = torch.where(self.rate > 0, torch.minimum(rate, GROWTH * self.rate), rate)
+        self.rate = torch.where(skipped, self.rate, rate)
+
+
+def _first_directions(like: Tensor) -> Tensor:
+    """Return random numbers that are equal on all ranks, for matrices that were never computed."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
