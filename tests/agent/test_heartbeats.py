@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from ddp_agent.clock import Clock
 from ddp_agent.heartbeats import all_joined, all_spawned, read_heartbeats
+from ddp_agent.launcher import prepare
+from ddp_agent.reporter import AttemptReporter
 from ddp_wire.activity import ActivityWriter
-from ddp_wire.contract import CheckpointInfo, Heartbeat, Progress, RankPhase
-from tests.agent.support import heartbeat
+from ddp_wire.contract import AgentPhase, CheckpointInfo, Env, Heartbeat, Progress, RankPhase
+from tests.agent.support import config, heartbeat
 
 
 def write(home: Path, found: Heartbeat) -> None:
@@ -118,3 +121,23 @@ def test_activity_record_makes_an_old_heartbeat_exact(tmp_path: Path) -> None:
     (found,) = read_heartbeats(tmp_path, 1)
     assert found.step == 9
     assert before - 0.01 <= found.at <= time.time() + 0.01
+
+
+def test_command_trains_although_only_one_of_its_ranks_reports(tmp_path: Path) -> None:
+    command = config(tmp_path, **{Env.COMMAND: '["train.py"]', Env.TASK: None})
+    launch = prepare(command, 1, tmp_path, {})
+    reporter = AttemptReporter(command, Clock())
+    reporter.start_attempt(1, [])
+    reporter.launched()
+    write(launch.heartbeats_dir, heartbeat(phase=RankPhase.STARTING))
+    for rank in ("0", "1"):
+        home = launch.log_dir / "run" / "attempt_0" / rank
+        home.mkdir(parents=True)
+        (home / "stderr.log").touch()
+    reporter.update_from_ranks(launch)
+    phases = [reporter.status.phase]
+    write(launch.heartbeats_dir, heartbeat(progress=Progress(step=7)))
+    reporter.update_from_ranks(launch)
+    phases.append(reporter.status.phase)
+    assert phases == [AgentPhase.STARTING, AgentPhase.TRAINING]
+    assert reporter.status.progress == Progress(step=7)

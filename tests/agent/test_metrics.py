@@ -56,7 +56,9 @@ def test_heartbeats_become_series_per_rank(tmp_path: Path) -> None:
 
 def test_progress_becomes_series_of_the_job(tmp_path: Path) -> None:
     progress = Progress(step=1, loss=0.5, allreduce_seconds=0.25, allreduce_overlap_seconds=0.125)
+    progress.loss_parts = {"kl": 0.25}
     found = series(tmp_path, agent_status(0, progress=progress))
+    assert found['ddp_train_loss_part{ddpjob="digits",part="kl"}'] == 0.25
     assert found['ddp_train_loss{ddpjob="digits"}'] == 0.5
     assert found['ddp_train_allreduce_seconds{ddpjob="digits"}'] == 0.25
     assert found['ddp_train_allreduce_overlap_seconds{ddpjob="digits"}'] == 0.125
@@ -65,7 +67,8 @@ def test_progress_becomes_series_of_the_job(tmp_path: Path) -> None:
 
 def test_hostile_program_adds_a_bounded_number_of_series(tmp_path: Path) -> None:
     ranks = [beat(number) for number in range(500)]
-    progress = Progress(step=1, metrics={f"{number}{'x' * 4000}": 1.0 for number in range(500)})
+    values = {f"{number}{'x' * 4000}": 1.0 for number in range(500)}
+    progress = Progress(step=1, metrics=values, loss_parts=values)
     found = series(tmp_path, agent_status(0, ranks=ranks, progress=progress))
     assert len(found) < 120
     assert max(map(len, found)) < 200

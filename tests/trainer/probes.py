@@ -1,5 +1,6 @@
 """Functions that tests call on every rank of a process group."""
 
+import atexit
 import errno
 import gc
 import importlib
@@ -13,6 +14,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
+from ddp_trainer import report
 from ddp_trainer.checkpoint import format as format_
 from ddp_trainer.checkpoint import volume
 from ddp_trainer.commands import main as main_
@@ -177,6 +179,21 @@ def train_on_faulty_volume(given: list[str]) -> int:
     volume.RETRY_WAITS = (0.0,)  # type: ignore[assignment]
     main_.RANK_0_MESSAGE_SECONDS = 0.0
     return main(["train", "--task=sample_tasks:build", "--global_batch=10", *arguments])
+
+
+def report_until_stopped(_: None) -> int:
+    """Report the steps of a plain loop until the ranks stop together. Print the last step."""
+    report._AGREE_SECONDS = 0.1
+    torch.distributed.init_process_group("gloo")
+    step = 0
+    while not report.should_stop():
+        torch.distributed.all_reduce(torch.ones(1))
+        step += 1
+        report.progress(step, loss=1 / step)
+    print(step, flush=True)
+    torch.distributed.destroy_process_group()
+    atexit._run_exitfuncs()  # As an interpreter does. A process of multiprocessing does not.
+    return report.STOPPED
 
 
 def measure_updates(config: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Small deterministic tasks for tests. They can fail at a given point."""
 
+import copy
 import os
 import random
 import signal
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from ddp_trainer.errors import InputError
-from ddp_trainer.task import Data, RunEnv, Weighted
+from ddp_trainer.task import Data, RunEnv, Update, Weighted
 
 
 class ProbeConfig(BaseModel):
@@ -165,6 +166,55 @@ class OwnTask(ProbeTask):
         return tuple(torch.stack(parts) for parts in zip(*samples, strict=True))
 
 
+class TeacherTask(ProbeTask):
+    """A task with a teacher that follows the model, state of its own, and a loss in two parts."""
+
+    def __init__(self, cfg: ProbeConfig, env: RunEnv) -> None:
+        super().__init__(cfg, env)
+        self.teacher = copy.deepcopy(self.model)
+        self.steps: list[int] = []
+        self.extra: dict[str, Any] = {"codes": torch.arange(3, dtype=torch.int16)}
+        self.extra_parts: dict[str, Tensor] = {}
+
+    def loss(self, model: nn.Module, batch: Any) -> Weighted:
+        hard = super().loss(model, batch)
+        x, _, weight, _ = batch
+        with torch.no_grad():
+            wanted = self.teacher(x)
+        soft = ((model(x) - wanted).square().mean(1) * weight).sum()
+        parts = {"hard": hard.sum, "soft": soft, **self.extra_parts}
+        return Weighted(hard.sum + 0.5 * soft, hard.count, parts)
+
+    @torch.no_grad()
+    def after_update(self, update: Update) -> None:
+        self.steps.append(update.step)
+        for own, new in zip(self.teacher.parameters(), update.model.parameters(), strict=True):
+            own.lerp_(new, 0.25)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"teacher": self.teacher.state_dict(), "steps": self.steps, "extra": self.extra}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.teacher.load_state_dict(state["teacher"])
+        self.steps, self.extra = state["steps"], state["extra"]
+
+
+def build_teacher(cfg: ProbeConfig, env: RunEnv) -> TeacherTask:
+    return TeacherTask(cfg, env)
+
+
+def build_teacher_by_rank(cfg: ProbeConfig, env: RunEnv) -> TeacherTask:
+    task = TeacherTask(cfg, env)
+    task.extra_parts = {f"of rank {env.rank}": torch.zeros(())}
+    return task
+
+
+def build_unsaveable(cfg: ProbeConfig, env: RunEnv) -> TeacherTask:
+    task = TeacherTask(cfg, env)
+    task.extra["path"] = Path("/")
+    return task
+
+
 def build(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
     return ProbeTask(cfg, env)
 
@@ -255,6 +305,13 @@ def build_absent(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
 def build_broken(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
     if env.rank == 1:
         raise RuntimeError("the probe cannot be built")
+    return ProbeTask(cfg, env)
+
+
+def build_waiting(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
+    """Say in a file of `log_dir` that the build has begun, then wait until a signal ends it."""
+    (Path(cfg.log_dir or ".") / f"{env.rank}.waiting").touch()
+    time.sleep(600)
     return ProbeTask(cfg, env)
 
 

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from ddp_agent.failures import describe
+from ddp_trainer.stop import SAME_KEY_SECONDS
+from ddp_wire.activity import Activity, ActivityRecord, read_activities
+from ddp_wire.processes import descendants
 from tests.trainer.rank_processes import Launcher
 
 TASK = "--task=sample_tasks:build"
@@ -19,6 +22,17 @@ LONG = [
     "--parallel.agree_seconds=0.2",
     "--log.every_steps=100000",
 ]
+
+
+STARTING = ActivityRecord(0, Activity.STARTING, 0.0)
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
 
 
 def steps(beats: Path) -> int:
@@ -53,6 +67,51 @@ def test_signal_before_the_first_update_stops_all_ranks(launcher: Launcher, tmp_
     gang.wait_until((tmp_path / "1.json").exists)
     gang.signal(1, signal.SIGTERM)
     assert gang.wait() == [85, 85]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_ends_a_check_at_once(
+    launcher: Launcher, tmp_path: Path, number: signal.Signals
+) -> None:
+    command = ["check", "--task=sample_tasks:build_waiting", f"--task.log_dir={tmp_path}"]
+    gang = launcher.call("rank_processes:run_command", command, world=None)
+    gang.wait_until((tmp_path / "0.waiting").exists)
+    gang.signal(0, number)
+    assert gang.wait() == [-number]
+    assert gang.err(0) == ""
+
+
+def test_second_interrupt_ends_a_rank_that_waits_in_a_collective(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    hang = ["--task.die_rank=1", "--task.die_how=hang", "--task.die_after=5"]
+    gang = launcher.train(*LONG, *hang, world=2, DDP_BEATS_DIR=str(tmp_path))
+    gang.wait_until(lambda: read_activities(tmp_path).get(0, STARTING).step == 5)
+    gang.wait_until(lambda: read_activities(tmp_path)[0].activity is Activity.BACKWARD)
+    first = time.monotonic()
+    while gang.processes[0].is_alive():
+        gang.signal(0, signal.SIGINT)
+        gang.processes[0].join(0.02)
+        assert time.monotonic() - first < 10
+    assert time.monotonic() - first > SAME_KEY_SECONDS, "one Ctrl-C may arrive several times"
+    assert gang.processes[0].exitcode == 130
+    assert gang.err(0) == "ended at once by a second SIGINT, without saving\n"
+    gang.signal(1, signal.SIGKILL)
+    assert gang.wait() == [130, -9]
+
+
+def test_workers_end_with_a_killed_rank(launcher: Launcher, tmp_path: Path) -> None:
+    gang = launcher.train(*LONG, "--data.workers=2", DDP_BEATS_DIR=str(tmp_path))
+    gang.wait_until(lambda: steps(tmp_path) > 0)
+    assert gang.processes[0].pid
+    started = descendants(gang.processes[0].pid)
+    assert len(started) >= 3, "the fork server and two workers"
+    gang.signal(0, signal.SIGKILL)
+    assert gang.wait() == [-9]
+    deadline = time.monotonic() + 20
+    while any(alive(pid) for pid in started):
+        assert time.monotonic() < deadline, started
+        time.sleep(0.01)
 
 
 def test_killed_rank_ends_the_other_ranks_within_seconds(launcher: Launcher) -> None:

@@ -41,6 +41,14 @@ def all_joined(heartbeats: Sequence[Heartbeat], ranks: int) -> bool:
     return len(heartbeats) == ranks and all(one.phase in joined for one in heartbeats)
 
 
+def none_starts(heartbeats: Sequence[Heartbeat]) -> bool:
+    """Return whether every rank that writes heartbeats has joined the process group.
+
+    A command may write them on some ranks only, or on none.
+    """
+    return all_joined(heartbeats, len(heartbeats))
+
+
 def all_spawned(log_dir: Path, ranks: int) -> bool:
     """Return whether torchrun has started every local rank, which it does after the rendezvous.
 

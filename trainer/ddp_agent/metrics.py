@@ -1,6 +1,6 @@
 """Metrics of one worker pod, built from the agent status at the time of a scrape."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 
 from prometheus_client import Metric
@@ -9,7 +9,14 @@ from prometheus_client.registry import Collector
 from ddp_agent.config import AgentConfig
 from ddp_agent.gpus import Gpu
 from ddp_wire import machine
-from ddp_wire.contract import AgentStatus, Heartbeat, LocalHeartbeat, Progress, RankTimes
+from ddp_wire.contract import (
+    LOSS_PARTS,
+    AgentStatus,
+    Heartbeat,
+    LocalHeartbeat,
+    Progress,
+    RankTimes,
+)
 from ddp_wire.exposition import Samples
 from ddp_wire.families import UPDATE_SECONDS_BUCKETS, Family, Kind
 
@@ -82,6 +89,10 @@ RANK_GPU_MEMORY = Family(
 TOTAL_STEPS = Family("ddp_train_total_steps", Kind.GAUGE, "Updates of the whole run.", _JOB)
 EPOCH = Family("ddp_train_epoch", Kind.GAUGE, "Current pass over the training data.", _JOB)
 LOSS = Family("ddp_train_loss", Kind.GAUGE, "Newest mean training loss.", _JOB)
+LOSS_PART = Family(
+    "ddp_train_loss_part", Kind.GAUGE, "Newest mean of each named part of the training loss.",
+    (*_JOB, "part"),
+)  # fmt: skip
 LEARNING_RATE = Family("ddp_train_learning_rate", Kind.GAUGE, "Newest learning rate.", _JOB)
 GRAD_NORM = Family("ddp_train_grad_norm", Kind.GAUGE, "Norm of the newest gradient.", _JOB)
 ALLREDUCE = Family(
@@ -130,7 +141,7 @@ GPU_XID = Family(
 FAMILIES = (
     INFO, THROTTLED, MEMORY, OOM_KILLS, HEARTBEAT, STEP, UPDATE_DURATION, UPDATES, UPDATE_SECONDS,
     DATA_WAIT, CHECKPOINT_SECONDS, EVALUATION_SECONDS, PHASE_SECONDS, RANK_CPU, RANK_GPU_MEMORY,
-    TOTAL_STEPS, EPOCH, LOSS, LEARNING_RATE, GRAD_NORM, ALLREDUCE, ALLREDUCE_OVERLAP,
+    TOTAL_STEPS, EPOCH, LOSS, LOSS_PART, LEARNING_RATE, GRAD_NORM, ALLREDUCE, ALLREDUCE_OVERLAP,
     THROUGHPUT, ETA, EVALUATION,
     CHECKPOINT_STEP, CHECKPOINT_TIME, GPU_USE, GPU_MEMORY, GPU_MEMORY_SIZE, GPU_TEMPERATURE,
     GPU_POWER, GPU_ECC, GPU_XID,
@@ -219,15 +230,22 @@ def _add_progress(samples: Samples, job: str, progress: Progress) -> None:
     samples.add(TOTAL_STEPS, progress.total_steps, job)
     samples.add(EPOCH, progress.epoch, job)
     samples.add(LOSS, progress.loss, job)
+    for name, value in _bounded(progress.loss_parts or {}, LOSS_PARTS):
+        samples.add(LOSS_PART, value, job, name)
     samples.add(LEARNING_RATE, progress.learning_rate, job)
     samples.add(GRAD_NORM, progress.grad_norm, job)
     samples.add(ALLREDUCE, progress.allreduce_seconds, job)
     samples.add(ALLREDUCE_OVERLAP, progress.allreduce_overlap_seconds, job)
     samples.add(THROUGHPUT, progress.samples_per_second, job)
     samples.add(ETA, progress.eta_seconds, job)
-    named = {name[:_LONGEST_NAME]: value for name, value in sorted(progress.metrics.items())}
-    for name, value in islice(named.items(), _MOST_METRICS):
+    for name, value in _bounded(progress.metrics, _MOST_METRICS):
         samples.add(EVALUATION, value, job, name)
+
+
+def _bounded(values: Mapping[str, float], most: int) -> Iterable[tuple[str, float]]:
+    """Return the first values by name, because the names come from the task."""
+    named = {name[:_LONGEST_NAME]: value for name, value in sorted(values.items())}
+    return islice(named.items(), most)
 
 
 def _add_gpu(samples: Samples, gpu: Gpu, job: str, node: int) -> None:

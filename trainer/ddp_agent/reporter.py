@@ -4,7 +4,13 @@ from collections.abc import Sequence
 
 from ddp_agent.clock import Clock
 from ddp_agent.config import AgentConfig
-from ddp_agent.heartbeats import all_joined, all_spawned, extend_timeline, read_heartbeats
+from ddp_agent.heartbeats import (
+    all_joined,
+    all_spawned,
+    extend_timeline,
+    none_starts,
+    read_heartbeats,
+)
 from ddp_agent.launcher import Launch
 from ddp_agent.orders import Interruption
 from ddp_agent.status_cell import AgentStatusCell
@@ -76,9 +82,9 @@ class AttemptReporter:
         heartbeats = read_heartbeats(launch.heartbeats_dir, launch.attempt)
         ranks = self._config.procs_per_node
         spawned = self._update_timeline(launch, heartbeats)
-        # A task always writes heartbeats. A command may write none.
-        expected = self._config.task is not None or bool(heartbeats)
-        training = all_joined(heartbeats, ranks) if expected else spawned
+        training = all_joined(heartbeats, ranks)
+        if self._config.task is None:
+            training |= spawned and none_starts(heartbeats)
         if training and self.status.phase is AgentPhase.STARTING:
             self.enter(AgentPhase.TRAINING)
         first: Heartbeat | None = next((one for one in heartbeats if one.rank == 0), None)

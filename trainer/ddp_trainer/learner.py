@@ -13,6 +13,7 @@ from ddp_trainer.numerics.ema import Ema
 from ddp_trainer.numerics.guard import Guard
 from ddp_trainer.numerics.model import prepare
 from ddp_trainer.numerics.optimizer import build_optimizer, init_momentum
+from ddp_trainer.numerics.parts import LossParts
 from ddp_trainer.numerics.precision import autocast, grad_scaler
 from ddp_trainer.numerics.schedule import peak_factor
 from ddp_trainer.numerics.totals import LossTotals
@@ -55,6 +56,7 @@ class Learner:
     seed: int
     rank: int
     totals: LossTotals
+    parts: LossParts
     ema: Ema | None = None
     local_sgd: LocalSgd | None = None
     compression: Compression | None = None
@@ -128,6 +130,7 @@ def build_learner(task: Task, config: RunConfig, ranks: Ranks, device: torch.dev
         seed=config.seed,
         rank=ranks.rank,
         totals=LossTotals(device),
+        parts=LossParts(device),
     )
     _equip(learner, config, ranks.world_size)
     return learner

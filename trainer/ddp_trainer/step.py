@@ -43,8 +43,9 @@ def train_step(
         if reduce and learner.compression:
             learner.compression.begin(step, samples, learner.scaler.scale)
         if micro_batch.weight:
-            total, count = _accumulate(learner, micro_batch, reduce=reduce)
+            total, count, parts = _accumulate(learner, micro_batch, reduce=reduce)
             learner.totals.add_loss(total, count)
+            learner.parts.add(parts, total)
         else:
             # BatchNorm must not count the sample of a placeholder.
             with kept_buffers(learner.model):
@@ -56,17 +57,17 @@ def train_step(
 
 def _accumulate(
     learner: Learner, micro_batch: MicroBatch, *, reduce: bool
-) -> tuple[Tensor, Tensor]:
-    """Make a forward and a backward pass, and return the loss sum and the loss count."""
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Make a forward and a backward pass, and return the loss sum, its count and its parts."""
     with learner.strategy.gradient_sync(learner.objective, reduce=reduce):
         learner.trace.enter(Activity.FORWARD)
         with learner.autocast():
-            root, total, count = learner.objective(micro_batch.batch, learner.scaler.scale)
+            root, total, count, parts = learner.objective(micro_batch.batch, learner.scaler.scale)
         learner.trace.enter(Activity.BACKWARD)
         # A placeholder takes part in the reduction but adds nothing to the gradient.
         scale = learner.sum_scale if micro_batch.weight else 0.0
         (root if scale == 1.0 else root * scale).backward()
-    return total, count
+    return total, count, parts
 
 
 def rehearse(learner: Learner, micro_batch: MicroBatch) -> None:
@@ -82,7 +83,7 @@ def rehearse(learner: Learner, micro_batch: MicroBatch) -> None:
     """
     with kept_buffers(learner.model):
         with learner.autocast():
-            root, _, _ = learner.objective(micro_batch.batch, learner.scaler.scale)
+            root, *_ = learner.objective(micro_batch.batch, learner.scaler.scale)
         root.backward()
     learner.objective.zero_grad(set_to_none=True)
 
@@ -96,6 +97,7 @@ def _finish_update(learner: Learner, step: int) -> None:
     if learner.compression:
         learner.compression.finish(count, learner.guard.nonfinite)
     learner.totals.add_update(learner.guard.nonfinite)
+    learner.parts.add_update(learner.guard.nonfinite)
     if learner.clip_norm is not None:
         learner.grad_norm = whole(get_total_norm(gradients))
         clip_grads_with_norm_(learner.params, learner.clip_norm, learner.grad_norm)

@@ -8,7 +8,7 @@ import importlib
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset
 
 from ddp_trainer.errors import InputError
 from ddp_trainer.staging import staged
+from ddp_wire.contract import LOSS_PARTS as LOSS_PARTS  # noqa: PLC0414 (part of the interface)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,9 @@ class Weighted:
     """Scalar tensor. A training loss must have a gradient."""
     count: Tensor | float
     """Number of samples or tokens in `sum`, as a scalar tensor or a number."""
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
+    """Parts of a loss to log: scalar tensors by name, summed over the same items as `sum`. At most
+    `LOSS_PARTS`, always the same names. They have no effect on the training."""
 
     def count_tensor(self) -> Tensor:
         """Return the count as a scalar fp32 tensor on the device of `sum`, without a host sync."""
@@ -89,6 +93,8 @@ class Task(Protocol):
     - `metrics(model, batch) -> dict[str, Weighted]`: evaluation metrics. Default: the loss.
     - `optimizer(params) -> torch.optim.Optimizer`: replaces the configured optimizer.
     - `collate(samples) -> batch`: joins a list of samples, or the result of `__getitems__`.
+    - `after_update(update)`: called on every rank after each update, see `Update`.
+    - `state_dict()` and `load_state_dict(state)`: state of its own, saved in each checkpoint.
     - `flops_per_sample`: floating-point operations of one sample's forward and backward pass.
     """
 
@@ -132,6 +138,58 @@ class HasCollate(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The training after one update, as `after_update` receives it."""
+
+    step: int
+    """Updates done, over all attempts."""
+    total_steps: int
+    """Updates of the whole run."""
+    epoch: int | None
+    """Epoch of the update, from 1; None for data without length."""
+    model: nn.Module
+    """The bare model with the new weights. With fsdp2 its parameters are this rank's shards."""
+    optimizer: torch.optim.Optimizer
+    """The schedule sets the learning rates of its groups again before the next update."""
+    metrics: Mapping[str, float]
+    """Metrics of the newest evaluation of this attempt, by name. Empty before it."""
+
+
+@runtime_checkable
+class HasAfterUpdate(Protocol):
+    """A task that acts after each update, for example to move the weights of a teacher."""
+
+    def after_update(self, update: Update, /) -> None:
+        """Act on this rank. All ranks must act alike, and must not read tensors needlessly."""
+        ...
+
+
+@runtime_checkable
+class HasState(Protocol):
+    """A task with state of its own that each checkpoint saves."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: tensors and JSON values, nested in dictionaries, lists and tuples.
+
+        It must be equal on all ranks; rank 0's is saved. The trainer copies the tensors.
+        """
+        ...
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Restore the state that `state_dict` returned, on every rank. Tensors are on the CPU."""
+        ...
+
+
+def stateful(task: object) -> HasState | None:
+    """Return the task if it has state of its own.
+
+    A task that is a module inherits `state_dict`, which only repeats the weights of its model.
+    """
+    inherits = getattr(type(task), "state_dict", None) is nn.Module.state_dict
+    return task if isinstance(task, HasState) and not inherits else None
+
+
 Build = Callable[[Any, RunEnv], Task]
 
 
@@ -173,6 +231,7 @@ def check_task(task: object, path: str) -> Task:
         raise InputError(f'task: "model" of "{path}" must be a torch.nn.Module')
     if not any(param.requires_grad for param in task.model.parameters()):
         raise InputError(f'task: "model" of "{path}" has no parameters to train')
+    _check_state(task, path)
     for name in ("train_data", "eval_data"):
         data = getattr(task, name)
         if data is None and name == "eval_data":
@@ -184,6 +243,14 @@ def check_task(task: object, path: str) -> Task:
         if is_indexed(data) and len(data) == 0:
             raise InputError(f'task: "{name}" of "{path}" holds no samples')
     return task
+
+
+def _check_state(task: object, path: str) -> None:
+    pair = ("state_dict", "load_state_dict")
+    found = [name for name in pair if hasattr(task, name)]
+    if len(found) == 1:
+        other = pair[1 - pair.index(found[0])]
+        raise InputError(f'task: "{path}" has "{found[0]}", so it must have "{other}" too')
 
 
 def peak_rate(task: Task, tflops: float) -> float:

@@ -17,6 +17,7 @@ from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.run.run import Run
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
+from ddp_trainer.task import HasAfterUpdate
 from ddp_wire.activity import Activity
 from ddp_wire.contract import ExitCode, RankPhase
 
@@ -68,6 +69,7 @@ def loop(run: Run) -> bool:
         return False
     decision = run.exchange_requests()
     trace = run.learner.trace
+    after_update = run.task.after_update if isinstance(run.task, HasAfterUpdate) else None
     arriving = on_device(run.train_loader, run.learner.device, run.report.times.data_wait)
     arriving = trace.waits(Activity.DATA, arriving)
     with Collector(run.config.collect_every_steps) as garbage:
@@ -77,11 +79,12 @@ def loop(run: Run) -> bool:
             step = run.position.step
             factor = lr_factor(step, run.total_steps, run.config.schedule)
             try:
-                samples = train_step(run.learner, micro_batches, step, factor)
+                run.advance(train_step(run.learner, micro_batches, step, factor))
+                if after_update is not None:
+                    after_update(run.newest_update())
             except Exception as error:
                 _add_location(error, run.ranks, step)
                 raise
-            run.advance(samples)
             garbage.after_update(run.position.step)
             decision = _between_updates(run, decision)
             run.report.traced(trace.after_update(run.position.step))

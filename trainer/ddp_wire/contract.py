@@ -116,6 +116,10 @@ class RankPhase(StrEnum):
     DONE = "Done"
 
 
+LOSS_PARTS = 16
+"""Most named parts of a loss."""
+
+
 class Straggler(WireModel):
     """A rank that is slower than the others, so that they wait for it in every update."""
 
@@ -136,6 +140,8 @@ class Progress(WireModel):
     """Current pass over the data, from 1. 0 before the first update."""
     loss: float | None = None
     """Mean training loss per counted unit (sample or token) since the last report."""
+    loss_parts: dict[Text, float] | None = None
+    """Means of the named parts of that loss, at most `LOSS_PARTS`. None without parts."""
     samples_per_second: float | None = None
     """Samples per second over all ranks since the last report."""
     eta_seconds: Number | None = None

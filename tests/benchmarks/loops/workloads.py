@@ -165,7 +165,7 @@ class Workload:
                 "seed": seed,
                 "optimizer": self.optimizer,
                 "schedule": {"name": "constant", "warmup_steps": 0},
-                "data": {"shuffle": False},
+                "data": {"shuffle": False, "workers": 0},
                 "log": {"every_steps": self.report_every},
                 "parallel": {"agree_seconds": AGREE_SECONDS * self.shares},
                 "task": settings,

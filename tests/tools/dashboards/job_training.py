@@ -48,7 +48,9 @@ def times() -> Sequence[Panel]:
 
 def _loss() -> Panel:
     text = Text("Training loss", "none", "Whether training still improves.", "No loss reported yet")
-    return free_scale(time_series(text, Query(_either(agent.LOSS, jobs.LOSS), "training loss")))
+    total = Query(_either(agent.LOSS, jobs.LOSS), "training loss")
+    parts = Query(newest(agent.LOSS_PART, JOB, "part"), "part {{part}}")
+    return free_scale(time_series(text, total, parts))
 
 
 def _either(family: Family, late: Family) -> str:

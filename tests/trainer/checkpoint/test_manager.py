@@ -204,3 +204,11 @@ def test_json_state_of_an_optimizer_is_restored() -> None:
     _, fresh = model, torch.optim.AdamW(model.parameters())
     snapshot.put_optimizer(model, fresh, taken.optimizer, taken.optimizer_rest, keep_groups=True)
     assert fresh.state[parameter(model)]["count"] == 7
+
+
+def test_checkpoint_without_state_of_the_task_has_no_file_for_it(tmp_path: Path) -> None:
+    saved(tmp_path, 3)
+    path = tmp_path / "step-00000003.attempt-1"
+    assert not list(path.glob("task.*"))
+    got = load.receive(path, torch.device("cpu"))
+    assert (got.task, got.task_rest) == ({}, None)

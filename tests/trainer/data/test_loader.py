@@ -1,7 +1,9 @@
 """Tests of loaders, worker processes, and the measurement of the wait for data."""
 
 import pickle
-from dataclasses import replace
+from collections import UserDict
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +12,8 @@ from torch.utils.data import DataLoader
 from ddp_trainer.config import DataConfig
 from ddp_trainer.data.budget import CpuBudget, divide_cpus
 from ddp_trainer.data.loader import LoaderFactory
-from ddp_trainer.data.prefetch import on_device
-from ddp_trainer.data.sampler import GlobalSampler, RankSlice
+from ddp_trainer.data.prefetch import on_device, tensors_in, to_device
+from ddp_trainer.data.sampler import GlobalSampler, MicroBatch, RankSlice
 from ddp_trainer.observe.rates import CpuMeter
 from ddp_trainer.observe.wait_clock import WaitClock
 from ddp_trainer.ranks.environment import Ranks
@@ -104,3 +106,43 @@ def test_cpu_meter_measures_since_the_last_reading(monkeypatch: pytest.MonkeyPat
     meter = CpuMeter(throttled.__next__)
     assert meter.read() == {"cpu_percent": 50.0, "throttled_seconds": 0.5}
     assert meter.read() == {"cpu_percent": None, "throttled_seconds": 0.5}
+
+
+@dataclass(frozen=True)
+class Pair:
+    x: torch.Tensor
+    names: list[str]
+    size: int = field(init=False, default=2)
+
+
+class Encoding(UserDict[str, torch.Tensor]):
+    """Like BatchEncoding of transformers: a UserDict that moves itself."""
+
+    moves = 0
+
+    def to(self, device: torch.device) -> "Encoding":
+        self.data = {key: value.to(device) for key, value in self.data.items()}
+        self.moves += 1
+        return self
+
+
+def moved(batch: Any) -> Any:
+    micro_batch = MicroBatch(batch, 1, 1, last=True)
+    return to_device(micro_batch, torch.device("meta")).batch
+
+
+def test_objects_move_to_the_device_by_their_own_function() -> None:
+    encoding = moved(Encoding(ids=torch.zeros(2)))
+    assert type(encoding) is Encoding
+    assert (encoding.moves, encoding["ids"].device.type) == (1, "meta")
+    packed = torch.nn.utils.rnn.pack_sequence([torch.zeros(2)])
+    assert moved([packed])[0].data.device.type == "meta"
+
+
+def test_dataclasses_and_user_dicts_move_field_by_field() -> None:
+    batch = UserDict(pair=Pair(torch.zeros(2), ["a"]), more=[torch.zeros(1)])
+    result = moved(batch)
+    assert type(result) is UserDict
+    assert (result["pair"].names, result["pair"].size) == (["a"], 2)
+    assert [tensor.device.type for tensor in tensors_in(result)] == ["meta", "meta"]
+    assert [tensor.device.type for tensor in tensors_in(batch)] == ["cpu", "cpu"]

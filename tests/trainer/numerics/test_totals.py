@@ -17,12 +17,12 @@ def test_a_task_may_reuse_the_tensors_that_its_loss_returned(
     number: bool, scale: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     totals, total, count = LossTotals(torch.device("cpu")), torch.zeros(()), torch.zeros(())
-    objective = Objective(nn.Linear(1, 1), lambda *_: Weighted(total, *counts))
+    objective = Objective(nn.Linear(1, 1), lambda *_: Weighted(total, counts[0]))
     counts: list[torch.Tensor | float] = [0.0]
     for value in (6.0, 10.0, 10.0):
         total.fill_(value)
         counts[0] = value / 2 if number else count.fill_(value / 2)
-        _, summed, counted = objective(None, scale)
+        _, summed, counted, _ = objective(None, scale)
         totals.add_loss(summed, counted)
     assert totals.read().tolist() == [26.0, 13.0, 0.0]
 

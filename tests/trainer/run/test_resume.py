@@ -134,10 +134,10 @@ def test_task_that_changes_its_optimizer_is_an_error(
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_state_of_an_older_release_names_its_optimizer_in_the_config(name: str) -> None:
     run = opened()  # It uses sgd.
-    saved = gather(run.learner)
+    saved = gather(run.learner, run.task)
     assert saved
     config = {"optimizer": {"name": name}}
     saved.state = {"config": config, "scaler": {}, "world_size": 1}
     refused = pytest.raises(InputError, match="with the optimizer adamw, now it is SGD")
     with refused if name == "adamw" else nullcontext():
-        restore(run.learner, saved, keep_groups=True)
+        restore(run.learner, run.task, saved)

@@ -6,6 +6,8 @@
         optimizer.json          the optimizer's other state and its groups
         ema.safetensors         moving average of the weights, by the same names; optional
         compression.safetensors residues and matrices of gradient compression; optional
+        task.json               the task's own state (see `checkpoint.tree`); optional
+        task.safetensors        the tensors in it; optional
         state.json              position, loss scaling, configuration, versions
         MANIFEST.json           size and CRC32 of each of these files; written last
     step-00000100.attempt-1.broken/     a damaged checkpoint
@@ -31,6 +33,8 @@ OPTIMIZER = "optimizer.safetensors"
 OPTIMIZER_REST = "optimizer.json"
 AVERAGE = "ema.safetensors"
 COMPRESSION = "compression.safetensors"
+TASK = "task.safetensors"
+TASK_REST = "task.json"
 STATE = "state.json"
 MANIFEST = "MANIFEST.json"
 CONFIG = "config.json"

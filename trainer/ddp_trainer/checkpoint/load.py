@@ -22,6 +22,8 @@ from ddp_trainer.checkpoint.format import (
     PENDING,
     SET_ASIDE,
     STATE,
+    TASK,
+    TASK_REST,
     BrokenCheckpointError,
     CheckpointName,
     names_in,
@@ -129,7 +131,8 @@ def receive(path: Path | None, device: torch.device, sleep: Sleep = time.sleep) 
     read = found[0] if found else Snapshot({}, {}, {})
     if not is_joined():
         return read
-    rest, state = broadcast_json([read.optimizer_rest, read.state], device)
+    plain = [read.optimizer_rest, read.state, read.task_rest]
+    rest, state, task_rest = broadcast_json(plain, device)
     return Snapshot(
         model=broadcast_tensors(read.model, device),
         optimizer=broadcast_tensors(read.optimizer, device),
@@ -137,6 +140,8 @@ def receive(path: Path | None, device: torch.device, sleep: Sleep = time.sleep) 
         state=state,
         average=broadcast_tensors(read.average, device),
         compression=broadcast_tensors(read.compression, device),
+        task=broadcast_tensors(read.task, device),
+        task_rest=task_rest,
     )
 
 
@@ -197,6 +202,8 @@ def _read(path: Path) -> Snapshot:
             state=read_json(path / STATE),
             average=read_tensors(path / AVERAGE),
             compression=read_tensors(path / COMPRESSION),
+            task=read_tensors(path / TASK),
+            task_rest=read_json(path / TASK_REST) if _exists(path / TASK_REST) else None,
         )
     except (SafetensorError, BrokenCheckpointError) as error:
         raise os_error(error) from error
@@ -209,9 +216,7 @@ def read_tensors(path: Path) -> Tensors:
         SafetensorError: If the file is damaged.
         OSError: If the volume fails.
     """
-    try:
-        path.stat()  # `exists` of newer versions of Python hides errors of the volume.
-    except FileNotFoundError:
+    if not _exists(path):
         return {}
     try:
         # Copy, because a tensor that maps its file would fault when a network volume drops it.
@@ -221,6 +226,15 @@ def read_tensors(path: Path) -> Tensors:
         if failed.errno is not None:
             raise failed from error
         raise
+
+
+def _exists(path: Path) -> bool:
+    """Return whether a file exists. `Path.exists` of newer Pythons hides errors of the volume."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def broadcast_tensors(tensors: Tensors, device: torch.device) -> Tensors:
@@ -236,7 +250,9 @@ def broadcast_tensors(tensors: Tensors, device: torch.device) -> Tensors:
         tensor = tensors.get(name)
         if tensor is None:
             tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-        received[name] = broadcast(tensor.to(device)).cpu()
+        # As bytes, because gloo does not know all types of numbers.
+        data = tensor.contiguous().reshape(-1).view(torch.uint8).to(device)
+        received[name] = broadcast(data).cpu().view(tensor.dtype).reshape(shape)
     return received
 
 

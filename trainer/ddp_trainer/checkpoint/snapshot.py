@@ -26,6 +26,10 @@ class Snapshot:
     """Moving average of the weights by parameter name; empty without EMA."""
     compression: Tensors = field(default_factory=dict)
     """State of gradient compression; empty without compression."""
+    task: Tensors = field(default_factory=dict)
+    """Tensors of the task's own state."""
+    task_rest: Any = None
+    """JSON: the task's own state with references to these tensors; None without such state."""
     state: dict[str, Any] = field(default_factory=dict)
     """JSON: all other state."""
 

@@ -16,6 +16,8 @@ from ddp_trainer.checkpoint.format import (
     OPTIMIZER_REST,
     PENDING,
     STATE,
+    TASK,
+    TASK_REST,
     CheckpointName,
     sync,
     write_json,
@@ -56,6 +58,8 @@ def commit(
         for file, tensors in _files(snapshot).items():
             _write(tensors, pending / file)
         write_json(pending / OPTIMIZER_REST, snapshot.optimizer_rest)
+        if snapshot.task_rest is not None:
+            write_json(pending / TASK_REST, snapshot.task_rest)
         write_json(pending / STATE, snapshot.state)
         write_manifest(pending, name)
         sync(pending)
@@ -77,7 +81,11 @@ def _write(tensors: Tensors, path: Path) -> None:
 
 
 def _files(snapshot: Snapshot) -> dict[str, Tensors]:
-    optional = {AVERAGE: snapshot.average, COMPRESSION: snapshot.compression}
+    optional = {
+        AVERAGE: snapshot.average,
+        COMPRESSION: snapshot.compression,
+        TASK: snapshot.task,
+    }
     always = {MODEL: snapshot.model, OPTIMIZER: snapshot.optimizer}
     return always | {file: tensors for file, tensors in optional.items() if tensors}
 

@@ -46,6 +46,8 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], stop: StopFlag) -
     for command in (train, check, verify, converge, bench, export, profile):
         command.add_to(commands)
     options, rest = parser.parse_known_args(arguments)
+    if options.run not in (train.run, bench.run):
+        stop.release()  # Only these two have something to do before they end.
     code: ExitCode = options.run(options, rest, environ, stop)
     return code
 

@@ -25,6 +25,7 @@ from ddp_trainer.config.run import (
     LogConfig,
     Precision,
     RunConfig,
+    TrackerName,
 )
 from ddp_trainer.config.section import Section
 
@@ -46,4 +47,5 @@ __all__ = [
     "ScheduleConfig",
     "Section",
     "StrategyName",
+    "TrackerName",
 ]

@@ -15,7 +15,8 @@ from ddp_trainer.config.parallel import ParallelConfig
 from ddp_trainer.config.section import Section
 from ddp_trainer.errors import InputError
 
-Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
+Precision = Literal["auto", "fp64", "fp32", "tf32", "bf16", "fp16"]
+TrackerName = Literal["tensorboard", "mlflow", "wandb"]
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -26,9 +27,10 @@ class DataConfig(Section):
     """Whether to shuffle the training data in every epoch."""
     drop_last: bool = False
     """Whether to leave out the last batch of each epoch if it is smaller than global_batch."""
-    workers: NonNegativeInt | None = 0
+    workers: NonNegativeInt | Literal["auto"] | None = "auto"
     """Worker processes per rank that load batches. 0 loads them in the rank's own process, null
-    derives the number from the container's CPU quota."""
+    derives the number from the container's CPU quota. auto does so on CUDA if a batch takes long to
+    prepare, and is 0 otherwise."""
     prefetch: PositiveInt = 2
     """Batches that each worker process loads ahead."""
     persistent_workers: bool = True
@@ -68,6 +70,9 @@ class LogConfig(Section):
     """Updates between two progress lines."""
     all_ranks: bool = False
     """Whether every rank prints progress lines with its own times, instead of rank 0 only."""
+    trackers: list[TrackerName] = Field(default_factory=list)
+    """Experiment trackers that rank 0 writes: tensorboard, mlflow, wandb. Packages of the last two
+    must be installed."""
     peak_tflops: PositiveFloat | None = None
     """Peak rate of one device at the run's precision, in TFLOP/s. If set, progress lines include
     the model FLOPs utilization; the task must define flops_per_sample."""
@@ -86,8 +91,9 @@ class RunConfig(Section):
     """Samples per update over all ranks. Must be a multiple of the number of ranks."""
     micro_batch: PositiveInt | None = None
     """Samples per rank in one forward pass. Default: the rank's whole share of the update."""
-    precision: Precision = "fp32"
-    """Precision of the forward and backward pass. Weights are fp32, or fp64 with fp64."""
+    precision: Precision = "auto"
+    """Precision of the forward and backward pass. Weights are fp32, or fp64 with fp64. auto is tf32
+    on CUDA and fp32 on the CPU."""
     clip_norm: PositiveFloat | None = None
     """Maximum norm of the gradient, which is clipped to it. Default: no clipping."""
     sync_batch_norm: bool = False
@@ -141,6 +147,11 @@ class RunConfig(Section):
                     "nonfinite.policy must be skip with precision fp16, because gradient overflows"
                     " set its loss scale"
                 )
+        if self.log.trackers and self.checkpoint.directory is None:
+            raise ValueError(
+                "log.trackers requires checkpoint.directory, where the ids of the tracked runs are"
+                " kept for later attempts"
+            )
         if self.nonfinite.policy == "rollback" and self.checkpoint.directory is None:
             raise ValueError("nonfinite.policy rollback requires checkpoint.directory")
         return self

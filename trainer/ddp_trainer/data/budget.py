@@ -18,6 +18,11 @@ class CpuBudget:
     """One sentence, if the requested workers need more CPUs than the container may use."""
 
 
+def spare_cpus(cpus: int, local_ranks: int) -> int:
+    """Return the CPUs that each rank can spare for worker processes, at most a useful number."""
+    return min(MAX_DEFAULT_WORKERS, max(1, cpus // local_ranks) - 1)
+
+
 def divide_cpus(cpus: int, local_ranks: int, requested: int | None) -> CpuBudget:
     """Divide the CPUs of a container among its ranks, and each share among threads and workers.
 
@@ -28,7 +33,7 @@ def divide_cpus(cpus: int, local_ranks: int, requested: int | None) -> CpuBudget
     """
     share = max(1, cpus // local_ranks)
     if requested is None:
-        workers = min(MAX_DEFAULT_WORKERS, share - 1)
+        workers = spare_cpus(cpus, local_ranks)
         return CpuBudget(threads=max(1, share - workers), workers=workers)
     warning = None
     if requested * local_ranks > cpus:

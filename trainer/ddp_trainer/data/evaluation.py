@@ -79,7 +79,9 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 def _metrics(task: Task, model: nn.Module, micro_batch: MicroBatch) -> Mapping[str, Weighted]:
     if isinstance(task, HasMetrics):
         return task.metrics(model, micro_batch.batch)
-    return {"loss": task.loss(model, micro_batch.batch)}
+    loss = task.loss(model, micro_batch.batch)
+    parts = {name: Weighted(part, loss.count) for name, part in loss.parts.items()}
+    return {**parts, "loss": loss}
 
 
 def _compare_names(names: list[str], device: torch.device) -> None:

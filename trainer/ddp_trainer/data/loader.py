@@ -20,6 +20,7 @@ from ddp_trainer.data.sampler import (
     evaluation_portions,
 )
 from ddp_trainer.data.stream import MicroBatchStream, StreamSampler, evaluation_stream
+from ddp_trainer.data.worker import end_with_rank
 from ddp_trainer.errors import InputError
 from ddp_trainer.seeds import seed_all
 from ddp_trainer.task import HasCollate, Indexed, Task, is_indexed
@@ -128,6 +129,10 @@ class LoaderFactory:
         first: MicroBatch = next(iter(in_process.training(sampler, rank_slice, start, 1)))
         return first
 
+    def shipped(self) -> tuple[Any, ...]:
+        """Return what each worker process receives besides the training data."""
+        return self.task.eval_data, self._collate
+
     def _indexed(self, data: Indexed, portions: Iterable[Portion[int]]) -> Iterable[MicroBatch]:
         dataset = MicroBatchDataset(data, self._collate)
         if self.budget.workers or self._pinned:
@@ -162,6 +167,7 @@ class LoaderFactory:
             batch_size=None,
             num_workers=workers,
             collate_fn=_identity,
+            worker_init_fn=end_with_rank,
             prefetch_factor=self.config.prefetch if workers else None,
             persistent_workers=workers > 0 and self.config.persistent_workers,
             multiprocessing_context="forkserver" if workers else None,

@@ -1,5 +1,8 @@
 """Copy of batches to the device; on CUDA one batch ahead of the computation."""
 
+import copy
+import dataclasses
+from collections import UserDict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -41,7 +44,9 @@ def _one_ahead(micro_batches: Iterable[MicroBatch], device: torch.device) -> Ite
     side = torch.cuda.Stream(device)
     ahead: tuple[MicroBatch, torch.cuda.Event] | None = None
     for micro_batch in micro_batches:
-        with torch.cuda.stream(side):
+        # `_arrived` could not protect the memory of tensors that it does not find.
+        found = _is_searchable(micro_batch.batch)
+        with torch.cuda.stream(side if found else torch.cuda.current_stream(device)):
             copied = (to_device(micro_batch, device), side.record_event())
         if ahead is not None:
             yield _arrived(*ahead, device)
@@ -60,15 +65,55 @@ def _arrived(micro_batch: MicroBatch, event: torch.cuda.Event, device: torch.dev
 
 
 def _to(value: Any, device: torch.device) -> Any:
+    """Return a batch on the device, with the same types.
+
+    An object with a method `to`, for example a `BatchEncoding` of transformers, moves itself.
+    """
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
+    if callable(getattr(value, "to", None)):
+        return _moved_by_itself(value, device)
+    if isinstance(value, UserDict):
+        moved = copy.copy(value)
+        moved.data = {key: _to(item, device) for key, item in value.items()}
+        return moved
     if isinstance(value, Mapping):
         return {key: _to(item, device) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_to(item, device) for item in value))
     if isinstance(value, (list, tuple)):
         return type(value)(_to(item, device) for item in value)
+    if _is_plain_dataclass(value):
+        moved = copy.copy(value)
+        for field in dataclasses.fields(value):
+            # A frozen dataclass refuses plain assignment.
+            object.__setattr__(moved, field.name, _to(getattr(value, field.name), device))
+        return moved
     return value
+
+
+def _moved_by_itself(value: Any, device: torch.device) -> Any:
+    try:
+        return value.to(device, non_blocking=True)
+    except TypeError:  # Not every `to` has this argument.
+        return value.to(device)
+
+
+def _is_plain_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _is_searchable(value: Any) -> bool:
+    """Return whether `tensors_in` finds all tensors of a batch."""
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, Mapping):
+        return all(map(_is_searchable, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_searchable, value))
+    if _is_plain_dataclass(value):
+        return all(_is_searchable(getattr(value, f.name)) for f in dataclasses.fields(value))
+    return not callable(getattr(value, "to", None))
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -81,3 +126,6 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from tensors_in(item)
+    elif _is_plain_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, field.name))

@@ -10,6 +10,19 @@ from ddp_trainer.config import Precision, RunConfig
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def with_precision(config: RunConfig, device: torch.device) -> RunConfig:
+    """Return the config with the precision that `auto` means on a device.
+
+    TensorFloat-32 has the range of fp32, leaves weights and activations in fp32, and multiplies
+    matrices several times as fast. A GPU without it computes in fp32. bf16 is faster still, but it
+    changes the types that a task's own code receives, so a task must ask for it.
+    """
+    if config.precision != "auto":
+        return config
+    chosen: Precision = "tf32" if device.type == "cuda" else "fp32"
+    return config.model_copy(update={"precision": chosen})
+
+
 def set_arithmetic(config: RunConfig) -> None:
     """Set torch's global switches for TensorFloat-32 and for the choice of algorithms.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ddp_trainer.observe.history import HistoryWriter
 from ddp_trainer.ranks.environment import Ranks
+from ddp_trainer.trackers.trackers import Trackers
 
 DIGITS = 6
 """Significant digits of numbers in events."""
@@ -25,6 +26,7 @@ class EventLog:
         *,
         all_ranks: bool = False,
         history: HistoryWriter | None = None,
+        trackers: Trackers | None = None,
     ) -> None:
         """Choose which events this rank prints.
 
@@ -33,7 +35,11 @@ class EventLog:
             attempt: Number of the attempt.
             all_ranks: Whether every rank prints the events whose values differ between ranks.
             history: File that keeps the events.
+            trackers: Experiment trackers that log their values.
         """
+        self._trackers = trackers
+        if trackers is not None:
+            trackers.warn_with(lambda message: self.emit("warning", message=message))
         self._history = history
         self._ranks = ranks
         self._attempt = attempt
@@ -58,9 +64,13 @@ class EventLog:
         sys.stdout.flush()
         if self._history is not None:
             self._history.write(event, now, line)
+        if self._trackers is not None:
+            self._trackers.write(event, document)
 
     def close(self) -> None:
-        """Wait until the history is written, but only briefly. No event may follow."""
+        """Wait briefly until history and trackers have all events. No event may follow."""
+        if self._trackers is not None:
+            self._trackers.close()
         if self._history is not None:
             self._history.close()
 

@@ -1,5 +1,6 @@
 """Heartbeats: one small file per local rank, for the agent on the same node."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -143,15 +144,23 @@ class HeartbeatWriter:
             self._heartbeat.training_times = times
             if times is not None:
                 times.step = self._step
-        name = f"{self._heartbeat.local_rank}.json"
-        pending = self._directory / f".{name}.tmp"
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            pending.write_text(self._heartbeat.to_json(), encoding="utf-8")
-            pending.replace(self._directory / name)
-        except OSError:
-            # A full disk must not end a healthy run. The next heartbeat tries again.
-            return
+        write_heartbeat(self._directory, self._heartbeat)
+
+
+def write_heartbeat(directory: Path, heartbeat: LocalHeartbeat) -> None:
+    """Replace the newest heartbeat of a rank. A full disk must not end a healthy run.
+
+    Args:
+        directory: Directory on the node, created if missing.
+        heartbeat: Heartbeat to write.
+    """
+    name = f"{heartbeat.local_rank}.json"
+    pending = directory / f".{name}.tmp"
+    # The next heartbeat tries again.
+    with contextlib.suppress(OSError):
+        directory.mkdir(parents=True, exist_ok=True)
+        pending.write_text(heartbeat.to_json(), encoding="utf-8")
+        pending.replace(directory / name)
 
 
 def _create_record(directory: Path | None, local_rank: int) -> ActivityWriter | None:

@@ -1,6 +1,6 @@
 """Reports of a run: events for log collectors, and heartbeats for the agent."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -15,7 +15,7 @@ from ddp_wire.contract import CheckpointInfo, Progress, Straggler
 
 _MEASURED = ("grad_norm", "allreduce_seconds", "allreduce_overlap_seconds")
 """Fields of the progress that its event has only if they are measured."""
-_NOT_IN_EVENT = {"metrics", "learning_rate", "straggler", *_MEASURED}
+_NOT_IN_EVENT = {"metrics", "loss_parts", "learning_rate", "straggler", *_MEASURED}
 """Fields of the progress that its event has under other names, not always, or never."""
 
 LISTED_RANKS = 32
@@ -98,6 +98,7 @@ class Reporter:
         step: int,
         epoch: int | None,
         loss: float,
+        loss_parts: Mapping[str, float] | None = None,
         lr: float,
         grad_norm: float | None,
         allreduce: tuple[float, float] | None = None,
@@ -107,16 +108,16 @@ class Reporter:
     ) -> None:
         """Report the progress of training since the last report.
 
-        The event adds `data_wait_seconds`, the time that this rank had no batch to train on,
-        `cpu_percent`, its CPU use in percent of one CPU, and `throttled_seconds`, the time for
-        which its container was throttled. `step_seconds` and, if enough updates were measured,
-        `own_seconds` have one value per rank, see `RankSeconds`; above `LISTED_RANKS` ranks their
-        minimum, median, maximum and the slowest rank.
+        The event adds `data_wait_seconds`, the time without a batch to train on, `cpu_percent` of
+        one CPU, and `throttled_seconds`, the time for which the container was throttled.
+        `step_seconds` and, if measured, `own_seconds` have one value per rank, see `RankSeconds`;
+        above `LISTED_RANKS` ranks their minimum, median, maximum and the slowest rank.
 
         Args:
             step: Newest update.
             epoch: Epoch of the newest update.
             loss: Mean training loss since the last report.
+            loss_parts: Its named parts, if the task has any.
             lr: Learning rate of the newest update.
             grad_norm: Gradient norm of the newest update, if measured.
             allreduce: Seconds of the all-reduce of the gradients, and the part of them in which the
@@ -131,6 +132,7 @@ class Reporter:
             total_steps=self._total_steps,
             epoch=epoch,
             loss=loss,
+            loss_parts=dict(loss_parts) if loss_parts else None,
             samples_per_second=rate,
             eta_seconds=self._eta(step, rate, seconds_left),
             metrics=self._progress.metrics,
@@ -145,8 +147,7 @@ class Reporter:
         fields = self._progress.model_dump(exclude=_NOT_IN_EVENT)
         fields |= {"lr": lr, "data_wait_seconds": self.times.data_wait.read(), **self._cpu.read()}
         fields |= self._progress.model_dump(include=set(_MEASURED), exclude_none=True)
-        if phase_seconds:
-            fields["phase_seconds"] = phase_seconds
+        fields |= _not_empty(phase_seconds=phase_seconds, loss_parts=loss_parts)
         fields |= _rank_fields(rank_seconds)
         if self._peak_rate is not None:
             fields["mfu"] = rate / self._peak_rate if rate else None
@@ -213,6 +214,10 @@ def _rank_fields(rank_seconds: Sequence[RankSeconds]) -> dict[str, Any]:
     if rank_seconds and all(rank.own for rank in rank_seconds):
         fields["own_seconds"] = _by_rank([rank.own for rank in rank_seconds])
     return fields
+
+
+def _not_empty(**fields: Mapping[str, float] | None) -> dict[str, dict[str, float]]:
+    return {name: dict(value) for name, value in fields.items() if value}
 
 
 def _by_rank(seconds: list[float]) -> list[float] | dict[str, float]:

@@ -94,6 +94,8 @@ class Decision:
     """Time since the last exchange, mean over ranks."""
     rank_seconds: tuple[RankSeconds, ...] = ()
     """Times of each rank. Empty above `MOST_RANKS` ranks."""
+    parts: tuple[float, ...] = ()
+    """Sums over ranks of the parts of the loss."""
 
     @property
     def loss(self) -> float:
@@ -129,7 +131,9 @@ class Agreement:
         """Return whether the ranks exchange requests after this update; equal on all ranks."""
         return step >= self._next_step or step % self._every_steps == 0
 
-    def exchange(self, step: int, totals: Tensor, requests: Requests) -> Decision:
+    def exchange(
+        self, step: int, totals: Tensor, requests: Requests, parts: Tensor | None = None
+    ) -> Decision:
         """Reduce losses, requests and step time over all ranks. Costs one host sync.
 
         Args:
@@ -137,13 +141,16 @@ class Agreement:
             totals: This rank's sums since the last report: loss sum, loss count, and updates whose
                 gradients were not finite. Shape (3,), fp64, on the run's device.
             requests: This rank's requests.
+            parts: This rank's sums of the parts of the loss. Shape (n,), as `totals`.
         """
         flags = [float(requests.stop), float(requests.finish), float(requests.save)]
         elapsed = time.monotonic() - self._last_time
         values = [*flags, requests.communication_wait, elapsed, *astuple(requests.starvation)]
         values += self._by_rank(requests.rank_seconds)
         mine = torch.tensor(values, dtype=totals.dtype).to(totals.device)
-        summed = sum_over_ranks(torch.cat((totals, mine))).tolist()
+        parts = totals[:0] if parts is None else parts
+        summed = sum_over_ranks(torch.cat((parts, totals, mine))).tolist()
+        parts_sums, summed = summed[: len(parts)], summed[len(parts) :]
         loss_sum, loss_count, nonfinite, stop, finish, save, wait, seconds, *rest = summed
         self._schedule_next(step, seconds / self._world_size)
         return Decision(
@@ -157,6 +164,7 @@ class Agreement:
             starvation=DataStarvation(*rest[:3]),
             seconds=seconds / self._world_size,
             rank_seconds=tuple(map(RankSeconds, rest[3::3], rest[4::3], rest[5::3])),
+            parts=tuple(parts_sums),
         )
 
     def _by_rank(self, own: RankSeconds) -> list[float]:

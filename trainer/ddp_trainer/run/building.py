@@ -10,6 +10,7 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.seeds import derive_seed, seed_all
 from ddp_trainer.task import HasOptimizer, RunEnv, Task, check_task, load_build, peak_rate
+from ddp_trainer.trackers.trackers import check_installed
 
 
 def build_task(
@@ -44,6 +45,7 @@ def build_task(
     if isinstance(task, HasOptimizer) and (stated := config.optimizer.model_fields_set):
         key = f"optimizer.{min(stated)}"
         raise InputError(f"config: {key} has no effect, because the task has its own optimizer")
+    check_installed(config.log.trackers)
     if config.log.peak_tflops:
         # Raise its InputError here, before the rank opens the run.
         peak_rate(task, config.log.peak_tflops)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from ddp_trainer.checkpoint.initial import WeightMatch, load_initial
 from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.checkpoint.snapshot import Snapshot
 from ddp_trainer.config import BatchSplit, RunConfig
-from ddp_trainer.data.budget import CpuBudget, divide_cpus
+from ddp_trainer.data.auto_workers import WorkerChoice, choose_workers
+from ddp_trainer.data.budget import CpuBudget, divide_cpus, spare_cpus
 from ddp_trainer.data.fingerprint import fingerprint
 from ddp_trainer.data.loader import LoaderFactory, Sampler, make_sampler
 from ddp_trainer.data.prefetch import to_device
@@ -22,12 +23,9 @@ from ddp_trainer.data.stream import StreamSampler
 from ddp_trainer.errors import InputError
 from ddp_trainer.learner import Learner, build_learner, footprint
 from ddp_trainer.numerics.guard import NonFiniteTracker
-from ddp_trainer.numerics.precision import set_arithmetic
-from ddp_trainer.observe.events import EventLog
+from ddp_trainer.numerics.precision import set_arithmetic, with_precision
 from ddp_trainer.observe.heartbeats import HeartbeatWriter
-from ddp_trainer.observe.history import HistoryWriter
 from ddp_trainer.observe.phases import PhaseTimer
-from ddp_trainer.observe.report import Reporter
 from ddp_trainer.observe.starvation import DataWaitMonitor
 from ddp_trainer.observe.trace import Trace
 from ddp_trainer.observe.work import WorkMeter
@@ -39,11 +37,12 @@ from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.ranks.preflight import RankInfo, build_and_compare, rank_info
 from ddp_trainer.ranks.topology import Location, rank_map, ring_warning
 from ddp_trainer.run.building import build_task, document_of
+from ddp_trainer.run.reporting import make_reporter
 from ddp_trainer.run.run import Position, Run
-from ddp_trainer.run.state import restore
+from ddp_trainer.run.state import missing_task_state, restore, task_state
 from ddp_trainer.step import rehearse
 from ddp_trainer.stop import StopFlag
-from ddp_trainer.task import HasOptimizer, Task, peak_rate
+from ddp_trainer.task import Task
 from ddp_wire.activity import Activity
 from ddp_wire.contract import CheckpointInfo, RankPhase
 from ddp_wire.machine import cpu_count
@@ -104,6 +103,8 @@ class _Data:
     loaders: LoaderFactory
     position: Position
     total_steps: int
+    choice: WorkerChoice | None = None
+    """Choice of the number of worker processes; None if the config states it."""
 
     def training(self) -> Iterable[MicroBatch]:
         """Create the loader of the remaining updates."""
@@ -129,6 +130,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
         VolumeError: On every rank, if rank 0 cannot read or write the volume.
     """
     group = _join(request.config, ranks)
+    request = replace(request, config=with_precision(request.config, group.device))
     built = _build(request, ranks, group.device)
     heartbeats.phase(RankPhase.TRAINING)
     resume = _open_checkpoints(request, built, group.device)
@@ -138,12 +140,15 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
     work = WorkMeter()
     entered = (heartbeats.enter, work.enter)
     learner.trace = _trace(built.config, ranks, data.position.step, group.device, entered)
-    report = _reporter(built, ranks, resume.opened["attempt"], heartbeats, data.total_steps)
+    attempt, steps = resume.opened["attempt"], data.total_steps
+    report = make_reporter(
+        built.task, built.config, ranks, attempt, heartbeats=heartbeats, total_steps=steps
+    )
     run = Run(
         config=built.config,
         task_path=request.task,
         ranks=ranks,
-        attempt=resume.opened["attempt"],
+        attempt=attempt,
         task=built.task,
         learner=learner,
         sampler=data.sampler,
@@ -155,7 +160,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
         report=report,
         work=work,
         position=data.position,
-        total_steps=data.total_steps,
+        total_steps=steps,
         reported_step=data.position.step,
         nonfinite=NonFiniteTracker(
             built.config.nonfinite,
@@ -164,9 +169,10 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
         ),
         data_wait_monitor=DataWaitMonitor(report.times.data_wait, ranks.rank, ranks.world_size),
     )
-    _report_opened(run, resume.opened, group, built.locations)
-    _report_warnings(run, built, group.route, data.loaders.budget)
-    _report_initial(run, initial)
+    _report_opened(run, resume.opened, group, built.locations, data.loaders.budget.workers)
+    other = (group.route.warning, missing_task_state(built.task, resume.saved))
+    _report_warnings(run, built, other, data.loaders.budget)
+    _report_notes(run, data.choice, initial)
     _report_memory(run)
     return run
 
@@ -174,7 +180,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
 def _join(config: RunConfig, ranks: Ranks) -> _Group:
     """Set up the device, and join the process group."""
     device = process_group.choose_device(config.device, ranks)
-    set_arithmetic(config)
+    set_arithmetic(with_precision(config, device))
     split = config.batch_split(ranks.world_size)
     timeouts.configure(config, os.environ, nccl=device.type == "cuda")
     route = process_group.join(ranks, device, config.parallel.first_timeout)
@@ -217,9 +223,28 @@ def _data(built: _Built, saved: Snapshot | None, ranks: Ranks, group: _Group) ->
     position = _position(saved, sampler) if saved else Position()
     total_steps = _total_steps(sampler, position, config)
     rank_slice = RankSlice(ranks.rank, ranks.world_size, group.split.micro_batch)
-    budget = _apply_cpu_budget(config, ranks)
+    requested = config.data.workers
+    budget = divide_cpus(
+        cpu_count(), ranks.local_world_size, 0 if requested == "auto" else requested
+    )
     loaders = LoaderFactory(built.task, config.data, budget, group.device)
-    return _Data(sampler, rank_slice, loaders, position, total_steps)
+    data = _Data(sampler, rank_slice, loaders, position, total_steps)
+    left = position.step < total_steps
+    if requested == "auto" and group.device.type == "cuda" and left:
+        data = _with_chosen_workers(data, ranks)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(data.loaders.budget.threads)
+    return data
+
+
+def _with_chosen_workers(data: _Data, ranks: Ranks) -> _Data:
+    """Return the data with the number of workers that fits the time to prepare a batch."""
+    spare = spare_cpus(cpu_count(), ranks.local_world_size)
+    training, shipped = data.loaders.task.train_data, data.loaders.shipped()
+    choice = choose_workers(training, data.first, spare, shipped=shipped)
+    budget = divide_cpus(cpu_count(), ranks.local_world_size, choice.workers)
+    loaders = replace(data.loaders, budget=budget)
+    return replace(data, loaders=loaders, choice=choice)
 
 
 def _load_initial(
@@ -238,8 +263,9 @@ def _learner(
     """Build the learner, restore it from the checkpoint, and rehearse if necessary."""
     config, step = built.config, data.position.step
     learner = build_learner(built.task, config, ranks, device)
+    task_state(built.task)  # Raise its InputError before the training, not at the first save.
     if saved:
-        restore(learner, saved, keep_groups=not isinstance(built.task, HasOptimizer))
+        restore(learner, built.task, saved)
     if step < data.total_steps and _needs_rehearsal(learner, ranks):
         rehearse(learner, to_device(data.first(), device))
     return learner
@@ -306,14 +332,6 @@ def _total_steps(sampler: Sampler, position: Position, config: RunConfig) -> int
     return total if config.max_steps is None else min(total, config.max_steps)
 
 
-def _apply_cpu_budget(config: RunConfig, ranks: Ranks) -> CpuBudget:
-    """Return this rank's CPU budget, and set torch's number of threads by it."""
-    budget = divide_cpus(cpu_count(), ranks.local_world_size, config.data.workers)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(budget.threads)
-    return budget
-
-
 def _agreement(position: Position, config: RunConfig, ranks: Ranks) -> Agreement:
     return Agreement(
         step=position.step,
@@ -324,29 +342,8 @@ def _agreement(position: Position, config: RunConfig, ranks: Ranks) -> Agreement
     )
 
 
-def _reporter(
-    built: _Built, ranks: Ranks, attempt: int, heartbeats: HeartbeatWriter, total_steps: int
-) -> Reporter:
-    config = built.config
-    peak = config.log.peak_tflops
-    directory = config.checkpoint.directory
-    return Reporter(
-        events=EventLog(
-            ranks,
-            attempt,
-            all_ranks=config.log.all_ranks,
-            history=HistoryWriter(Path(directory)) if directory and ranks.is_first else None,
-        ),
-        heartbeats=heartbeats,
-        is_first=ranks.is_first,
-        total_steps=total_steps,
-        global_batch=config.global_batch,
-        peak_rate=peak_rate(built.task, peak * ranks.world_size) if peak else None,
-    )
-
-
 def _report_opened(
-    run: Run, opened: dict[str, Any], group: _Group, locations: list[Location]
+    run: Run, opened: dict[str, Any], group: _Group, locations: list[Location], workers: int
 ) -> None:
     """Report the start event."""
     run.report.opened(
@@ -364,22 +361,25 @@ def _report_opened(
         parameters=sum(param.numel() for param in run.learner.model.parameters()),
         bytes_per_rank=footprint(run.learner).by_strategy(run.ranks.world_size),
         train_samples=run.sampler.size,
+        workers=workers,
         **group.route.described(),
         checkpoint_dir=run.config.checkpoint.directory,
     )
 
 
 def _report_warnings(
-    run: Run, built: _Built, route: process_group.Route, budget: CpuBudget
+    run: Run, built: _Built, other: Iterable[str | None], budget: CpuBudget
 ) -> None:
-    """Report differences between ranks, slow routes, and missing CPUs."""
+    """Report differences between ranks, slow routes, missing CPUs, and a task without its state."""
     ring = ring_warning(built.locations)
-    for sentence in filter(None, [*built.warnings, route.warning, ring, budget.warning]):
+    for sentence in filter(None, [*built.warnings, ring, budget.warning, *other]):
         run.report.warn(sentence)
 
 
-def _report_initial(run: Run, initial: WeightMatch | None) -> None:
-    """Report the initial weights, if any were loaded."""
+def _report_notes(run: Run, choice: WorkerChoice | None, initial: WeightMatch | None) -> None:
+    """Report the number of workers, if it was chosen, and initial weights, if any were loaded."""
+    if choice:
+        run.report.note(choice.sentence())
     if initial and initial.complete:
         run.report.note(f"loaded {len(initial.loaded)} initial tensors from {initial.path}")
     elif initial:

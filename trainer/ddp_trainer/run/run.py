@@ -34,7 +34,7 @@ from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.run.garbage import Collector
 from ddp_trainer.run.state import gather, learner_state, restore
 from ddp_trainer.stop import StopFlag
-from ddp_trainer.task import HasOptimizer, Task
+from ddp_trainer.task import Task, Update
 from ddp_wire.activity import Activity
 
 
@@ -120,6 +120,17 @@ class Run:
             self.before_first_update = False
             process_group.set_timeout(self.config.parallel.timeout_seconds)
 
+    def newest_update(self) -> Update:
+        """Return the newest update as the task's hook receives it."""
+        return Update(
+            step=self.position.step,
+            total_steps=self.total_steps,
+            epoch=self.epoch,
+            model=self.learner.model,
+            optimizer=self.learner.optimizer,
+            metrics=self.metrics,
+        )
+
     def stop_clock(self) -> None:
         """Stop the time of training, after the last update of this attempt."""
         self.position = Position(self.position.step, self.position.samples, self.seconds())
@@ -140,7 +151,8 @@ class Run:
             starvation=self.data_wait_monitor.own_starvation(),
             rank_seconds=replace(own, step=self.report.times.mean_update()) if due else own,
         )
-        decision = self.agreement.exchange(step, learner.totals.read(), requests)
+        totals, parts = learner.totals.read(), learner.parts.read()
+        decision = self.agreement.exchange(step, totals, requests, parts)
         starvation_warning = self.data_wait_monitor.assess(decision.starvation, decision.seconds)
         if starvation_warning:
             self.report.warn(starvation_warning)
@@ -156,6 +168,9 @@ class Run:
                 step=step,
                 epoch=self.epoch,
                 loss=decision.loss,
+                loss_parts=learner.parts.means(
+                    decision.parts, decision.loss_count, self.ranks.world_size
+                ),
                 lr=learner.optimizer.param_groups[0]["lr"],
                 grad_norm=None if learner.grad_norm is None else learner.grad_norm.item(),
                 allreduce=self._allreduce(),
@@ -188,7 +203,7 @@ class Run:
         self.learner.trace.enter(Activity.CHECKPOINT)
         with self.report.apart("checkpoint"):
             start = time.monotonic()
-            taken = gather(self.learner)
+            taken = gather(self.learner, self.task)
             with self._volume_timeout():
                 on_first_rank(partial(self._commit, taken, start, required), self.learner.device)
 
@@ -318,7 +333,7 @@ class Run:
             )
         with self._volume_timeout():
             saved = self.checkpoints.receive(self.learner.device)
-        restore(self.learner, saved, keep_groups=not isinstance(self.task, HasOptimizer))
+        restore(self.learner, self.task, saved)
 
     def _weights_broken(self, *, required: bool) -> bool:
         """Check whether an update was made with non-finite gradients, and report it.

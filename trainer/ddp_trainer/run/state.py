@@ -14,14 +14,20 @@ from ddp_trainer.checkpoint.snapshot import (
     put_optimizer,
     take,
 )
+from ddp_trainer.checkpoint.tree import decode, encode
 from ddp_trainer.errors import InputError
 from ddp_trainer.learner import Learner
 from ddp_trainer.parallel.dtensor import whole
 from ddp_trainer.ranks.collectives import broadcast_json, is_joined
+from ddp_trainer.task import HasOptimizer, Task, stateful
 
 
-def gather(learner: Learner) -> Snapshot | None:
-    """Gather the learner's whole state in host memory of rank 0. Every rank must call it.
+def gather(learner: Learner, task: Task) -> Snapshot | None:
+    """Gather the whole state in host memory of rank 0. Every rank must call it.
+
+    Args:
+        learner: Learner of the task.
+        task: Task, whose own state is part of the whole.
 
     Returns:
         The snapshot on rank 0, None on the other ranks.
@@ -32,12 +38,14 @@ def gather(learner: Learner) -> Snapshot | None:
     own = take(learner.model, learner.optimizer)
     own.average = learner.ema.state() if learner.ema else {}
     own.compression = learner.compression.state(learner.rank) if learner.compression else {}
+    own.task, own.task_rest = task_state(task)
     gathered = replace(
         own,
         model=_gathered(own.model, learner),
         optimizer=_gathered(own.optimizer, learner, union=learner.strategy.splits_optimizer),
         average=_gathered(own.average, learner),
         compression=_gathered(own.compression, learner, union=bool(own.compression)),
+        task=_gathered(own.task, learner),
     )
     if learner.strategy.splits_optimizer:
         for rank in range(1, dist.get_world_size()):
@@ -56,26 +64,51 @@ def learner_state(learner: Learner) -> dict[str, Any]:
     }
 
 
-def restore(learner: Learner, saved: Snapshot, *, keep_groups: bool) -> None:
+def task_state(task: Task) -> tuple[Tensors, Any]:
+    """Return the tensors and the JSON document of the task's own state. None without state.
+
+    Raises:
+        InputError: If a value is neither a tensor nor a JSON value.
+    """
+    owner = stateful(task)
+    return ({}, None) if owner is None else encode(owner.state_dict(), "task")
+
+
+def missing_task_state(task: Task, saved: Snapshot | None) -> str | None:
+    """Return a sentence if only one of task and checkpoint has state of the task."""
+    owner = stateful(task)
+    if saved is None or (owner is None) == (saved.task_rest is None):
+        return None
+    if owner is None:
+        return "the checkpoint has state of the task, but the task has no load_state_dict for it"
+    return "the checkpoint has no state of the task, so the task keeps its initial state"
+
+
+def restore(learner: Learner, task: Task, saved: Snapshot) -> None:
     """Restore saved state, in place. Every rank must call it with the same snapshot.
 
     Args:
-        learner: A learner built by the same task.
+        learner: A learner of the task.
+        task: The task. Its own optimizer gets the saved hyperparameters, that of the config keeps
+            those of the config.
         saved: Whole snapshot.
-        keep_groups: Whether the optimizer keeps the hyperparameters of the config.
 
     Raises:
         InputError: If names or shapes differ, or if another optimizer wrote the state.
     """
-    _check_optimizer(learner, saved.state, configured=keep_groups)
+    configured = not isinstance(task, HasOptimizer)
+    _check_optimizer(learner, saved.state, configured=configured)
     put_model(learner.model, saved.model)
     put_optimizer(
         learner.model,
         learner.optimizer,
         saved.optimizer,
         saved.optimizer_rest,
-        keep_groups=keep_groups,
+        keep_groups=configured,
     )
+    owner = stateful(task)
+    if owner is not None and saved.task_rest is not None:
+        owner.load_state_dict(decode(saved.task, saved.task_rest))
     if learner.ema:
         learner.ema.load(saved.average)
     if saved.state["scaler"] and learner.scaler.is_enabled():

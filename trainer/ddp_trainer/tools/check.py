@@ -1,5 +1,6 @@
 """Check a task's samples on the CPU in one process, before a job occupies many machines."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -210,6 +211,9 @@ def _tensors(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
     elif isinstance(value, (list, tuple)):
         for number, item in enumerate(value):
             yield from _tensors(item, f"{path}[{number}]")
+    elif dataclasses.is_dataclass(value):
+        for part in dataclasses.fields(value):
+            yield from _tensors(getattr(value, part.name), f"{path}.{part.name}")
 
 
 def _is_numeric_array(value: Any) -> bool:

@@ -198,6 +198,6 @@ def _train(case: Case, ranks: Ranks, task: str, document: Document, folder: Path
         # Dropout and BatchNorm depend on which rank has which sample: eval() turns both off.
         run.learner.model.eval()
         loop(run)
-        snapshot = gather(run.learner)
+        snapshot = gather(run.learner, run.task)
     if snapshot:
         save_file(snapshot.model, folder / case.file)

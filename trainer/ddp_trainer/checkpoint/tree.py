@@ -1,0 +1,75 @@
+"""Conversion of nested state, such as a task's, to tensors and a JSON document, and back.
+
+The document has the structure of the state. `{"$tensor": name}` refers to a tensor. JSON has no
+form for tuples and for dictionaries whose keys are not strings, as in the state of an optimizer:
+they are `{"$tuple": [...]}` and `{"$items": [[key, value], ...]}`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddp_trainer.checkpoint.snapshot import Tensors
+from ddp_trainer.errors import InputError
+
+_SCALARS = (bool, int, float, str, type(None))
+_UNSUPPORTED = (torch.complex128,)
+
+
+def encode(state: Any, owner: str) -> tuple[Tensors, Any]:
+    """Return the tensors of nested state by name, without copying them, and its JSON document.
+
+    Args:
+        state: Dictionaries, lists and tuples of tensors and JSON values, at any depth.
+        owner: Owner of the state, for error messages.
+
+    Raises:
+        InputError: If a value is of another type. The message names its place.
+    """
+    tensors: Tensors = {}
+
+    def visit(value: Any, path: str) -> Any:
+        if isinstance(value, Tensor):
+            if value.layout != torch.strided or value.is_meta or value.dtype in _UNSUPPORTED:
+                raise _refused(path, owner, f"{value.layout} of {value.dtype}")
+            while path in tensors:
+                path += "'"
+            tensors[path] = value
+            return {"$tensor": path}
+        if type(value) in _SCALARS:
+            return value
+        if isinstance(value, dict):
+            for key in value:
+                if type(key) not in _SCALARS:
+                    raise _refused(f"{path}/{key}", owner, f"a key of type {type(key).__name__}")
+            items = [(key, visit(item, f"{path}/{key}".strip("/"))) for key, item in value.items()]
+            plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
+            return dict(items) if plain else {"$items": [list(item) for item in items]}
+        if type(value) in (list, tuple):
+            many = [visit(item, f"{path}/{n}".strip("/")) for n, item in enumerate(value)]
+            return many if isinstance(value, list) else {"$tuple": many}
+        raise _refused(path, owner, type(value).__name__)
+
+    return tensors, visit(state, "")
+
+
+def decode(tensors: Tensors, document: Any) -> Any:
+    """Return the state that `encode` took apart. Dictionaries of any type return as `dict`."""
+    if isinstance(document, list):
+        return [decode(tensors, item) for item in document]
+    if not isinstance(document, dict):
+        return document
+    if "$tensor" in document:
+        return tensors[document["$tensor"]]
+    if "$tuple" in document:
+        return tuple(decode(tensors, item) for item in document["$tuple"])
+    items = document["$items"] if "$items" in document else document.items()
+    return {key: decode(tensors, item) for key, item in items}
+
+
+def _refused(path: str, owner: str, given: str) -> InputError:
+    return InputError(
+        f'checkpoint: "{path}" in the state of the {owner} must be a tensor or a JSON value, not'
+        f" {given}"
+    )

@@ -1,0 +1,101 @@
+"""Choice of the number of worker processes by the time that a batch takes."""
+
+import pickle
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_trainer.data.prefetch import tensors_in
+from ddp_trainer.task import is_indexed
+
+SLOW_SECONDS = 0.005
+"""Time to prepare a batch from which worker processes are worth their start, in seconds.
+
+A GPU makes an update of a small model in about this time.
+"""
+LARGEST_COPY = 256 << 20
+"""Largest pickled data set, in bytes, because each worker process has a copy of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerChoice:
+    """A number of worker processes per rank, and why it was chosen."""
+
+    workers: int
+    reason: str
+
+    def sentence(self) -> str:
+        """Return the choice as one sentence."""
+        return f"data.workers auto: {self.workers} worker processes per rank, because {self.reason}"
+
+
+def choose_workers(
+    data: Any,
+    prepare: Callable[[], object],
+    spare: int,
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    shipped: Iterable[Any] = (),
+) -> WorkerChoice:
+    """Choose the number of worker processes for a rank whose device is a GPU.
+
+    Args:
+        data: Training data.
+        prepare: Prepares the first batch in this process.
+        spare: CPUs that the rank can spare.
+        clock: Source of time, in seconds.
+        shipped: All other objects that each worker process receives.
+    """
+    if not spare:
+        return WorkerChoice(0, "the container has no CPUs to spare")
+    if not is_indexed(data):
+        return WorkerChoice(0, "each of them would read the whole stream")
+    seconds = []
+    try:
+        for _ in range(2):  # The first time includes imports and cold caches.
+            start = clock()
+            prepare()
+            seconds.append(clock() - start)
+    except Exception:  # noqa: BLE001 - the first update fails in the same way, and reports it
+        return WorkerChoice(0, "the first batch cannot be prepared")
+    duration = f"a batch takes {1000 * min(seconds):.3g} ms to prepare"
+    if min(seconds) < SLOW_SECONDS:
+        return WorkerChoice(0, f"{duration}, less than {1000 * SLOW_SECONDS:.0f} ms")
+    obstacle = _obstacle((data, *shipped))
+    return WorkerChoice(0, obstacle) if obstacle else WorkerChoice(spare, duration)
+
+
+class _TooLargeError(Exception):
+    pass
+
+
+class _Counter:
+    """A file that only counts what is written, up to a limit."""
+
+    def __init__(self) -> None:
+        self._written = 0
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        self._written += size
+        if self._written > LARGEST_COPY:
+            raise _TooLargeError
+        return size
+
+
+def _obstacle(objects: tuple[Any, ...]) -> str | None:
+    """Return why the objects cannot be given to worker processes, or None."""
+    too_large = f"each of them would copy more than {LARGEST_COPY >> 20} MiB of data"
+    # torch copies a tensor before it writes it, so look for large ones first.
+    tensors = tensors_in([getattr(one, "__dict__", None) for one in objects])
+    if sum(tensor.nbytes for tensor in tensors) > LARGEST_COPY:
+        return too_large
+    try:
+        pickle.Pickler(_Counter(), protocol=pickle.HIGHEST_PROTOCOL).dump(objects)
+    except _TooLargeError:
+        return too_large
+    except Exception as error:  # noqa: BLE001 - pickle raises whatever the data raise
+        first = (str(error).splitlines() or [""])[0]
+        return f"the data cannot be pickled: {type(error).__name__}: {first}"
+    return None

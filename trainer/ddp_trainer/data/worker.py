@@ -1,0 +1,25 @@
+"""The end of a worker process whose rank was killed."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+
+
+def end_with_rank(_worker: int) -> None:
+    """End this worker process as soon as its rank ends. torch calls it in each worker.
+
+    torch's own check compares the parent's process id. The parent of a worker is the fork server,
+    and that lives as long as any worker, so without this a killed rank leaves all of them behind.
+    """
+    rank = multiprocessing.parent_process()
+    if rank is not None:
+        threading.Thread(target=_wait_for_end, args=(rank,), name="rank", daemon=True).start()
+
+
+def _wait_for_end(rank: BaseProcess) -> None:
+    wait([rank.sentinel])
+    # SIGKILL, because the main thread may be anywhere, and nobody reads its batches any more.
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,93 @@
+"""Adapters of MLflow and Weights & Biases, which must be installed to be used.
+
+Their own environment variables choose server, project and account: `MLFLOW_TRACKING_URI`,
+`MLFLOW_EXPERIMENT_NAME`, `WANDB_PROJECT`, `WANDB_API_KEY`, `WANDB_MODE`.
+"""
+
+import importlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_LONGEST_PARAMETER = 500
+"""Most characters of a setting that every version of MLflow takes."""
+_PARAMETERS_AT_ONCE = 100
+"""Most settings that MLflow takes in one request."""
+
+
+class Mlflow:
+    """A run of MLflow, continued by every attempt."""
+
+    def __init__(self, run_id: str | None, name: str, config: Mapping[str, Any]) -> None:
+        """Start the run, or continue it.
+
+        Args:
+            run_id: Id of the run. None creates a new one.
+            name: Name of a new run.
+            config: Settings of a new run, as JSON.
+        """
+        self._mlflow: Any = importlib.import_module("mlflow")
+        started = self._mlflow.start_run(run_id=run_id, run_name=None if run_id else name)
+        self.run_id: str = started.info.run_id
+        """Id with which another attempt continues this run."""
+        if run_id is None:
+            self._log_config(config)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Send the values of a step."""
+        allowed = {re.sub(r"[^\w\-./ ]", "_", name): value for name, value in values.items()}
+        self._mlflow.log_metrics(allowed, step=step)
+
+    def close(self, *, complete: bool) -> None:
+        """End the run. A stopped run is killed until another attempt continues it."""
+        self._mlflow.end_run(status="FINISHED" if complete else "KILLED")
+
+    def _log_config(self, config: Mapping[str, Any]) -> None:
+        settings = [(name, str(value)[:_LONGEST_PARAMETER]) for name, value in flat(config)]
+        for start in range(0, len(settings), _PARAMETERS_AT_ONCE):
+            self._mlflow.log_params(dict(settings[start : start + _PARAMETERS_AT_ONCE]))
+
+
+class Wandb:
+    """A run of Weights & Biases, continued by every attempt."""
+
+    def __init__(self, run_id: str, name: str, config: Mapping[str, Any], directory: Path) -> None:
+        """Start the run, or continue it.
+
+        Args:
+            run_id: Id of the run, chosen by the caller.
+            name: Name of the run.
+            config: Settings, as JSON. They may change from attempt to attempt.
+            directory: Folder for the files of the package.
+        """
+        wandb: Any = importlib.import_module("wandb")
+        self._run = wandb.init(
+            id=run_id,
+            resume="allow",
+            name=name,
+            config=dict(config),
+            allow_val_change=True,
+            dir=str(directory),
+            # The output of the process belongs to the logs of the job.
+            settings=wandb.Settings(console="off"),
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Send the values of a step."""
+        self._run.log(dict(values), step=step)
+
+    def close(self, *, complete: bool) -> None:
+        """Send the rest, and end the run until another attempt continues it."""
+        self._run.finish(exit_code=0 if complete else 1)
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Return the settings with their sections in their names, such as `optimizer.lr`."""
+    found: list[tuple[str, Any]] = []
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            found += flat(value, f"{prefix}{name}.")
+        else:
+            found.append((f"{prefix}{name}", value))
+    return found

@@ -1,0 +1,96 @@
+"""Writer of TensorBoard's event files, without the package `tensorboard`.
+
+The package is large (docs/decisions/0013-trackers.md), and a scalar needs little of it: a file is a
+sequence of records, each a protobuf message `Event` with its length and two checksums.
+"""
+
+import os
+import struct
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+FOLDER = "tensorboard"
+"""Folder in the run's directory with one event file per attempt."""
+
+_POLYNOMIAL = 0x82F63B78
+"""Of CRC-32C, with reversed bits."""
+
+
+class TensorBoard:
+    """Event file of one attempt."""
+
+    def __init__(self, directory: Path, attempt: int) -> None:
+        """Create the file.
+
+        Args:
+            directory: The run's directory.
+            attempt: Number of the attempt.
+
+        Raises:
+            OSError: If the volume fails.
+        """
+        folder = directory / FOLDER
+        folder.mkdir(exist_ok=True)
+        # TensorBoard reads the files in the order of their names.
+        name = f"events.out.tfevents.{int(time.time()):010d}.attempt-{attempt}.{os.getpid()}"
+        self._file = (folder / name).open("ab")
+        self._write(_text(3, b"brain.Event:2"))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Append the values of a step."""
+        scalars = (
+            _text(1, _text(1, name.encode()) + _key(2, 5) + struct.pack("<f", value))
+            for name, value in values.items()
+        )
+        self._write(_key(2, 0) + _varint(step) + _text(5, b"".join(scalars)))
+
+    def close(self, *, complete: bool) -> None:  # noqa: ARG002 - part of the interface of trackers
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, event: bytes) -> None:
+        event = _key(1, 1) + struct.pack("<d", time.time()) + event
+        length = struct.pack("<Q", len(event))
+        checksums = [struct.pack("<I", masked_crc32c(data)) for data in (length, event)]
+        self._file.write(length + checksums[0] + event + checksums[1])
+        self._file.flush()
+
+
+def masked_crc32c(data: bytes) -> int:
+    """Return the checksum of a record's part."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = (crc >> 8) ^ _TABLE[(crc ^ byte) & 0xFF]
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _table() -> list[int]:
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = (value >> 1) ^ (_POLYNOMIAL if value & 1 else 0)  # noqa: PLW2901
+        table.append(value)
+    return table
+
+
+_TABLE = _table()
+
+
+def _key(field: int, kind: int) -> bytes:
+    """Return the key of a field: kind 0 is a varint, 1 a double, 2 has a length, 5 a float."""
+    return bytes([field << 3 | kind])
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:  # noqa: PLR2004 - seven bits
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def _text(field: int, content: bytes) -> bytes:
+    return _key(field, 2) + _varint(len(content)) + content
