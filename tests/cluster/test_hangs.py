@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.support import JSON, Job
+from tests.cluster.support import JSON, Job, long_job
 from tests.harness.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
@@ -106,8 +106,15 @@ def test_case_83_with_the_default_limits(cluster: Cluster, namespace: str, seed:
 
 @pytest.mark.sweep
 @pytest.mark.timeout(1800)
-def test_slow_work_is_no_hang(cluster: Cluster, namespace: str) -> None:
-    """Ten minutes of jittery updates, with a long first update, evaluations and checkpoints."""
+def test_slow_work_is_no_hang_and_equal_ranks_are_no_stragglers(
+    cluster: Cluster, namespace: str
+) -> None:
+    """Ten minutes of two jobs at once.
+
+    One has jittery updates, with a long first update, evaluations and checkpoints. The ranks of the
+    other one do equal work, and the jobs disturb each other.
+    """
+    equal = Job.apply(cluster, namespace, long_job("equal", epochs=100_000))
     config = {"slow_seconds": 40.0, "jitter_seconds": 2.0}
     job = job_of_the_task(cluster, namespace, config, 25, {})
     status = job.wait_for("Completed", 1200)
@@ -115,3 +122,18 @@ def test_slow_work_is_no_hang(cluster: Cluster, namespace: str) -> None:
     seconds = [datetime.fromisoformat(status[name]) for name in ("startTime", "completionTime")]
     print(f"no alarm in {(seconds[1] - seconds[0]).total_seconds():.0f} s")
     assert (seconds[1] - seconds[0]).total_seconds() >= 600
+    check_that_no_rank_was_named(equal)
+
+
+def check_that_no_rank_was_named(job: Job) -> None:
+    """Check the events of the trainer and of the operator about a job that still runs."""
+    status = job.status
+    assert (job.reason, status["attempt"]) == ("Running", 1), status
+    lines = (job.run_directory / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    events = [json.loads(line) for line in lines]
+    print(f"equal ranks: {status['progress']['step']} updates, {len(events)} events")
+    assert status["progress"]["step"] > 1000
+    assert not [one for one in events if "times as long" in one.get("message", "")]
+    selector = f"reason=Straggler,involvedObject.name={job.name}"
+    named = job.kubectl("get", "events", "--field-selector", selector, "-o", "name")
+    assert named == ""

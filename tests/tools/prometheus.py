@@ -24,6 +24,7 @@ from tests.tools.pod_discovery import targets_of
 from tests.tools.ports import free_port
 
 SCRAPE_FILE = paths.REPOSITORY / "manifests" / "prometheus" / "scrape.yaml"
+RULES_FILE = SCRAPE_FILE.with_name("rules.yaml")
 _INTERVAL = "1s"
 """Scrape interval in tests, in place of the configured one."""
 _DISCOVERY_S = 1.0
@@ -34,11 +35,17 @@ _END_LIMIT_S = 10.0
 class Prometheus:
     """Prometheus as a process. The context manager starts it and always kills it at the end."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        """Prepare a Prometheus for the pods of a cluster."""
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, *, newest: bool = False) -> None:
+        """Prepare a Prometheus for the pods of a cluster.
+
+        Args:
+            cluster: The cluster.
+            newest: Whether to run version 3, which discovers the pods itself. Debian's version 2
+                reads them from a file.
+        """
+        self._cluster, self._newest = cluster, newest
         self._folder = tempfile.TemporaryDirectory(prefix="ddp-prometheus-")
-        self._url = f"http://127.0.0.1:{free_port()}"
+        self.url = f"http://127.0.0.1:{free_port()}"
         self._log = Path(self._folder.name, "prometheus.log")
         self._targets = Path(self._folder.name, "targets.json")
         self._ended = threading.Event()
@@ -48,19 +55,20 @@ class Prometheus:
         folder = Path(self._folder.name)
         configuration = folder / "prometheus.yml"
         configuration.write_text(yaml.safe_dump(self._configuration()), encoding="utf-8")
-        program = binaries.prometheus().binary("prometheus")
+        tools = binaries.prometheus_3() if self._newest else binaries.prometheus()
         command = [
-            program,
+            tools.binary("prometheus"),
             f"--config.file={configuration}",
             f"--storage.tsdb.path={folder / 'data'}",
-            f"--web.listen-address={self._url.removeprefix('http://')}",
+            f"--web.listen-address={self.url.removeprefix('http://')}",
         ]
         with self._log.open("wb") as log:
             # The kernel kills it when this process dies.
             self._process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", *command], stdout=log, stderr=log
             )
-        self._discovery.start()
+        if not self._newest:
+            self._discovery.start()
         if not poll(self._is_ready, deadline_s=_START_LIMIT_S):
             raise HarnessError(f"Prometheus is not ready: {self._last_lines()}")
         return self
@@ -72,7 +80,8 @@ class Prometheus:
         trace: TracebackType | None,
     ) -> None:
         self._ended.set()
-        self._discovery.join(_END_LIMIT_S)
+        if not self._newest:
+            self._discovery.join(_END_LIMIT_S)
         self._process.kill()
         self._process.wait(_END_LIMIT_S)
         self._folder.cleanup()
@@ -94,15 +103,30 @@ class Prometheus:
         ]
         return found
 
+    def rules(self) -> list[dict[str, Any]]:
+        """Return the product's rules and alerts, with `name`, `health` and `lastError`."""
+        groups = self._get("/api/v1/rules")["data"]["groups"]
+        return [rule for group in groups for rule in group["rules"]]
+
     def _configuration(self) -> dict[str, Any]:
-        """Return the product's scrape configuration, with a file in place of the discovery."""
+        """Return the product's configuration. It evaluates the rules as often as it scrapes."""
         found: dict[str, Any] = yaml.safe_load(SCRAPE_FILE.read_text(encoding="utf-8"))
+        found["global"] = {"evaluation_interval": _INTERVAL}
+        found["rule_files"] = [str(RULES_FILE)]
         for job in found["scrape_configs"]:
             job["scrape_interval"] = _INTERVAL
-            discoveries = job.pop("kubernetes_sd_configs")
-            job["file_sd_configs"] = [{"files": [str(self._targets)]}]
-            job["relabel_configs"] = [*_selecting(discoveries), *job["relabel_configs"]]
+            if self._newest:
+                for discovery in job["kubernetes_sd_configs"]:
+                    discovery["kubeconfig_file"] = str(self._cluster.kubeconfig)
+            else:
+                self._read_targets_from_file(job)
         return found
+
+    def _read_targets_from_file(self, job: dict[str, Any]) -> None:
+        """Replace the discovery of a scrape job."""
+        discoveries = job.pop("kubernetes_sd_configs")
+        job["file_sd_configs"] = [{"files": [str(self._targets)]}]
+        job["relabel_configs"] = [*_selecting(discoveries), *job["relabel_configs"]]
 
     def _discover_forever(self) -> None:
         """Write the pods of the cluster into the file of targets, again and again."""
@@ -118,7 +142,7 @@ class Prometheus:
         if self._process.poll() is not None:
             raise HarnessError(f"Prometheus ended: {self._last_lines()}")
         try:
-            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=1):  # noqa: S310
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=1):  # noqa: S310
                 return True
         except OSError:
             return False
@@ -128,7 +152,7 @@ class Prometheus:
 
     def _get(self, path: str) -> dict[str, Any]:
         try:
-            with urllib.request.urlopen(self._url + path, timeout=10) as response:  # noqa: S310
+            with urllib.request.urlopen(self.url + path, timeout=10) as response:  # noqa: S310
                 answer: dict[str, Any] = json.load(response)
         except urllib.error.HTTPError as error:
             raise HarnessError(f"Prometheus refused {path}: {error.read().decode()}") from error
