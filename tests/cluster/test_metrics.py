@@ -1,6 +1,7 @@
 """A real Prometheus finds and scrapes the operator and the workers by the product's own file."""
 
 import json
+import re
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -9,29 +10,31 @@ import pytest
 import yaml
 
 from tests.cluster.observed_job import observed_job
-from tests.cluster.support import script_job
+from tests.cluster.support import Job, script_job
 from tests.fault_player.faults import delete_pod
 from tests.harness.cluster import Cluster
 from tests.tools.dashboards.queries import queries
 from tests.tools.install import ROOT, SYSTEM_NAMESPACE, eventually
-from tests.tools.prometheus import RULES_FILE, Prometheus
+from tests.tools.prometheus import Prometheus
+from tests.tools.scrape_config import RULES_FILE, Discovery
 
 pytestmark = pytest.mark.cluster
 
 DASHBOARDS = ROOT / "charts" / "dashboards"
 EPOCHS = 100_000
 """More than the test takes."""
-VERSIONS = (
-    pytest.param(False, id="2"),
-    # The first build takes minutes.
-    pytest.param(True, id="3", marks=[pytest.mark.sweep, pytest.mark.timeout(1800)]),
+# The first build of Prometheus 3 takes minutes.
+LONG = (pytest.mark.sweep, pytest.mark.timeout(1800))
+DISCOVERIES = (
+    pytest.param(Discovery.FILE, id="file"),
+    pytest.param(Discovery.API, id="api", marks=LONG),
+    pytest.param(Discovery.ANNOTATIONS, id="annotations", marks=LONG),
 )
-"""Whether to use Prometheus 3 with its own discovery of pods."""
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=DISCOVERIES)
 def prometheus(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Prometheus]:
-    with Prometheus(cluster, newest=request.param) as running:
+    with Prometheus(cluster, request.param) as running:
         yield running
 
 
@@ -54,6 +57,28 @@ def empty_queries(prometheus: Prometheus, namespace: str) -> list[str]:
     return [q for q in asked if not prometheus.query(q.split(": ", 1)[1])]
 
 
+def check_labels(prometheus: Prometheus, job: Job) -> None:
+    """Check that a series of a worker has the labels of its pod and no others."""
+    pod = job.pods()[0]
+    [series] = prometheus.query(
+        f'ddp_train_loss{{namespace="{job.namespace}",ddpjob="{job.name}"}}'
+    )
+    expected = {
+        "__name__": "ddp_train_loss",
+        "namespace": job.namespace,
+        "ddpjob": job.name,
+        "pod": f"{job.name}-0",
+        "node": pod["spec"]["nodeName"],
+        "node_index": "0",
+    }
+    if prometheus.discovery is Discovery.ANNOTATIONS:  # That configuration adds all labels.
+        del expected["node_index"]
+        labels = pod["metadata"]["labels"]
+        expected |= {re.sub("[^a-zA-Z0-9_]", "_", name): labels[name] for name in labels}
+    found = {k: v for k, v in series["metric"].items() if k not in {"instance", "job"}}
+    assert found == expected
+
+
 def test_prometheus_scrapes_operator_and_workers(
     cluster: Cluster, namespace: str, prometheus: Prometheus
 ) -> None:
@@ -69,17 +94,7 @@ def test_prometheus_scrapes_operator_and_workers(
     assert query("ddpjob_nodes_ready{MINE}") == [2]
     assert query('ddpjob_status_condition{MINE,condition="Rendezvoused",status="true"}') == [1]
     assert query(f'ddp_operator_leader{{namespace="{SYSTEM_NAMESPACE}"}}') == [1]
-    [series] = prometheus.query(f"ddp_train_loss{{{mine}}}")
-    labels = {k: v for k, v in series["metric"].items() if k not in {"instance", "job"}}
-    node = job.pods()[0]["spec"]["nodeName"]
-    assert labels == {
-        "__name__": "ddp_train_loss",
-        "namespace": namespace,
-        "ddpjob": "digits",
-        "pod": "digits-0",
-        "node": node,
-        "node_index": "0",
-    }
+    check_labels(prometheus, job)
     down = [t["lastError"] for t in prometheus.targets() if t["health"] == "down"]
     assert not down
     delete_pod(job, "digits-1")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import tempfile
 import threading
@@ -16,17 +15,14 @@ from typing import Any, Self
 
 import yaml
 
-from tests.harness import binaries, paths
+from tests.harness import binaries
 from tests.harness.cluster import Cluster
 from tests.harness.errors import HarnessError
 from tests.harness.run import poll, tail
 from tests.tools.pod_discovery import targets_of
 from tests.tools.ports import free_port
+from tests.tools.scrape_config import Discovery, configuration
 
-SCRAPE_FILE = paths.REPOSITORY / "manifests" / "prometheus" / "scrape.yaml"
-RULES_FILE = SCRAPE_FILE.with_name("rules.yaml")
-_INTERVAL = "1s"
-"""Scrape interval in tests, in place of the configured one."""
 _DISCOVERY_S = 1.0
 _START_LIMIT_S = 30.0
 _END_LIMIT_S = 10.0
@@ -35,30 +31,26 @@ _END_LIMIT_S = 10.0
 class Prometheus:
     """Prometheus as a process. The context manager starts it and always kills it at the end."""
 
-    def __init__(self, cluster: Cluster, *, newest: bool = False) -> None:
-        """Prepare a Prometheus for the pods of a cluster.
-
-        Args:
-            cluster: The cluster.
-            newest: Whether to run version 3, which discovers the pods itself. Debian's version 2
-                reads them from a file.
-        """
-        self._cluster, self._newest = cluster, newest
+    def __init__(self, cluster: Cluster, discovery: Discovery = Discovery.FILE) -> None:
+        """Prepare a Prometheus for the pods of a cluster."""
+        self._cluster, self.discovery = cluster, discovery
         self._folder = tempfile.TemporaryDirectory(prefix="ddp-prometheus-")
         self.url = f"http://127.0.0.1:{free_port()}"
         self._log = Path(self._folder.name, "prometheus.log")
         self._targets = Path(self._folder.name, "targets.json")
         self._ended = threading.Event()
-        self._discovery = threading.Thread(target=self._discover_forever, daemon=True)
+        self._writer = threading.Thread(target=self._discover_forever, daemon=True)
 
     def __enter__(self) -> Self:
         folder = Path(self._folder.name)
-        configuration = folder / "prometheus.yml"
-        configuration.write_text(yaml.safe_dump(self._configuration()), encoding="utf-8")
-        tools = binaries.prometheus_3() if self._newest else binaries.prometheus()
+        settings = folder / "prometheus.yml"
+        document = configuration(self.discovery, self._targets, self._cluster.kubeconfig)
+        settings.write_text(yaml.safe_dump(document), encoding="utf-8")
+        from_file = self.discovery is Discovery.FILE
+        tools = binaries.prometheus() if from_file else binaries.prometheus_3()
         command = [
             tools.binary("prometheus"),
-            f"--config.file={configuration}",
+            f"--config.file={settings}",
             f"--storage.tsdb.path={folder / 'data'}",
             f"--web.listen-address={self.url.removeprefix('http://')}",
         ]
@@ -67,8 +59,8 @@ class Prometheus:
             self._process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", *command], stdout=log, stderr=log
             )
-        if not self._newest:
-            self._discovery.start()
+        if from_file:
+            self._writer.start()
         if not poll(self._is_ready, deadline_s=_START_LIMIT_S):
             raise HarnessError(f"Prometheus is not ready: {self._last_lines()}")
         return self
@@ -80,8 +72,8 @@ class Prometheus:
         trace: TracebackType | None,
     ) -> None:
         self._ended.set()
-        if not self._newest:
-            self._discovery.join(_END_LIMIT_S)
+        if self._writer.is_alive():
+            self._writer.join(_END_LIMIT_S)
         self._process.kill()
         self._process.wait(_END_LIMIT_S)
         self._folder.cleanup()
@@ -107,26 +99,6 @@ class Prometheus:
         """Return the product's rules and alerts, with `name`, `health` and `lastError`."""
         groups = self._get("/api/v1/rules")["data"]["groups"]
         return [rule for group in groups for rule in group["rules"]]
-
-    def _configuration(self) -> dict[str, Any]:
-        """Return the product's configuration. It evaluates the rules as often as it scrapes."""
-        found: dict[str, Any] = yaml.safe_load(SCRAPE_FILE.read_text(encoding="utf-8"))
-        found["global"] = {"evaluation_interval": _INTERVAL}
-        found["rule_files"] = [str(RULES_FILE)]
-        for job in found["scrape_configs"]:
-            job["scrape_interval"] = _INTERVAL
-            if self._newest:
-                for discovery in job["kubernetes_sd_configs"]:
-                    discovery["kubeconfig_file"] = str(self._cluster.kubeconfig)
-            else:
-                self._read_targets_from_file(job)
-        return found
-
-    def _read_targets_from_file(self, job: dict[str, Any]) -> None:
-        """Replace the discovery of a scrape job."""
-        discoveries = job.pop("kubernetes_sd_configs")
-        job["file_sd_configs"] = [{"files": [str(self._targets)]}]
-        job["relabel_configs"] = [*_selecting(discoveries), *job["relabel_configs"]]
 
     def _discover_forever(self) -> None:
         """Write the pods of the cluster into the file of targets, again and again."""
@@ -157,15 +129,3 @@ class Prometheus:
         except urllib.error.HTTPError as error:
             raise HarnessError(f"Prometheus refused {path}: {error.read().decode()}") from error
         return answer
-
-
-def _selecting(discoveries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rules that keep the pods which the label selectors of a discovery select."""
-    rules = []
-    for discovery in discoveries:
-        for selector in discovery.get("selectors", []):
-            name, _, value = selector["label"].partition("=")
-            label = re.sub("[^a-zA-Z0-9_]", "_", name)
-            source = f"__meta_kubernetes_pod_label_{label}"
-            rules.append({"source_labels": [source], "regex": value, "action": "keep"})
-    return rules

@@ -32,7 +32,7 @@ def form_of(panel: JSON, texts: Sequence[str]) -> Format:
     width = panel["gridPos"]["w"] * _PIXELS_PER_COLUMN - _MARGINS
     left = 14 + round(max(map(len, texts), default=0) * _PIXELS_PER_CHARACTER)
     ticks = max(3, width // 110)
-    return Format("panel", width, 190, left=left, right=12, time_ticks=ticks)
+    return Format("panel", width, 215, left=left, right=12, time_ticks=ticks)
 
 
 def time_of(source: Source, form: Format) -> Scale:
