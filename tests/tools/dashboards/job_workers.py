@@ -48,7 +48,7 @@ def _straggler() -> Panel:
         "No rank is slower than the others",
     )
     query = newest(jobs.STRAGGLER, JOB, "rank, pod, node, part")
-    return time_series(text, Query(query, "rank {{rank}} on {{node}}: {{part}}"))
+    return time_series(text, Query(query, "rank {{rank}} on {{node}}: {{part}}"), width=6)
 
 
 def nodes() -> Sequence[Panel]:
@@ -85,7 +85,7 @@ def _behind() -> Panel:
     )
     step = newest(agent.STEP, WORKERS, _RANK)
     behind = f"scalar({newest(agent.STEP, WORKERS)}) - {step}"
-    return time_series(text, Query(most(behind), _RANK_NAME), links=[_SAME_NODE])
+    return time_series(text, Query(most(behind), _RANK_NAME), width=6, links=[_SAME_NODE])
 
 
 def _heartbeats() -> Panel:
@@ -96,7 +96,7 @@ def _heartbeats() -> Panel:
         _EMPTY,
     )
     ages = most(age(agent.HEARTBEAT, WORKERS, _RANK))
-    return time_series(text, Query(ages, _RANK_NAME), links=[_SAME_NODE])
+    return time_series(text, Query(ages, _RANK_NAME), width=6, links=[_SAME_NODE])
 
 
 def _data_wait() -> Panel:
@@ -108,7 +108,7 @@ def _data_wait() -> Panel:
     )
     updates = rate(agent.UPDATE_SECONDS, WORKERS, _RANK)
     waits = f"{rate(agent.DATA_WAIT, WORKERS, _RANK)} / ({updates} > 0)"
-    return time_series(text, Query(most(waits), _RANK_NAME), links=[_SAME_NODE])
+    return time_series(text, Query(most(waits), _RANK_NAME), width=6, links=[_SAME_NODE])
 
 
 def _memory() -> Panel:
