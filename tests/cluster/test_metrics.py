@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ddp_operator.runtime import metrics
 from tests.cluster.observed_job import observed_job
 from tests.cluster.support import Job, script_job
 from tests.fault_player.faults import delete_pod
@@ -159,5 +160,6 @@ def test_series_of_ten_jobs_end_with_the_jobs(cluster: Cluster, namespace: str) 
     assert 100 < len(with_jobs) < 400
     cluster.kubectl("-n", namespace, "delete", "ddpjobs", "--all", "--wait=false")
     eventually(lambda: not series_of(cluster, namespace), "no series of the jobs")
-    print(f"more than before: {operator_series(cluster) - before}")
-    assert operator_series(cluster) == before
+    # These have a series per kind of request, however many jobs cause it.
+    changed = operator_series(cluster) ^ before
+    assert not {one for one in changed if not one.startswith(metrics.REQUESTS.name)}
