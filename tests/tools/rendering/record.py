@@ -19,7 +19,7 @@ from tests.tools.prometheus import Prometheus
 from tests.tools.rendering.__main__ import render
 
 NAMESPACE = "team-a"
-_QUIET_SECONDS = 75
+_QUIET_SECONDS = 60
 """Time of training before and after each fault."""
 _SCRAPE_SECONDS = 5
 
