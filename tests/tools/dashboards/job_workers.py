@@ -72,7 +72,7 @@ def gpus() -> Sequence[Panel]:
         _gpu_temperature(),
         _gpu_power(),
         _rank_memory(),
-        values(ecc, Query(errors, _GPU_NAME), width=8, limits=[(1, "red")]),
+        values(ecc, Query(errors, _GPU_NAME), width=8, limits=[(1, "red")], decimals=0),
     ]
 
 

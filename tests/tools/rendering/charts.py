@@ -19,7 +19,7 @@ from ddp_operator.report.scale import Scale, elapsed, linear
 from ddp_operator.report.text import html_text
 from tests.tools.rendering.colors import number_of
 from tests.tools.rendering.source import Series, Source
-from tests.tools.rendering.units import value_text
+from tests.tools.rendering.units import divisor, value_text
 
 JSON = dict[str, Any]
 _PIXELS_PER_COLUMN = 66
@@ -43,16 +43,17 @@ def time_of(source: Source, form: Format) -> Scale:
 def lines(panel: JSON, found: Sequence[Series], source: Source, marks: Sequence[Mark]) -> str:
     """Return the series as lines, or as stacked bars."""
     defaults = panel["fieldConfig"]["defaults"]
-    bars = defaults["custom"].get("drawStyle") == "bars"
+    stacked = "stacking" in defaults["custom"]
+    width = source.step if defaults["custom"].get("drawStyle") == "bars" else 0.0
     drawn = [
         Line(one.name, _since(one, source), number_of(panel, one.name, place))
         for place, one in enumerate(found)
     ]
-    bands = list(_stacked(drawn, source.step)) if bars else []
+    bands = list(_stacked(drawn, width)) if stacked else []
     chart = Chart(
         panel["title"],
         defaults["unit"],
-        [] if bars else drawn,
+        [] if stacked else drawn,
         _scale(defaults),
         bands,
         text=lambda value: value_text(value, defaults["unit"]),
@@ -60,7 +61,7 @@ def lines(panel: JSON, found: Sequence[Series], source: Source, marks: Sequence[
     ticks = chart.scale(chart.values(), 4).ticks
     form = form_of(panel, [chart.text(tick) for tick in ticks])
     picture = draw(chart, form, time_of(source, form), marks)
-    return f'<div class="{"bars" if bars else "lines"}">{picture}</div>'
+    return f'<div class="{"stacked" if stacked else "lines"}">{picture}</div>'
 
 
 def states(panel: JSON, found: Sequence[Series], source: Source, marks: Sequence[Mark]) -> str:
@@ -90,7 +91,11 @@ def _scale(defaults: Mapping[str, Any]) -> Callable[[Sequence[float], int], Scal
     ends = [float(defaults[name]) for name in ("min", "max") if name in defaults]
 
     def scale(values: Sequence[float], count: int) -> Scale:
-        return linear([*values, *ends], count, from_zero=0.0 in ends)
+        every = [*values, *ends]
+        unit = divisor(max(map(abs, every), default=0.0), defaults["unit"])
+        found = linear([value / unit for value in every], count, from_zero=0.0 in ends)
+        ticks = tuple(tick * unit for tick in found.ticks)
+        return Scale(found.low * unit, found.high * unit, ticks)
 
     return scale
 
@@ -100,17 +105,26 @@ def _since(one: Series, source: Source) -> list[tuple[float, float | None]]:
     return [(at - source.start, value) for at, value in one.points if at >= source.start]
 
 
-def _stacked(found: Sequence[Line], step: float) -> Iterator[Band]:
-    """Return the values of each line as bars on those of the lines before it."""
+def _stacked(found: Sequence[Line], width: float) -> Iterator[Band]:
+    """Return the values of each line on those of the lines before it.
+
+    Args:
+        found: The lines.
+        width: Seconds of each bar; 0 for an area.
+    """
     heights: dict[float, float] = {}
     for line in found:
         points: list[tuple[float, float | None, float | None]] = []
         for at, value in line.points:
             if not value:
+                points.append((at, None, None))
                 continue
             low = heights.get(at, 0.0)
             heights[at] = low + value
-            left, right = max(0.0, at - 0.45 * step), at + 0.45 * step
+            if not width:
+                points.append((at, low, low + value))
+                continue
+            left, right = max(0.0, at - 0.45 * width), at + 0.45 * width
             points += [(left, low, low + value), (right, low, low + value), (right, None, None)]
         yield Band(line.label, points, line.color)
 

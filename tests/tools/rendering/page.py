@@ -25,8 +25,8 @@ margin-top:12px}
 .values{display:flex;gap:18px;flex:1;align-items:center;justify-content:space-around;font-size:26px}
 .values small{display:block;font-size:13px;color:var(--soft)}
 .empty{flex:1;display:flex;align-items:center;justify-content:center;color:var(--soft)}
-.lines,.bars,section>svg{margin-top:auto}
-.bars .band{opacity:.85}.state{fill:currentColor}
+.lines,.stacked,section>svg{margin-top:auto}
+.stacked .band{opacity:.85}.state{fill:currentColor}
 .cells .legend{font-size:12px;flex:none;max-height:52px;overflow:hidden}
 .gauge{display:inline-block;width:120px;height:10px;background:var(--grid);margin-right:8px}
 .gauge i{display:block;height:10px;background:#2f9e44}
@@ -102,7 +102,8 @@ def _values(panel: JSON, found: Sequence[Series]) -> str:
     for one in found:
         if one.last is None:
             continue
-        value = html_text(value_text(one.last, panel["fieldConfig"]["defaults"]["unit"]))
+        defaults = panel["fieldConfig"]["defaults"]
+        value = html_text(value_text(one.last, defaults["unit"], defaults.get("decimals")))
         name = html_text(one.name)
         color = colors.NAMED[colors.fixed(panel, one.name) or colors.by_limit(panel, one.last)]
         named = mode == "value_and_name" or (mode == "auto" and len(found) > 1)

@@ -28,7 +28,10 @@ def table(panel: JSON, results: Mapping[str, Sequence[Series]]) -> str:
     [by] = panel["options"]["sortBy"]
     key = next(name for name, title in titles.items() if title == by["displayName"])
     rows.sort(key=lambda row: _order(row.get(key)))
-    head = "".join(f"<th>{html_text(titles[name])}</th>" for name in columns)
+    head = "".join(
+        f'<th class="{_align(panel, name, titles[name])}">{html_text(titles[name])}</th>'
+        for name in columns
+    )
     body = "".join(
         "<tr>" + "".join(_cell(panel, titles[n], n, row.get(n)) for n in columns) + "</tr>"
         for row in rows
@@ -48,6 +51,12 @@ def _merged(results: Mapping[str, Sequence[Series]]) -> list[Row]:
                 rows.append(row)
             row[f"Value #{letter}"] = one.last
     return rows
+
+
+def _align(panel: JSON, name: str, title: str) -> str:
+    """Return the class of a column's heading: `n` above numbers."""
+    gauge = properties(panel, title).get("custom.cellOptions", {}).get("type") == "gauge"
+    return "n" if name.startswith("Value #") and not gauge else ""
 
 
 def _title(panel: JSON, name: str, renamed: Mapping[str, str]) -> str:
@@ -71,7 +80,7 @@ def _cell(panel: JSON, title: str, name: str, value: str | float | None) -> str:
         text = f"<u>{html_text(value)}</u>" if "links" in own else html_text(value)
         return f"<td{style}>{text}</td>"
     own = properties(panel, title)
-    text = html_text(value_text(value, own.get("unit", "none")))
+    text = html_text(value_text(value, own.get("unit", "none"), own.get("decimals")))
     if own.get("custom.cellOptions", {}).get("type") != "gauge":
         return f'<td class="n">{text}</td>'
     share = 100 * (value - own["min"]) / (own["max"] - own["min"])

@@ -6,12 +6,27 @@ _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 _SUFFIXES = {"celsius": "°C", "watt": "W", "ops": "ops/s", "reqps": "req/s", "x": "x"}
 
 
-def value_text(value: float, unit: str) -> str:
+def divisor(highest: float, unit: str) -> float:
+    """Return the multiple of a unit in which the ticks of an axis are round numbers."""
+    if unit == "bytes":
+        return 1024.0 ** _binary_power(highest)
+    if unit != "s" or highest < 60:
+        return 1.0
+    return 60.0 if highest < 3600 else 3600.0
+
+
+def value_text(value: float, unit: str, decimals: int | None = None) -> str:
     """Return a value with its unit.
+
+    Args:
+        value: The value.
+        unit: The unit in Grafana's notation.
+        decimals: Digits after the point; by default as many as are useful.
 
     Raises:
         KeyError: The unit is unknown.
     """
+    value = value if decimals is None else round(value, decimals)
     rounded = 0.0 if abs(value) < 1e-9 else value
     if unit in {"none", "short"}:
         return number_text(_short(rounded))
@@ -32,7 +47,14 @@ def _short(value: float) -> float:
 
 
 def _bytes(value: float) -> str:
-    power = 0
-    while abs(value) >= 1024 and power < len(_BINARY) - 1:
-        value, power = value / 1024, power + 1
+    power = _binary_power(value)
+    value /= 1024**power
     return f"{value:.3g} {_BINARY[power]}" if value < 1000 else f"{value:.0f} {_BINARY[power]}"
+
+
+def _binary_power(value: float) -> int:
+    """Return the power of 1024 of the largest unit that is not above a value."""
+    power = 0
+    while abs(value) >= 1024 ** (power + 1) and power < len(_BINARY) - 1:
+        power += 1
+    return power
