@@ -23,7 +23,10 @@ from tests.tools.rendering.units import divisor, value_text
 
 JSON = dict[str, Any]
 _PIXELS_PER_COLUMN = 66
+_PIXELS_PER_ROW = 42
 _MARGINS = 34
+_HEIGHT = 215
+"""Height of a chart in a panel of eight rows."""
 _PIXELS_PER_CHARACTER = 6.6
 
 
@@ -32,7 +35,8 @@ def form_of(panel: JSON, texts: Sequence[str]) -> Format:
     width = panel["gridPos"]["w"] * _PIXELS_PER_COLUMN - _MARGINS
     left = 14 + round(max(map(len, texts), default=0) * _PIXELS_PER_CHARACTER)
     ticks = max(3, width // 110)
-    return Format("panel", width, 215, left=left, right=12, time_ticks=ticks)
+    height = _HEIGHT + (panel["gridPos"]["h"] - 8) * _PIXELS_PER_ROW
+    return Format("panel", width, height, left=left, right=12, time_ticks=ticks)
 
 
 def time_of(source: Source, form: Format) -> Scale:
@@ -44,12 +48,13 @@ def lines(panel: JSON, found: Sequence[Series], source: Source, marks: Sequence[
     """Return the series as lines, or as stacked bars."""
     defaults = panel["fieldConfig"]["defaults"]
     stacked = "stacking" in defaults["custom"]
-    width = source.step if defaults["custom"].get("drawStyle") == "bars" else 0.0
+    bars = defaults["custom"].get("drawStyle") == "bars"
+    width = (0.9 if bars else 1.0) * source.step
     drawn = [
         Line(one.name, _since(one, source), number_of(panel, one.name, place))
         for place, one in enumerate(found)
     ]
-    bands = list(_stacked(drawn, width)) if stacked else []
+    bands = list(_stacked(drawn, width, apart=bars)) if stacked else []
     chart = Chart(
         panel["title"],
         defaults["unit"],
@@ -105,27 +110,27 @@ def _since(one: Series, source: Source) -> list[tuple[float, float | None]]:
     return [(at - source.start, value) for at, value in one.points if at >= source.start]
 
 
-def _stacked(found: Sequence[Line], width: float) -> Iterator[Band]:
+def _stacked(found: Sequence[Line], width: float, *, apart: bool) -> Iterator[Band]:
     """Return the values of each line on those of the lines before it.
 
     Args:
         found: The lines.
-        width: Seconds of each bar; 0 for an area.
+        width: Seconds in which each value is drawn.
+        apart: Whether there is a gap between two values.
     """
     heights: dict[float, float] = {}
     for line in found:
         points: list[tuple[float, float | None, float | None]] = []
         for at, value in line.points:
+            left, right = max(0.0, at - width / 2), at + width / 2
             if not value:
-                points.append((at, None, None))
+                points.append((left, None, None))
                 continue
             low = heights.get(at, 0.0)
             heights[at] = low + value
-            if not width:
-                points.append((at, low, low + value))
-                continue
-            left, right = max(0.0, at - 0.45 * width), at + 0.45 * width
-            points += [(left, low, low + value), (right, low, low + value), (right, None, None)]
+            points += [(left, low, low + value), (right, low, low + value)]
+            if apart:
+                points.append((right, None, None))
         yield Band(line.label, points, line.color)
 
 

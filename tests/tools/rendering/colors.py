@@ -3,8 +3,10 @@
 from typing import Any
 
 JSON = dict[str, Any]
-_IN_TURN = 8
+_MORE = ("#d4a017", "#3b8f8c", "#8d5524", "#546e9b")
+_OF_REPORT = 8
 """Colors of series in the style sheet of the report."""
+_IN_TURN = _OF_REPORT + len(_MORE)
 NAMED = {
     "yellow": "#c99700",
     "light-blue": "#5b9bf0",
@@ -17,7 +19,10 @@ NAMED = {
 }
 """Grafana's names of colors."""
 _NUMBERS = {name: _IN_TURN + place for place, name in enumerate(NAMED, start=1)}
-STYLE = "".join(f".s{_NUMBERS[name]}{{color:{color}}}" for name, color in NAMED.items())
+STYLE = "".join(
+    f".s{number}{{color:{color}}}"
+    for number, color in enumerate([*_MORE, *NAMED.values()], start=_OF_REPORT + 1)
+)
 
 
 def number_of(panel: JSON, name: str, place: int) -> int:
