@@ -29,6 +29,8 @@ class HangConfig(BaseModel):
     """The rank that hangs, for each attempt."""
     slow_seconds: float = 0.0
     """Duration of the first update, of each evaluation and of each checkpoint, in seconds."""
+    forward_seconds: float = 0.02
+    """Duration of a forward pass, in seconds."""
     jitter_seconds: float = 0.0
     """Longest random delay of a rank in an update, in seconds."""
 
@@ -85,7 +87,7 @@ class Hanging:
         self.passes += 1
         first = self.passes == 1
         delay = self.cfg.slow_seconds if first else self.random.uniform(0, self.cfg.jitter_seconds)
-        time.sleep(0.02 + delay)
+        time.sleep(self.cfg.forward_seconds + delay)
         if self.group is not None and not self._now("collective"):
             dist.all_reduce(torch.ones(1, device=self.device), group=self.group)
         loops = self._now("loop")

@@ -28,11 +28,23 @@ def hanging_job(
 ) -> Job:
     """Create a job of four ranks whose attempts hang in these ways, one after the other."""
     return job_of_the_task(
-        cluster, namespace, {"ways": ways, "ranks": ranks}, 5 * (len(ways) + 1), hang
+        cluster,
+        namespace,
+        {"ways": ways, "ranks": ranks},
+        epochs=5 * (len(ways) + 1),
+        hang=hang,
     )
 
 
-def job_of_the_task(cluster: Cluster, namespace: str, config: JSON, epochs: int, hang: JSON) -> Job:
+def job_of_the_task(
+    cluster: Cluster,
+    namespace: str,
+    config: JSON,
+    *,
+    epochs: int,
+    hang: JSON,
+    name: str = "hanging",
+) -> Job:
     code = (Path(__file__).parent / "hanging_task.py").read_text(encoding="utf-8")
     config_map = {
         "apiVersion": "v1",
@@ -63,7 +75,7 @@ def job_of_the_task(cluster: Cluster, namespace: str, config: JSON, epochs: int,
         "volumeMounts": [{"name": "code", "mountPath": "/code"}],
         "resources": {"requests": {"cpu": "400m"}},
     }
-    return Job.apply(cluster, namespace, manifest("hanging", spec))
+    return Job.apply(cluster, namespace, manifest(name, spec))
 
 
 def manifest(name: str, spec: JSON) -> JSON:
@@ -106,12 +118,36 @@ def test_case_83_with_the_default_limits(cluster: Cluster, namespace: str, seed:
 
 @pytest.mark.sweep
 @pytest.mark.timeout(1800)
-def test_slow_work_is_no_hang(cluster: Cluster, namespace: str) -> None:
-    """Ten minutes of jittery updates, with a long first update, evaluations and checkpoints."""
+def test_slow_work_is_no_hang_and_equal_ranks_are_no_stragglers(
+    cluster: Cluster, namespace: str
+) -> None:
+    """Ten minutes of two jobs at once.
+
+    One has jittery updates, with a long first update, evaluations and checkpoints. The ranks of the
+    other one do equal work in forward passes of 50 ms, as those that `tests/trainer` slows down.
+    """
+    work = {"forward_seconds": 0.05}
+    equal = job_of_the_task(cluster, namespace, work, epochs=100_000, hang={}, name="equal")
     config = {"slow_seconds": 40.0, "jitter_seconds": 2.0}
-    job = job_of_the_task(cluster, namespace, config, 25, {})
+    job = job_of_the_task(cluster, namespace, config, epochs=25, hang={})
     status = job.wait_for("Completed", 1200)
     assert status["attempt"] == 1, status["attempts"]
     seconds = [datetime.fromisoformat(status[name]) for name in ("startTime", "completionTime")]
     print(f"no alarm in {(seconds[1] - seconds[0]).total_seconds():.0f} s")
     assert (seconds[1] - seconds[0]).total_seconds() >= 600
+    check_that_no_rank_was_named(equal)
+
+
+def check_that_no_rank_was_named(job: Job) -> None:
+    """Check the log of rank 0 and the Events of a job that still runs."""
+    status = job.status
+    assert (job.reason, status["attempt"]) == ("Running", 1), status
+    progress = status["progress"]
+    print(f"{progress['step']} updates of equal ranks")
+    assert progress["step"] > 1000
+    assert progress["samplesPerSecond"] < 32 / 0.05, "the forward passes have their duration"
+    log = job.kubectl("logs", f"{job.name}-0")
+    assert '"event": "progress"' in log
+    assert "times as long" not in log
+    selector = f"reason=Straggler,involvedObject.name={job.name}"
+    assert job.kubectl("get", "events", "--field-selector", selector, "-o", "name") == ""

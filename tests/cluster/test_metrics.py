@@ -1,31 +1,41 @@
 """A real Prometheus finds and scrapes the operator and the workers by the product's own file."""
 
 import json
+import re
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
 
-from ddp_operator.runtime import job_metrics
-from tests.cluster.support import Job, long_job
+from ddp_operator.runtime import metrics
+from tests.cluster.observed_job import observed_job
+from tests.cluster.support import Job, script_job
 from tests.fault_player.faults import delete_pod
 from tests.harness.cluster import Cluster
 from tests.tools.dashboards.queries import queries
 from tests.tools.install import ROOT, SYSTEM_NAMESPACE, eventually
 from tests.tools.prometheus import Prometheus
+from tests.tools.scrape_config import RULES_FILE, Discovery
 
 pytestmark = pytest.mark.cluster
 
-RULES = ROOT / "manifests" / "prometheus" / "rules.yaml"
 DASHBOARDS = ROOT / "charts" / "dashboards"
 EPOCHS = 100_000
 """More than the test takes."""
+# The first build of Prometheus 3 takes minutes.
+LONG = (pytest.mark.sweep, pytest.mark.timeout(1800))
+DISCOVERIES = (
+    pytest.param(Discovery.FILE, id="file"),
+    pytest.param(Discovery.API, id="api", marks=LONG),
+    pytest.param(Discovery.ANNOTATIONS, id="annotations", marks=LONG),
+)
 
 
-@pytest.fixture
-def prometheus(cluster: Cluster) -> Iterator[Prometheus]:
-    with Prometheus(cluster) as running:
+@pytest.fixture(params=DISCOVERIES)
+def prometheus(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Prometheus]:
+    with Prometheus(cluster, request.param) as running:
         yield running
 
 
@@ -33,30 +43,53 @@ def values(found: list[dict[str, Any]]) -> list[float]:
     return [float(one["value"][1]) for one in found]
 
 
-NOT_IN_THIS_RUN = ("gpu", job_metrics.STRAGGLER.name)
-"""Parts of queries that need a GPU, or a rank that is slower than the others."""
-
-
 def empty_queries(prometheus: Prometheus, namespace: str) -> list[str]:
-    """Return the queries of dashboards and recording rules that wrongly find nothing."""
-    given = {"namespace": namespace, "ddpjob": "digits", "operator_namespace": SYSTEM_NAMESPACE}
+    """Return the queries of dashboards and recording rules that find nothing."""
+    given = {
+        "namespace": namespace,
+        "ddpjob": "digits",
+        "operator_namespace": SYSTEM_NAMESPACE,
+        # An attempt is new for one interval, here that of a dashboard of some days.
+        "__interval": "5m",
+    }
     files = sorted(DASHBOARDS.glob("*.json"))
     asked = [
         f"{file.stem}: {query}"
         for file in files
         for query in queries(json.loads(file.read_text(encoding="utf-8")), given)
     ]
-    document = yaml.safe_load(RULES.read_text(encoding="utf-8"))
+    document = yaml.safe_load(RULES_FILE.read_text(encoding="utf-8"))
     rules = [rule for group in document["groups"] for rule in group["rules"] if "record" in rule]
     asked += [f"{rule['record']}: {rule['expr']}" for rule in rules]
-    wanted = [q for q in asked if not any(part in q for part in NOT_IN_THIS_RUN)]
-    return [q for q in wanted if not prometheus.query(q.split(": ", 1)[1])]
+    return [q for q in asked if not prometheus.query(q.split(": ", 1)[1])]
+
+
+def check_labels(prometheus: Prometheus, job: Job) -> None:
+    """Check that a series of a worker has the labels of its pod and no others."""
+    pod = job.pods()[0]
+    [series] = prometheus.query(
+        f'ddp_train_loss{{namespace="{job.namespace}",ddpjob="{job.name}"}}'
+    )
+    expected = {
+        "__name__": "ddp_train_loss",
+        "namespace": job.namespace,
+        "ddpjob": job.name,
+        "pod": f"{job.name}-0",
+        "node": pod["spec"]["nodeName"],
+        "node_index": "0",
+    }
+    if prometheus.discovery is Discovery.ANNOTATIONS:  # That configuration adds all labels.
+        del expected["node_index"]
+        labels = pod["metadata"]["labels"]
+        expected |= {re.sub("[^a-zA-Z0-9_]", "_", name): labels[name] for name in labels}
+    found = {k: v for k, v in series["metric"].items() if k not in {"instance", "job"}}
+    assert found == expected
 
 
 def test_prometheus_scrapes_operator_and_workers(
     cluster: Cluster, namespace: str, prometheus: Prometheus
 ) -> None:
-    job = Job.apply(cluster, namespace, long_job(epochs=EPOCHS, clip_norm=1.0))
+    job = observed_job(cluster, namespace, epochs=EPOCHS, clip_norm=1.0, log={"every_steps": 8})
     mine = f'namespace="{namespace}",ddpjob="digits"'
 
     def query(expression: str) -> list[float]:
@@ -68,17 +101,7 @@ def test_prometheus_scrapes_operator_and_workers(
     assert query("ddpjob_nodes_ready{MINE}") == [2]
     assert query('ddpjob_status_condition{MINE,condition="Rendezvoused",status="true"}') == [1]
     assert query(f'ddp_operator_leader{{namespace="{SYSTEM_NAMESPACE}"}}') == [1]
-    [series] = prometheus.query(f"ddp_train_loss{{{mine}}}")
-    labels = {k: v for k, v in series["metric"].items() if k not in {"instance", "job"}}
-    node = job.pods()[0]["spec"]["nodeName"]
-    assert labels == {
-        "__name__": "ddp_train_loss",
-        "namespace": namespace,
-        "ddpjob": "digits",
-        "pod": "digits-0",
-        "node": node,
-        "node_index": "0",
-    }
+    check_labels(prometheus, job)
     down = [t["lastError"] for t in prometheus.targets() if t["health"] == "down"]
     assert not down
     delete_pod(job, "digits-1")
@@ -89,7 +112,55 @@ def test_prometheus_scrapes_operator_and_workers(
     )
     job.wait_for("Running", 60)
     job.wait_for_checkpoint()
+    eventually(
+        lambda: query('ddpjob_straggler_ratio{MINE,rank="3",pod="digits-1"} > 1') != [],
+        "the slow rank in the metrics",
+        60,
+    )
     empty = empty_queries(prometheus, namespace)
     assert not empty, "\n".join(empty)
+    failing = [rule for rule in prometheus.rules() if rule["health"] != "ok"]
+    assert not failing
     job.kubectl("delete", "ddpjob", job.name)
-    eventually(lambda: query('{MINE,__name__=~"ddp.*"}') == [], "no series of the job", 60)
+    # Recorded series, which have a colon, end 5 minutes later.
+    eventually(lambda: query('{MINE,__name__=~"ddp[^:]*"}') == [], "no series of the job", 60)
+
+
+def operator_series(cluster: Cluster) -> set[str]:
+    """Return name and labels of each series that the operators expose."""
+    selector = "app.kubernetes.io/component=operator"
+    listed = cluster.kubectl("-n", SYSTEM_NAMESPACE, "get", "pods", "-l", selector, "-o", "json")
+    found = set()
+    for pod in json.loads(listed.stdout)["items"]:
+        url = f"http://{pod['status']['podIP']}:8080/metrics"
+        with urllib.request.urlopen(url, timeout=5) as response:
+            lines = response.read().decode().splitlines()
+        found |= {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
+    return found
+
+
+def series_of(cluster: Cluster, namespace: str) -> set[str]:
+    """Return the series about jobs of a namespace."""
+    return {one for one in operator_series(cluster) if f'namespace="{namespace}"' in one}
+
+
+def test_series_of_ten_jobs_end_with_the_jobs(cluster: Cluster, namespace: str) -> None:
+    before = operator_series(cluster)
+    manifests = [
+        script_job(f"tiny-{number}", "pass", nodes=1, procsPerNode=1) for number in range(10)
+    ]
+    document = {"apiVersion": "v1", "kind": "List", "items": manifests}
+    cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(document))
+    eventually(
+        lambda: sum("ddpjob_info" in one for one in series_of(cluster, namespace)) == 10,
+        "an attempt of each job in the metrics",
+    )
+    with_jobs = series_of(cluster, namespace)
+    print(f"{len(before)} series without the jobs, and {len(with_jobs)} of ten jobs")
+    assert 100 < len(with_jobs) < 400
+    cluster.kubectl("-n", namespace, "delete", "ddpjobs", "--all", "--wait=false")
+    eventually(lambda: not series_of(cluster, namespace), "no series of the jobs")
+    # These have series per kind of request, however many jobs cause it.
+    requests = (metrics.REQUESTS.name, metrics.REQUEST_SECONDS.name)
+    changed = operator_series(cluster) ^ before
+    assert not {one for one in changed if not one.startswith(requests)}

@@ -19,8 +19,8 @@ PYTEST = (
     "-m", "pytest", "-p", "tests.fault_player.report", "-q", "--no-header",
     "-o", "console_output_style=classic", "--tb=short",
 )  # fmt: skip
-CASES = "case_ or random"
-"""Selects the tests on two nodes that inject faults."""
+CASES = "case_ or random or sweep"
+"""Selects the tests on two nodes that inject faults, and those that are marked as long ones."""
 
 
 def parts(seed: int, wheels: Path) -> dict[str, list[str]]:

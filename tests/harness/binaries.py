@@ -88,8 +88,13 @@ def helm() -> str:
 
 
 def prometheus() -> Tools:
-    """Return prometheus and promtool, downloaded first unless they are in the cache."""
+    """Return prometheus 2 and promtool, downloaded first unless they are in the cache."""
     return Tools((debian.unpack(debian.PROMETHEUS, Figures()),))
+
+
+def prometheus_3() -> Tools:
+    """Return prometheus 3, built first unless it is in the cache."""
+    return Tools((gobuild.build(gobuild.PROMETHEUS, Figures()),))
 
 
 def _tools(figures: Figures, tool_sets: Iterable[gobuild.ToolSet]) -> Tools:

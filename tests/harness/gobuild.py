@@ -125,6 +125,13 @@ TRAINER = ToolSet(
     module="github.com/kubeflow/trainer/v2",
     packages=("github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager",),
 )
+PROMETHEUS = ToolSet(  # without the web interface, and with the discovery of Kubernetes alone
+    name="prometheus",
+    module="github.com/prometheus/prometheus",
+    packages=("github.com/prometheus/prometheus/cmd/prometheus",),
+    tags="remove_all_sd,enable_kubernetes_sd",
+    stamps=("github.com/prometheus/common/version.Version={version}",),
+)
 TRAINING_OPERATOR = ToolSet(
     name="training-operator",
     module="github.com/kubeflow/training-operator",

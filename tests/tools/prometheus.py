@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import tempfile
 import threading
@@ -16,16 +15,14 @@ from typing import Any, Self
 
 import yaml
 
-from tests.harness import binaries, paths
+from tests.harness import binaries
 from tests.harness.cluster import Cluster
 from tests.harness.errors import HarnessError
 from tests.harness.run import poll, tail
 from tests.tools.pod_discovery import targets_of
 from tests.tools.ports import free_port
+from tests.tools.scrape_config import Discovery, configuration
 
-SCRAPE_FILE = paths.REPOSITORY / "manifests" / "prometheus" / "scrape.yaml"
-_INTERVAL = "1s"
-"""Scrape interval in tests, in place of the configured one."""
 _DISCOVERY_S = 1.0
 _START_LIMIT_S = 30.0
 _END_LIMIT_S = 10.0
@@ -34,33 +31,36 @@ _END_LIMIT_S = 10.0
 class Prometheus:
     """Prometheus as a process. The context manager starts it and always kills it at the end."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, discovery: Discovery = Discovery.FILE) -> None:
         """Prepare a Prometheus for the pods of a cluster."""
-        self._cluster = cluster
+        self._cluster, self.discovery = cluster, discovery
         self._folder = tempfile.TemporaryDirectory(prefix="ddp-prometheus-")
-        self._url = f"http://127.0.0.1:{free_port()}"
+        self.url = f"http://127.0.0.1:{free_port()}"
         self._log = Path(self._folder.name, "prometheus.log")
         self._targets = Path(self._folder.name, "targets.json")
         self._ended = threading.Event()
-        self._discovery = threading.Thread(target=self._discover_forever, daemon=True)
+        self._writer = threading.Thread(target=self._discover_forever, daemon=True)
 
     def __enter__(self) -> Self:
         folder = Path(self._folder.name)
-        configuration = folder / "prometheus.yml"
-        configuration.write_text(yaml.safe_dump(self._configuration()), encoding="utf-8")
-        program = binaries.prometheus().binary("prometheus")
+        settings = folder / "prometheus.yml"
+        document = configuration(self.discovery, self._targets, self._cluster.kubeconfig)
+        settings.write_text(yaml.safe_dump(document), encoding="utf-8")
+        from_file = self.discovery is Discovery.FILE
+        tools = binaries.prometheus() if from_file else binaries.prometheus_3()
         command = [
-            program,
-            f"--config.file={configuration}",
+            tools.binary("prometheus"),
+            f"--config.file={settings}",
             f"--storage.tsdb.path={folder / 'data'}",
-            f"--web.listen-address={self._url.removeprefix('http://')}",
+            f"--web.listen-address={self.url.removeprefix('http://')}",
         ]
         with self._log.open("wb") as log:
             # The kernel kills it when this process dies.
             self._process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", *command], stdout=log, stderr=log
             )
-        self._discovery.start()
+        if from_file:
+            self._writer.start()
         if not poll(self._is_ready, deadline_s=_START_LIMIT_S):
             raise HarnessError(f"Prometheus is not ready: {self._last_lines()}")
         return self
@@ -72,7 +72,8 @@ class Prometheus:
         trace: TracebackType | None,
     ) -> None:
         self._ended.set()
-        self._discovery.join(_END_LIMIT_S)
+        if self._writer.is_alive():
+            self._writer.join(_END_LIMIT_S)
         self._process.kill()
         self._process.wait(_END_LIMIT_S)
         self._folder.cleanup()
@@ -94,15 +95,10 @@ class Prometheus:
         ]
         return found
 
-    def _configuration(self) -> dict[str, Any]:
-        """Return the product's scrape configuration, with a file in place of the discovery."""
-        found: dict[str, Any] = yaml.safe_load(SCRAPE_FILE.read_text(encoding="utf-8"))
-        for job in found["scrape_configs"]:
-            job["scrape_interval"] = _INTERVAL
-            discoveries = job.pop("kubernetes_sd_configs")
-            job["file_sd_configs"] = [{"files": [str(self._targets)]}]
-            job["relabel_configs"] = [*_selecting(discoveries), *job["relabel_configs"]]
-        return found
+    def rules(self) -> list[dict[str, Any]]:
+        """Return the product's rules and alerts, with `name`, `health` and `lastError`."""
+        groups = self._get("/api/v1/rules")["data"]["groups"]
+        return [rule for group in groups for rule in group["rules"]]
 
     def _discover_forever(self) -> None:
         """Write the pods of the cluster into the file of targets, again and again."""
@@ -118,7 +114,7 @@ class Prometheus:
         if self._process.poll() is not None:
             raise HarnessError(f"Prometheus ended: {self._last_lines()}")
         try:
-            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=1):  # noqa: S310
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=1):  # noqa: S310
                 return True
         except OSError:
             return False
@@ -128,20 +124,8 @@ class Prometheus:
 
     def _get(self, path: str) -> dict[str, Any]:
         try:
-            with urllib.request.urlopen(self._url + path, timeout=10) as response:  # noqa: S310
+            with urllib.request.urlopen(self.url + path, timeout=10) as response:  # noqa: S310
                 answer: dict[str, Any] = json.load(response)
         except urllib.error.HTTPError as error:
             raise HarnessError(f"Prometheus refused {path}: {error.read().decode()}") from error
         return answer
-
-
-def _selecting(discoveries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rules that keep the pods which the label selectors of a discovery select."""
-    rules = []
-    for discovery in discoveries:
-        for selector in discovery.get("selectors", []):
-            name, _, value = selector["label"].partition("=")
-            label = re.sub("[^a-zA-Z0-9_]", "_", name)
-            source = f"__meta_kubernetes_pod_label_{label}"
-            rules.append({"source_labels": [source], "regex": value, "action": "keep"})
-    return rules

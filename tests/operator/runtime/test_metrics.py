@@ -1,12 +1,15 @@
 """Metrics of the operator process."""
 
-from prometheus_client import CollectorRegistry
+import re
+
+from prometheus_client import CollectorRegistry, generate_latest
 
 from ddp_operator.api.status import AttemptStatus, Cause, DDPJobStatus, RecoveryStatus
 from ddp_operator.cluster.base import Request
 from ddp_operator.cluster.documents import resource_of
 from ddp_operator.runtime import metrics
 from ddp_operator.runtime.metrics import OperatorMetrics
+from ddp_wire.families import Kind
 from tests.operator.support import NOW
 
 
@@ -47,6 +50,19 @@ def test_requests_count_by_verb_resource_and_code() -> None:
     OperatorMetrics(registry).record_request(Request("PUT", "ddpjobs/status", 409, 0.1))
     labels = {"verb": "PUT", "resource": "ddpjobs/status", "code": "409"}
     assert registry.get_sample_value(metrics.REQUESTS.name, labels) == 1
+
+
+def test_page_has_declared_series_only() -> None:
+    registry = CollectorRegistry()
+    OperatorMetrics(registry).record_request(Request("PUT", "ddpjobs/status", 409, 0.1))
+    page = generate_latest(registry).decode()
+    names = {re.split("[{ ]", line)[0] for line in page.splitlines() if not line.startswith("#")}
+    declared = {
+        family.name + suffix
+        for family in metrics.FAMILIES
+        for suffix in (("_bucket", "_sum", "_count") if family.kind is Kind.HISTOGRAM else ("",))
+    }
+    assert {name for name in names if not name.startswith("process_")} <= declared
 
 
 def test_resource_of_a_path_has_no_names() -> None:

@@ -33,6 +33,8 @@ _NO_GPUS = "No GPUs, or the worker pods are not scraped"
 _NO_RECOVERY = "No recovery in this time"
 _RARE_WINDOW = "1h"
 """Window of rates of rare events."""
+_RECOVERY_HEIGHT = 10
+"""Height in which the table shows all parts of a recovery."""
 _JOB_NAME = "{{namespace}}/{{ddpjob}}"
 
 
@@ -106,7 +108,9 @@ def _by_state_over_time() -> Panel:
         "Jobs by STATUS over time", "short", "How the number of jobs in each STATUS changes.",
         _NO_JOBS,
     )  # fmt: skip
-    return time_series(text, Query(_count_by_state(), "{{state}}"), width=24, colors=states.COLORS)
+    return time_series(
+        text, Query(_count_by_state(), "{{state}}"), width=24, stacked=True, colors=states.COLORS
+    )
 
 
 def _table() -> Panel:
@@ -148,7 +152,7 @@ def _restarts() -> Panel:
         _NO_JOBS,
     )
     query = Query(increase(jobs.RESTARTS, JOBS, "cause"), "{{cause}}")
-    return time_series(text, query, bars=True)
+    return time_series(text, query, height=_RECOVERY_HEIGHT, bars=True)
 
 
 def _recovery_time() -> Panel:
@@ -164,6 +168,7 @@ def _recovery_time() -> Panel:
         text,
         Query(quantile(0.5, family, first_step, window=_RARE_WINDOW), "p50"),
         Query(quantile(0.9, family, first_step, window=_RARE_WINDOW), "p90"),
+        height=_RECOVERY_HEIGHT,
     )
 
 
@@ -180,9 +185,10 @@ def _recovery_parts() -> Panel:
     columns = [
         Column("p50", quantile(0.5, family, "", "part", window=window), "s"),
         Column("p90", quantile(0.9, family, "", "part", window=window), "s"),
-        Column("Recoveries", f"sum by (part) (increase({counts}))", "short"),
+        Column("Recoveries", f"sum by (part) (increase({counts}))", "short", decimals=0),
     ]
-    return rows(text, [LabelColumn("part", "Part")], columns, sort="p50", width=8)
+    part = LabelColumn("part", "Part")
+    return rows(text, [part], columns, sort="p50", width=8, height=_RECOVERY_HEIGHT)
 
 
 def _gpu_use() -> Panel:

@@ -114,7 +114,8 @@ def _ledger() -> Panel:
         "Where all time since the creation of the job went; each second is in one bucket.",
         _NO_LEDGER,
     )
-    return time_series(text, Query(newest(jobs.TIME, JOB, "bucket"), "{{bucket}}"))
+    query = Query(newest(jobs.TIME, JOB, "bucket"), "{{bucket}}")
+    return time_series(text, query, stacked=True)
 
 
 def _redone_steps() -> Panel:

@@ -48,7 +48,7 @@ def _straggler() -> Panel:
         "No rank is slower than the others",
     )
     query = newest(jobs.STRAGGLER, JOB, "rank, pod, node, part")
-    return time_series(text, Query(query, "rank {{rank}} on {{node}}: {{part}}"))
+    return time_series(text, Query(query, "rank {{rank}} on {{node}}: {{part}}"), width=6)
 
 
 def nodes() -> Sequence[Panel]:
@@ -72,7 +72,7 @@ def gpus() -> Sequence[Panel]:
         _gpu_temperature(),
         _gpu_power(),
         _rank_memory(),
-        values(ecc, Query(errors, _GPU_NAME), width=8, limits=[(1, "red")]),
+        values(ecc, Query(errors, _GPU_NAME), width=8, limits=[(1, "red")], decimals=0),
         _xid_errors(),
     ]
 
@@ -86,7 +86,7 @@ def _behind() -> Panel:
     )
     step = newest(agent.STEP, WORKERS, _RANK)
     behind = f"scalar({newest(agent.STEP, WORKERS)}) - {step}"
-    return time_series(text, Query(most(behind), _RANK_NAME), links=[_SAME_NODE])
+    return time_series(text, Query(most(behind), _RANK_NAME), width=6, links=[_SAME_NODE])
 
 
 def _heartbeats() -> Panel:
@@ -97,7 +97,7 @@ def _heartbeats() -> Panel:
         _EMPTY,
     )
     ages = most(age(agent.HEARTBEAT, WORKERS, _RANK))
-    return time_series(text, Query(ages, _RANK_NAME), links=[_SAME_NODE])
+    return time_series(text, Query(ages, _RANK_NAME), width=6, links=[_SAME_NODE])
 
 
 def _data_wait() -> Panel:
@@ -109,7 +109,7 @@ def _data_wait() -> Panel:
     )
     updates = rate(agent.UPDATE_SECONDS, WORKERS, _RANK)
     waits = f"{rate(agent.DATA_WAIT, WORKERS, _RANK)} / ({updates} > 0)"
-    return time_series(text, Query(most(waits), _RANK_NAME), links=[_SAME_NODE])
+    return time_series(text, Query(most(waits), _RANK_NAME), width=6, links=[_SAME_NODE])
 
 
 def _memory() -> Panel:
@@ -155,7 +155,8 @@ def _xid_errors() -> Panel:
     # A series begins with the first error, so `increase` would miss it.
     counted = f"max_over_time({series(agent.GPU_XID, WORKERS, window=RANGE_WINDOW)})"
     query = most(aggregate("max", f"{_GPU}, xid", counted))
-    return values(text, Query(query, f"{_GPU_NAME} XID {{{{xid}}}}"), width=8, limits=[(1, "red")])
+    name = f"{_GPU_NAME} XID {{{{xid}}}}"
+    return values(text, Query(query, name), width=8, limits=[(1, "red")], decimals=0)
 
 
 def _gpu_use() -> Panel:

@@ -86,7 +86,8 @@ def _attempts() -> Panel:
         "No attempt ended",
     )
     query = Query(increase(metrics.ATTEMPTS, OPERATORS, "cause", window="$__range"), "{{cause}}")
-    return values(text, query, width=6, mode=common.BigValueTextMode.VALUE_AND_NAME)
+    mode = common.BigValueTextMode.VALUE_AND_NAME
+    return values(text, query, width=6, mode=mode, decimals=0)
 
 
 def _reconciles() -> Panel:

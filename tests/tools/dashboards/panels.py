@@ -50,33 +50,39 @@ def time_series(
     text: Text,
     *queries: Query,
     width: int = 8,
+    height: int = _HEIGHT,
     bars: bool = False,
+    stacked: bool = False,
     top: float | None = None,
     colors: Mapping[str, str] | None = None,
     links: Sequence[dashboard.DashboardLink] = (),
 ) -> Panel:
-    """Return lines over time, or stacked bars.
+    """Return lines over time, or stacked bars or areas.
 
     Args:
         text: Title, unit, description and text without data.
         queries: Expressions.
         width: Columns of the dashboard.
-        bars: Whether to draw bars.
+        height: Rows of the dashboard.
+        bars: Whether to draw stacked bars.
+        stacked: Whether to draw stacked areas.
         top: End of the axis; by default the highest value.
         colors: Colors by the name of a series.
         links: Links of the values.
     """
     panel = timeseries.Panel().title(text.title).description(text.description)
-    panel.unit(text.unit).no_value(text.empty).datasource(SOURCE).span(width).height(_HEIGHT)
+    panel.unit(text.unit).no_value(text.empty).datasource(SOURCE).span(width).height(height)
     panel.targets(targets(queries)).min(0).thresholds(thresholds("green"))
     legend = common_builders.VizLegendOptions().show_legend(True)
     legend.display_mode(common.LegendDisplayMode.LIST).placement(common.LegendPlacement.BOTTOM)
     tooltip = common_builders.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI)
     panel.legend(legend.calcs([])).tooltip(tooltip.sort(common.SortOrder.DESCENDING))
     panel.line_width(1).fill_opacity(8).show_points(common.VisibilityMode.AUTO)
-    if bars:
+    if bars or stacked:
         stacking = common_builders.StackingConfig().mode(common.StackingMode.NORMAL).group("A")
-        panel.draw_style(common.GraphDrawStyle.BARS).fill_opacity(80).stacking(stacking)
+        panel.fill_opacity(80).stacking(stacking)
+    if bars:
+        panel.draw_style(common.GraphDrawStyle.BARS)
     if top is not None:
         panel.max(top)
     for name, color in (colors or {}).items():
@@ -99,6 +105,7 @@ def values(
     colors: Mapping[str, str] | None = None,
     limits: Sequence[tuple[float, str]] = (),
     mode: common.BigValueTextMode = common.BigValueTextMode.AUTO,
+    decimals: int | None = None,
 ) -> Panel:
     """Return the newest values as large text.
 
@@ -109,6 +116,7 @@ def values(
         colors: Colors by the name of a series.
         limits: Values from which another color holds.
         mode: Whether to show the value, the name of the series or both.
+        decimals: Digits after the point. An increase of a counter is an estimate with a fraction.
     """
     panel = stat.Panel().title(text.title).description(text.description)
     panel.unit(text.unit).no_value(text.empty).datasource(SOURCE).span(width).height(4)
@@ -116,6 +124,8 @@ def values(
     panel.thresholds(thresholds("text" if not limits else "green", limits))
     panel.graph_mode(common.BigValueGraphMode.NONE).color_mode(common.BigValueColorMode.VALUE)
     panel.reduce_options(common_builders.ReduceDataOptions().calcs(["lastNotNull"]))
+    if decimals is not None:
+        panel.decimals(decimals)
     for name, color in (colors or {}).items():
         panel.override_by_name(name, [fixed_color(color)])
     return panel

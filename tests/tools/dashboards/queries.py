@@ -30,10 +30,16 @@ def queries(dashboard: Mapping[str, Any], values: Mapping[str, str] | None = Non
         KeyError: An expression has a variable without a value.
     """
     known = {**VALUES, **(values or {})}
-    return [
-        _VARIABLE.sub(lambda found: known[found[1] or found[2]], expression)
-        for expression in _expressions(dashboard)
-    ]
+    return [fill(expression, known) for expression in _expressions(dashboard)]
+
+
+def fill(expression: str, values: Mapping[str, str]) -> str:
+    """Return an expression with values in place of its variables.
+
+    Raises:
+        KeyError: A variable has no value.
+    """
+    return _VARIABLE.sub(lambda found: values[found[1] or found[2]], expression)
 
 
 def panels(dashboard: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -39,6 +39,8 @@ class Column:
     unit: str = "none"
     bar: bool = False
     """Whether to draw the value, from 0 to 1, as a bar."""
+    decimals: int | None = None
+    """Digits after the point."""
 
 
 def rows(
@@ -96,6 +98,8 @@ def _label_properties(column: LabelColumn) -> list[models.DynamicConfigValue]:
 
 def _column_properties(column: Column) -> list[models.DynamicConfigValue]:
     properties = [models.DynamicConfigValue("unit", column.unit)]
+    if column.decimals is not None:
+        properties.append(models.DynamicConfigValue("decimals", column.decimals))
     if column.bar:
         options = {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}
         properties.append(models.DynamicConfigValue("custom.cellOptions", options))

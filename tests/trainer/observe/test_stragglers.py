@@ -3,6 +3,7 @@
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -84,6 +85,13 @@ def test_readings_that_say_nothing(works: list[RankSeconds]) -> None:
     assert named(started(), [works] * 9) == []
 
 
+@pytest.mark.parametrize(("update", "found"), [(0.0, 1), (0.2, 1), (0.3, 0)])
+def test_rank_that_hardly_delays_the_update_is_not_named(update: float, found: int) -> None:
+    """Its excess of 12 ms must be at least a twentieth of the update."""
+    works = [replace(one, step=update) for one in slowed(2)]
+    assert len(named(started(), [works] * WINDOWS)) == found
+
+
 def test_noise_of_equal_ranks_names_nobody() -> None:
     noise = random.Random(7)  # noqa: S311 (a test's noise)
     readings = [[work(0.0, noise.gauss(0.05, 0.004)) for _ in range(64)] for _ in range(2000)]
@@ -113,7 +121,7 @@ def test_meter_counts_data_and_forward_passes_only() -> None:
             spend(Activity.BACKWARD, 9.0)
         spend(Activity.OPTIMIZER, 7.0)
         meter.update()
-    assert meter.read() == RankSeconds(data=1.0, forward=4.0)
+    assert meter.read() == RankSeconds(step=30.0, data=1.0, forward=4.0)
     assert meter.read() is NOT_MEASURED
 
 

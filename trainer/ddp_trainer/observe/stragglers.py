@@ -13,6 +13,9 @@ NORMAL_RATIO = 1.1
 DEVIATIONS = 4.0
 """Least excess of a slow rank over the median, in median absolute deviations of all ranks. Where
 all ranks vary much, for example on shared machines, a large ratio alone says little."""
+LEAST_PART = 0.05
+"""Least excess of a slow rank, as a part of the update. A rank that costs less is not worth a name,
+and on an overloaded machine a rank with little work of its own often seems slow."""
 WINDOWS = 3
 """Readings in a row after which a slow rank is named, or not any more."""
 
@@ -43,7 +46,9 @@ class StragglerMonitor:
         spread = median_low(abs(work.own - usual) for work in works)
         rank = max(range(len(works)), key=lambda one: works[one].own)
         ratio = works[rank].own / usual
-        is_slow = ratio >= SLOW_RATIO and works[rank].own - usual > DEVIATIONS * spread
+        excess = works[rank].own - usual
+        is_slow = ratio >= SLOW_RATIO and excess > DEVIATIONS * spread
+        is_slow = is_slow and excess >= LEAST_PART * works[rank].step
         if self.found is not None:
             self._release(works[self.found.rank].own / usual)
         is_new = self.found is None or self.found.rank != rank

@@ -1,4 +1,4 @@
-"""Measurement of the part of an update in which a rank waits for no other rank.
+"""Measurement of updates, and of the part of an update in which a rank waits for no other rank.
 
 A rank waits for others in the backward pass and in the optimizer, so all ranks have equally long
 updates, however slow one of them is. Only its data and its forward pass show which one is slow.
@@ -17,15 +17,17 @@ _QUANTILE = 0.25
 
 
 class WorkMeter:
-    """Host time of this rank's own part of each update. It says nothing about a GPU."""
+    """Host time of each update, and of this rank's own part. It says nothing about a GPU."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._activity: Activity = Activity.STARTING
-        self._since = clock()
+        self._since = self._ended = clock()
         self._data = self._forward = 0.0
+        self._update_seconds: list[float] = []
+        """Seconds of each update since the last reading."""
         self._data_seconds: list[float] = []
-        """Seconds of each update since the last reading until its batches were there."""
+        """Seconds of the same updates until their batches were there."""
         self._forward_seconds: list[float] = []
         """Seconds of the forward passes of the same updates."""
 
@@ -40,17 +42,20 @@ class WorkMeter:
 
     def update(self) -> None:
         """Record the end of an update."""
+        now = self._clock()
+        self._update_seconds.append(now - self._ended)
+        self._ended = now
         self._data_seconds.append(self._data)
         self._forward_seconds.append(self._forward)
         self._data = self._forward = 0.0
 
     def read(self) -> RankSeconds:
         """Return a typical update since the last reading, or `NOT_MEASURED` after too few."""
-        updates = len(self._data_seconds)
+        kinds = (self._update_seconds, self._data_seconds, self._forward_seconds)
+        updates = len(self._update_seconds)
         if updates < WINDOW_UPDATES:
             return NOT_MEASURED
-        index = int(_QUANTILE * updates)
-        data, forward = sorted(self._data_seconds)[index], sorted(self._forward_seconds)[index]
-        self._data_seconds.clear()
-        self._forward_seconds.clear()
-        return RankSeconds(0.0, data, forward)
+        found = RankSeconds(*(sorted(kind)[int(_QUANTILE * updates)] for kind in kinds))
+        for kind in kinds:
+            kind.clear()
+        return found

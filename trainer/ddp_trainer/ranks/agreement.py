@@ -38,7 +38,7 @@ class RankSeconds:
     """Seconds of a typical update on one rank. 0 if not measured."""
 
     step: float = 0.0
-    """Mean duration of the updates since the last report."""
+    """Duration of the update; for a report the mean of all updates since the last one."""
     data: float = 0.0
     """Time until all batches of the update are there."""
     forward: float = 0.0

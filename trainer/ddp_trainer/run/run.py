@@ -267,7 +267,7 @@ class Run:
         if self.learner.device.type != "cuda" or own is NOT_MEASURED:
             return own
         names = ("data", "forward")
-        return RankSeconds(0.0, *(phase_seconds.get(name, 0.0) for name in names))
+        return RankSeconds(own.step, *(phase_seconds.get(name, 0.0) for name in names))
 
     def _allreduce(self) -> tuple[float, float] | None:
         """Return the seconds of the newest measured all-reduce, and those that overlap."""
