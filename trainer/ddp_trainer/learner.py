@@ -106,7 +106,7 @@ def build_learner(task: Task, config: RunConfig, ranks: Ranks, device: torch.dev
     strategy = choose_strategy(device, config.parallel)
     task.model = prepare(task.model, config, device)
     objective = Objective(task.model, task.loss)
-    wrapped = strategy.wrap(objective, compiled=config.compile)
+    wrapped = strategy.wrap(objective, compile_options=config.compile_options())
     params = [param for param in task.model.parameters() if param.requires_grad]
     optimizer = _optimizer(task, params, config)
     factor = peak_factor(config.global_batch, config.schedule)

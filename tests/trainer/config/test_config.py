@@ -76,6 +76,7 @@ class TaskSettings(BaseModel):
             "config: nonfinite.policy rollback requires checkpoint.directory",
         ),
         ({"init_strict": False}, 'config: "init_strict" has no effect without init_from'),
+        ({"compile_mode": "max-autotune"}, 'config: "compile_mode" has no effect without compile'),
         (
             {"parallel": {"compression": {"rank": 2}}},
             'config: parallel.compression: "rank" has no effect with none',

@@ -222,15 +222,18 @@ def test_images_lie_channels_last_and_names_stay() -> None:
 
 def test_a_compiled_model_keeps_its_names_and_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[nn.Module] = []
+    options: list[dict[str, Any]] = []
     original = nn.Module.compile
 
     def without_inductor(self: nn.Module, **settings: Any) -> None:
         compiled.append(self)
-        original(self, backend="aot_eager", **settings)
+        options.append(settings)
+        original(self, backend="aot_eager", dynamic=settings["dynamic"])
 
     monkeypatch.setattr(nn.Module, "compile", without_inductor)
     plain = trained(max_steps=3, global_batch=10)
     fast = trained(max_steps=3, global_batch=10, compile=True)
     assert compiled == [fast.learner.model]
+    assert options == [{"dynamic": None, "mode": "default"}]
     assert plain.learner.model.state_dict().keys() == fast.learner.model.state_dict().keys()
     assert distance(plain.learner.model, fast.learner.model) < 1e-6

@@ -27,7 +27,9 @@ def verify(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_all_cases_agree(tmp_path: Path) -> None:
-    done = verify(tmp_path, "sample_tasks:build", "--task.dropout=0.5", "--task.uneven=true")
+    task = ["--task.dropout=0.5", "--task.uneven=true", "--task.unused=true"]
+    unused = "--parallel.find_unused_parameters=true"
+    done = verify(tmp_path, "sample_tasks:build", *task, unused)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "20 updates of 32 samples, tolerance 1e-06"

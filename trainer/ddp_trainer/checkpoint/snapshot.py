@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_trainer.errors import InputError
+from ddp_trainer.names import plain_name
 from ddp_trainer.parallel.dtensor import laid_out_like
 
 Tensors = dict[str, Tensor]
@@ -58,6 +59,7 @@ def put_model(model: nn.Module, saved: Tensors) -> None:
         InputError: If names or shapes differ.
     """
     own = own_tensors(model)
+    saved = {plain_name(name): tensor for name, tensor in saved.items()}
     for name in sorted(own.keys() ^ saved.keys()):
         where = "checkpoint" if name in own else "model"
         raise InputError(
@@ -97,11 +99,11 @@ def put_optimizer(
         InputError: If the saved state is for other parameters.
     """
     own = optimizer.state_dict()
-    params = dict(model.named_parameters())
+    params = {plain_name(name): param for name, param in model.named_parameters()}
     numbers = {name: number for number, name in _numbered(model, optimizer).items()}
     state: dict[int, dict[str, Any]] = {}
     for path, value in [*tensors.items(), *rest["state"].items()]:
-        key, _, name = path.partition("/")
+        key, _, name = plain_name(path).partition("/")
         if name not in params:
             raise InputError(
                 f'checkpoint: the optimizer state is for parameter "{name}", which is not in the'
@@ -140,13 +142,13 @@ def own_tensors(model: nn.Module) -> Tensors:
             raise InputError(f'checkpoint: state "{name}" of the model is not a tensor')
         if id(value) not in seen:
             seen.add(id(value))
-            own[name] = value
+            own[plain_name(name)] = value
     return own
 
 
 def _numbered(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[int, str]:
     """Return the parameter names by their numbers in the optimizer's state dictionary."""
-    names = {id(param): name for name, param in model.named_parameters()}
+    names = {id(param): plain_name(name) for name, param in model.named_parameters()}
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for param in params:
         if id(param) not in names:

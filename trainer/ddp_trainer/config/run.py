@@ -18,6 +18,7 @@ from ddp_trainer.errors import InputError
 Precision = Literal["auto", "fp64", "fp32", "tf32", "bf16", "fp16"]
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]
 Device = Literal["auto", "cpu", "cuda"]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
 
 
 class DataConfig(Section):
@@ -102,6 +103,12 @@ class RunConfig(Section):
     """Whether images use torch's channels_last memory format, which is faster on CUDA."""
     compile: bool = False
     """Whether to compile the model with torch.compile."""
+    compile_dynamic: bool | None = None
+    """Whether torch.compile makes one program for all shapes of a batch (true) or one per shape
+    (false), of which there may be eight. Default: one for all after the first change of a shape."""
+    compile_mode: CompileMode = "default"
+    """What torch.compile optimizes for. reduce-overhead uses CUDA graphs on CUDA, and max-autotune
+    also tries different kernels, which takes minutes."""
     deterministic: bool = False
     """Whether to use only deterministic algorithms, which are slower."""
     init_from: str | None = None
@@ -132,6 +139,9 @@ class RunConfig(Section):
     def _check_combinations(self) -> Self:
         if self.init_from is None and "init_strict" in self.changed():
             raise ValueError('"init_strict" has no effect without init_from')
+        for key in sorted({"compile_dynamic", "compile_mode"} & self.changed()):
+            if not self.compile:
+                raise ValueError(f'"{key}" has no effect without compile')
         if self.precision == "fp16" and self.parallel.local_sgd.period is not None:
             raise ValueError(
                 "parallel.local_sgd cannot be combined with precision fp16, because each rank would"
@@ -155,6 +165,12 @@ class RunConfig(Section):
         if self.nonfinite.policy == "rollback" and self.checkpoint.directory is None:
             raise ValueError("nonfinite.policy rollback requires checkpoint.directory")
         return self
+
+    def compile_options(self) -> dict[str, bool | str | None] | None:
+        """Return the options of torch.compile, or None without `compile`."""
+        if not self.compile:
+            return None
+        return {"dynamic": self.compile_dynamic, "mode": self.compile_mode}
 
     def batch_split(self, world_size: int) -> "BatchSplit":
         """Divide `global_batch` among ranks and forward passes.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_trainer.config import EmaConfig
+from ddp_trainer.names import plain_name
 from ddp_trainer.parallel.dtensor import laid_out_like, local
 
 
@@ -23,7 +24,8 @@ class Ema:
         """
         self._decay = decay
         self._warmup = config.warmup
-        self._params = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        named = model.named_parameters()
+        self._params = {plain_name(name): param for name, param in named if param.requires_grad}
         self._average = {n: p.detach().clone().float() for n, p in self._params.items()}
 
     @torch.no_grad()
@@ -57,8 +59,9 @@ class Ema:
         Args:
             saved: Whole tensors by parameter name. A missing name starts from the weights.
         """
+        by_name = {plain_name(name): tensor for name, tensor in saved.items()}
         for name, average in self._average.items():
-            source = saved.get(name)
+            source = by_name.get(name)
             param = self._params[name].detach()
             average.copy_(param if source is None else laid_out_like(source, average))
 

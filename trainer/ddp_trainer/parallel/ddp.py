@@ -1,6 +1,7 @@
 """The strategy `ddp`: every rank holds the whole model; DDP averages gradients in buckets."""
 
 import inspect
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,9 +19,9 @@ class Replicated(Strategy):
     before it uses them (`numerics.batch_norm`), which saves a collective per buffer and update.
     """
 
-    def wrap(self, objective: Objective, *, compiled: bool) -> nn.Module:
+    def wrap(self, objective: Objective, *, compile_options: Mapping[str, Any] | None) -> nn.Module:
         """Compile the model, then wrap the objective: DDP splits the graph at its buckets."""
-        super().wrap(objective, compiled=compiled)
+        super().wrap(objective, compile_options=compile_options)
         known = inspect.signature(DistributedDataParallel).parameters
         settings: dict[str, Any] = {
             "device_ids": [self.device] if self.device.type == "cuda" else None,

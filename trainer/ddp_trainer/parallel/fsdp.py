@@ -5,7 +5,9 @@ afterwards (Zhao et al. 2023, arXiv:2304.11277). `count_param` is not split, so 
 reductions of one number more than with ddp.
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -23,18 +25,18 @@ REPEATED = 2
 class FullySharded(Strategy):
     """Each repeated block is split separately, and the rest of the model as one."""
 
-    def wrap(self, objective: Objective, *, compiled: bool) -> nn.Module:
+    def wrap(self, objective: Objective, *, compile_options: Mapping[str, Any] | None) -> nn.Module:
         """Move the model to the device and split it, one block at a time."""
         mesh = init_device_mesh(self.device.type, (dist.get_world_size(),))
         blocks = repeated_blocks(objective.model)
         for block in blocks:
             self._place(block)
-            if compiled:
-                block.compile(dynamic=False)
+            if compile_options is not None:
+                block.compile(**compile_options)
             fully_shard(block, mesh=mesh)
         self._place(objective)
-        if compiled and not blocks:
-            objective.model.compile(dynamic=False)
+        if compile_options is not None and not blocks:
+            objective.model.compile(**compile_options)
         fully_shard(objective.model, mesh=mesh)
         return objective
 

@@ -6,7 +6,9 @@ optimizer lacks the parameters of other ranks. So checkpoints work alike for all
 """
 
 import pkgutil
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,17 +28,17 @@ class Strategy:
         self.device = device
         self.config = config
 
-    def wrap(self, objective: Objective, *, compiled: bool) -> nn.Module:
+    def wrap(self, objective: Objective, *, compile_options: Mapping[str, Any] | None) -> nn.Module:
         """Move the objective to the device, and make its gradients those of all ranks.
 
         Args:
             objective: In host memory, equal on all ranks.
-            compiled: Whether to compile the model with torch.compile.
+            compile_options: Options of torch.compile. None leaves the model as it is.
         """
         objective.to(self.device)
-        if compiled:
+        if compile_options is not None:
             # In place, so that the names of the parameters stay as they are.
-            objective.model.compile(dynamic=False)
+            objective.model.compile(**compile_options)
         return objective
 
     def split(self, optimizer: torch.optim.Optimizer) -> None:

@@ -31,6 +31,7 @@ from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
 from ddp_trainer.data.loader import collate_of, fetch
 from ddp_trainer.data.prefetch import tensors_in
 from ddp_trainer.errors import InputError
+from ddp_trainer.names import plain_name
 from ddp_trainer.task import Task, is_indexed
 
 RELATIVE, ABSOLUTE = 1e-3, 1e-4
@@ -183,7 +184,7 @@ def _safetensors(traced: TracedModel, folder: Path) -> tuple[str, Callable[..., 
 
     def compute(*arguments: Any) -> Any:
         own = dict(traced.model.state_dict())
-        twins = {key: read[name] for key in own for name in read if key == name}
+        twins = {key: read[name] for key in own if (name := plain_name(key)) in read}
         return torch.func.functional_call(traced.model, twins, arguments, tie_weights=True)
 
     return MODEL, compute

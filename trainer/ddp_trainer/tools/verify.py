@@ -61,6 +61,8 @@ class CaseRunner:
 
     task: str
     document: Document
+    graph: Document
+    """Settings of `parallel` for the strategies that reduce with DDP."""
     folder: Path
 
     def differences(self, cases: Sequence[Case], precision: Precision) -> dict[Case, float]:
@@ -76,11 +78,17 @@ class CaseRunner:
             here = [case for case in cases if case.ranks == world]
             if world == 1:
                 here = [reference, *here]
-            run_ranks(world, _train_all, here, self.task, document, str(self.folder))
+            settings = [(case, self._settings(case, document)) for case in here]
+            run_ranks(world, _train_all, settings, self.task, str(self.folder))
         weights = load_file(self.folder / reference.file)
         return {
             case: largest_difference(weights, load_file(self.folder / case.file)) for case in cases
         }
+
+    def _settings(self, case: Case, document: Document) -> Document:
+        """Return the settings of a case. fsdp2 accepts none of those of DDP's graph."""
+        graph = {} if case.strategy == "fsdp2" else self.graph
+        return merge(document, {"parallel": graph})
 
 
 def verify(
@@ -118,7 +126,7 @@ def verify(
         document = _comparable_settings(config, steps)
         if not optimizer_stated:
             document = _without_unused_optimizer(task, document)
-        runner = CaseRunner(task, document, Path(folder))
+        runner = CaseRunner(task, document, _graph_settings(config), Path(folder))
         in_fp32 = runner.differences(cases, "fp32")
         repeated = [case for case in cases if in_fp32[case] > tolerance]
         in_fp64 = runner.differences(repeated, "fp64") if repeated else {}
@@ -170,6 +178,12 @@ def _comparable_settings(config: RunConfig, steps: int) -> Document:
     return merge(document, over)
 
 
+def _graph_settings(config: RunConfig) -> Document:
+    """Return the user's settings about the parts of the model that an update uses."""
+    names = {"find_unused_parameters", "static_graph"} & config.parallel.changed()
+    return {name: getattr(config.parallel, name) for name in sorted(names)}
+
+
 def _without_unused_optimizer(task: str, document: Document) -> Document:
     """Return the settings without `optimizer` if the task has its own, which forbids it."""
     plain = {key: value for key, value in document.items() if key != "optimizer"}
@@ -182,10 +196,10 @@ def _has_optimizer(ranks: Ranks, task: str, document: Document) -> bool:
 
 
 def _train_all(
-    ranks: Ranks, cases: Sequence[Case], task: str, document: Document, folder: str
+    ranks: Ranks, cases: Sequence[tuple[Case, Document]], task: str, folder: str
 ) -> None:
-    """Train this rank's part of the cases, one after another."""
-    for case in cases:
+    """Train this rank's part of the cases with their settings, one after another."""
+    for case, document in cases:
         _train(case, ranks, task, document, Path(folder))
 
 

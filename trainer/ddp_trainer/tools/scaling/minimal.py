@@ -45,8 +45,9 @@ def minimal_loop(run: Run, micro_batches: Iterable[MicroBatch]) -> None:
     """
     task, config, device = run.task, run.config, run.learner.device
     model = copy.deepcopy(run.learner.model)
-    if config.compile:
-        model.compile(dynamic=False)
+    options = config.compile_options()
+    if options is not None:
+        model.compile(**options)
     params = [param for param in model.parameters() if param.requires_grad]
     if isinstance(task, HasOptimizer):
         optimizer = task.optimizer(params)
