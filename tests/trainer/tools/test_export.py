@@ -45,7 +45,9 @@ def test_exported_files_compute_the_outputs_of_the_model(
 ) -> None:
     run = trained(launcher, tmp_path, *TASKS[name])
     before = sorted(path.name for path in run.rglob("*"))
-    gang = exported(launcher, tmp_path, *TASKS[name], f"--output={tmp_path / 'out'}")
+    # The checkpoint knows its task and the settings of the task.
+    stated = TASKS[name] if name == "digits" else []
+    gang = exported(launcher, tmp_path, *stated, f"--output={tmp_path / 'out'}")
     assert gang.wait() == [0], gang.err(0)
     assert sorted(path.name for path in run.rglob("*")) == before
     files = {Path(event["file"]).name: event for event in gang.events("export")}

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from ddp_trainer.config import RunConfig
 from ddp_trainer.config.settings import (
+    Document,
     environment_document,
     merge,
     read_document,
@@ -48,8 +49,24 @@ def task_and_config(
         raise InputError(
             f"{command}: set --task package.module:function or the variable {Env.TASK}"
         )
+    return task, resolve(stated_settings(options, rest, environ))
+
+
+def stated_settings(
+    options: argparse.Namespace, rest: Sequence[str], environ: Mapping[str, str]
+) -> Document:
+    """Return the settings that environment, `--config` and arguments state, unchecked.
+
+    Args:
+        options: Parsed options.
+        rest: Arguments that the parser does not know, which are settings.
+        environ: Environment of the process.
+
+    Raises:
+        InputError: If an argument is no setting, or the document cannot be read.
+    """
     document = environment_document(environ)
     source = options.config or environ.get(Env.CONFIG)
     if source:
         document = merge(document, read_document(source))
-    return task, resolve(merge(document, read_overrides(rest)))
+    return merge(document, read_overrides(rest))

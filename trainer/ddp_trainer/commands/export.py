@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddp_trainer.commands.arguments import add_run_to, task_and_config
+from ddp_trainer.commands.arguments import add_run_to, stated_settings
+from ddp_trainer.config.settings import merge, resolve
 from ddp_trainer.errors import InputError
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.stop import StopFlag
-from ddp_wire.contract import ExitCode
+from ddp_wire.contract import Env, ExitCode
 
 FORMATS = ("safetensors", "torch", "onnx")
 
@@ -22,7 +23,8 @@ def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
         description=(
             "Load the newest complete checkpoint, write the model in each format together with a"
             " metadata.json, and compare the output of each file with that of the model. Exit with"
-            " code 1 if one differs."
+            " code 1 if one differs. Task and task settings are those of the checkpoint, unless"
+            " stated otherwise."
         ),
     )
     add_run_to(parser)
@@ -59,12 +61,12 @@ def run(
     Raises:
         InputError: If no complete checkpoint exists, or an option, task or setting is wrong.
     """
-    path, config = task_and_config("export", options, rest, environ)
+    document = stated_settings(options, rest, environ)
     formats = list(dict.fromkeys(options.formats.split(",")))
     for name in formats:
         if name not in FORMATS:
             raise InputError(f'export: --formats must be from {", ".join(FORMATS)}, not "{name}"')
-    source = options.checkpoint or config.checkpoint.directory
+    source = options.checkpoint or resolve(document).checkpoint.directory
     if not source:
         raise InputError("export: set --checkpoint or --checkpoint.directory")
 
@@ -75,10 +77,14 @@ def run(
     from ddp_trainer.tools import export  # noqa: PLC0415
 
     checkpoint = export.find_checkpoint(Path(source))
-    task, _ = build_task(path, config, Ranks(), torch.device("cpu"))
+    saved = export.checkpoint_metadata(checkpoint)
+    path = options.task or environ.get(Env.TASK) or saved["task"]
+    if path == saved["task"]:
+        document = merge({"task": saved["config"]["task"]}, document)
+    task, _ = build_task(path, resolve(document), Ranks(), torch.device("cpu"))
     averaged = options.weights == "average"
     averaged = export.load_weights(task.model, checkpoint, averaged=averaged)
-    metadata = {**export.checkpoint_metadata(checkpoint), "averaged": averaged}
+    metadata = {**saved, "averaged": averaged}
     folder = Path(options.output)
     result = export.export(export.trace(task), formats, folder, metadata)
     events = EventLog(Ranks(), 0)
