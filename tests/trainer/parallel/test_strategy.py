@@ -9,10 +9,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from ddp_trainer.config.settings import resolve
 from ddp_trainer.errors import InputError
-from ddp_trainer.parallel.fsdp import repeated_blocks
+from ddp_trainer.numerics.model import prepare
+from ddp_trainer.parallel.blocks import repeated_blocks
 from ddp_trainer.parallel.memory import Footprint, advise
 from ddp_trainer.parallel.zero1 import owners
+from ddp_trainer.train import loop
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import SGD, distance, opened, trained
 
@@ -204,6 +207,34 @@ def test_the_start_states_what_a_rank_needs(launcher: Launcher) -> None:
     (start,) = gang.events("start")
     weights = 4 * start["parameters"]
     assert start["bytes_per_rank"]["ddp"] == 5 * weights
+
+
+def test_checkpointed_activations_change_no_number() -> None:
+    gpt = {"layers": 2, "width": 16, "context": 8, "max_chars": 4000, "dropout": 0.1}
+    settings: dict[str, Any] = {"task": gpt, "global_batch": 4, "max_steps": 3}
+    calls: list[int] = []
+    runs = []
+    for on in (False, True):
+        run = opened("ddp_trainer.tasks.gpt:build", activation_checkpointing=on, **settings)
+        (block, _) = repeated_blocks(run.learner.model)
+        (linear, *_) = (part for part in block.modules() if isinstance(part, nn.Linear))
+        linear.register_forward_hook(lambda *_: calls.append(1))
+        calls.clear()
+        loop(run)
+        runs.append((run, len(calls)))
+    (plain, once), (lean, twice) = runs
+    assert twice == 2 * once
+    assert distance(plain.learner.model, lean.learner.model) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("task", "sentence"),
+    [({}, "needs a model with repeated blocks"), ({"blocks": True}, "with BatchNorm in the")],
+)
+def test_model_without_blocks_to_checkpoint_is_refused(task: Any, sentence: str) -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.BatchNorm1d(2)) for _ in range(2 * bool(task))))
+    with pytest.raises(InputError, match=sentence):
+        prepare(model, resolve({"activation_checkpointing": True}), torch.device("cpu"))
 
 
 def test_sync_batch_norm_is_refused_without_cuda() -> None:

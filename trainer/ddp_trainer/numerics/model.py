@@ -1,17 +1,24 @@
 """Preparation of a model before the strategy wraps it."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ddp_trainer.config import RunConfig
 from ddp_trainer.errors import InputError
+from ddp_trainer.numerics.batch_norm import norms_in
+from ddp_trainer.parallel.blocks import repeated_blocks
 
 IMAGE_DIMENSIONS = 4
 """Dimensions of a batch of images."""
 
 
 def prepare(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Module:
-    """Return the model with the configured BatchNorm, number format and memory format.
+    """Return the model with the configured BatchNorm, formats and activation checkpointing.
 
     Names of parameters and buffers do not change.
 
@@ -21,7 +28,7 @@ def prepare(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Mod
         device: The device of this rank.
 
     Raises:
-        InputError: If the device does not support a setting.
+        InputError: If the device or the model does not support a setting.
     """
     if config.sync_batch_norm:
         if device.type != "cuda":
@@ -36,7 +43,38 @@ def prepare(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Mod
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         model.register_forward_pre_hook(_inputs_channels_last)
+    if config.activation_checkpointing:
+        _checkpoint_activations(model)
     return model
+
+
+def _checkpoint_activations(model: nn.Module) -> None:
+    """Make each repeated block keep its inputs only, and compute once more in the backward pass.
+
+    Chen et al. 2016 (arXiv:1604.06174).
+
+    Raises:
+        InputError: If the model has no such blocks, or BatchNorm in them.
+    """
+    blocks = repeated_blocks(model)
+    if not blocks:
+        raise InputError(
+            "config: activation_checkpointing needs a model with repeated blocks, that is, an"
+            " nn.ModuleList or nn.Sequential of modules of one class"
+        )
+    for block in blocks:
+        if norms_in(block):
+            raise InputError(
+                "config: activation_checkpointing cannot be used with BatchNorm in the repeated"
+                " blocks, because each batch would enter its running statistics twice"
+            )
+        block.forward = partial(_checkpointed, block.forward)
+
+
+def _checkpointed(forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*inputs, **named)
+    return checkpoint(forward, *inputs, use_reentrant=False, **named)
 
 
 def _inputs_double(_model: nn.Module, inputs: tuple[object, ...]) -> tuple[object, ...]:
