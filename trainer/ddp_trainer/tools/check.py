@@ -19,6 +19,7 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.numerics.batch_norm import norms_in
 from ddp_trainer.seeds import derive_seed, seed_all
 from ddp_trainer.task import Data, HasCollate, HasMetrics, Indexed, Task, Weighted, is_indexed
+from ddp_trainer.tools.check_step import check_gradients, check_parts
 
 
 @dataclass(slots=True)
@@ -114,6 +115,30 @@ def check_batch_norm(task: Task, config: RunConfig, world_size: int) -> None:
             f" {len(cast('Indexed', task.train_data))} samples are left ({division}): use"
             " data.drop_last=true or another global_batch"
         )
+
+
+def check_training(task: Task, config: RunConfig, limit: int) -> str | None:
+    """Check the loss of the first batch as training uses it, see `tools.check_step`.
+
+    Args:
+        task: A task that was built for the CPU.
+        config: The settings of the run.
+        limit: Maximum number of samples to use.
+
+    Returns:
+        A sentence about what several ranks do not accept, or None.
+
+    Raises:
+        InputError: If the loss has no gradient, or is not additive.
+    """
+    size = min(config.micro_batch or config.global_batch, limit)
+    batch = list(islice(_samples(task.train_data, "train_data", config.seed, size), size))
+
+    def prepare(first: int, end: int) -> Any:
+        return collate_of(task)(_collate_input(task.train_data, batch[first:end]))
+
+    check_parts(task, prepare, len(batch))
+    return check_gradients(task, prepare(0, len(batch)), config)
 
 
 def _last_batch(task: Task, config: RunConfig) -> int:

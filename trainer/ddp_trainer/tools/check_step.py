@@ -1,0 +1,145 @@
+"""Check a task's loss as training uses it: its gradients, and its sum over parts of a batch."""
+
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ddp_trainer.config import RunConfig
+from ddp_trainer.data.evaluation import evaluation_mode
+from ddp_trainer.data.loader import collate_of
+from ddp_trainer.errors import InputError
+from ddp_trainer.numerics.batch_norm import kept_buffers
+from ddp_trainer.seeds import derive_seed, seed_all
+from ddp_trainer.task import HasMetrics, Task, Weighted
+
+_CLOSE = 1e-3
+"""Relative difference of two sums that are the same but for rounding."""
+
+Prepare = Callable[[int, int], Any]
+"""Function that returns a collated batch of the samples from one number to another."""
+
+
+def check_task(task: Task, config: RunConfig) -> None:
+    """Check what the trainer does with a task beside its loss.
+
+    Raises:
+        InputError: If the task refuses another model, or its `collate` cannot reach the workers.
+    """
+    try:
+        task.model = task.model
+    except AttributeError as error:
+        raise InputError(
+            f"task: the trainer sets the attribute model of a task, but {type(task).__name__}"
+            " refuses it; a dataclass must not be frozen"
+        ) from error
+    if config.data.workers in {0, "auto"}:
+        return
+    try:
+        pickle.dumps(collate_of(task))
+    except Exception as error:
+        raise InputError(
+            "task: collate must be a function of a module or a method, because worker processes"
+            f" import it (data.workers is {config.data.workers}): {error}"
+        ) from error
+
+
+def check_gradients(task: Task, batch: Any, config: RunConfig) -> str | None:
+    """Make a forward and a backward pass of training, which changes no weight and no buffer.
+
+    Args:
+        task: A task that was built for the CPU.
+        batch: A collated batch.
+        config: The settings that give strategy and seed.
+
+    Returns:
+        A sentence about weights without a gradient, which several ranks do not accept, or None.
+
+    Raises:
+        InputError: If the loss has no gradient.
+    """
+    model = task.model
+    seed_all(derive_seed(config.seed, "check"))
+    with kept_buffers(model):
+        total = task.loss(model, batch).sum
+        if not total.requires_grad:
+            raise InputError(
+                "task: the loss has no gradient; return its sum without detach, item or no_grad,"
+                " and leave some parameters trainable"
+            )
+        total.backward()
+    trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+    unused = [name for name, param in trained if param.grad is None]
+    model.zero_grad(set_to_none=True)
+    parallel = config.parallel
+    if not unused or parallel.strategy == "fsdp2":
+        return None
+    if parallel.find_unused_parameters or parallel.static_graph:
+        return None
+    return (
+        f'{len(unused)} of {len(trained)} parameters get no gradient, first "{unused[0]}": set'
+        " parallel.find_unused_parameters=true, or call requires_grad_(False) in build"
+    )
+
+
+def check_parts(task: Task, prepare: Prepare, samples: int) -> None:
+    """Compare the loss and the metrics of a batch with those of its two halves.
+
+    A loss that depends on the other samples of its batch, such as a contrastive one, may differ.
+
+    Args:
+        task: A task that was built for the CPU.
+        prepare: Returns a batch of some of the samples.
+        samples: Number of samples. Nothing is compared below two.
+
+    Raises:
+        InputError: If a sum is a mean, or its count is the same for each batch.
+    """
+    middle = samples // 2
+    if not middle:
+        return
+    with evaluation_mode(task.model), torch.no_grad():
+        whole, one, other = (
+            _sums(task, prepare(first, end))
+            for first, end in ((0, samples), (0, middle), (middle, samples))
+        )
+    for name, (total, count) in whole.items():
+        if name not in one or name not in other:
+            continue
+        sums, counts = (one[name][0], other[name][0]), (one[name][1], other[name][1])
+        if count == counts[0] == counts[1]:
+            raise InputError(
+                f"task: the count of {name} is {count:g} for {samples} samples and for each half of"
+                " them; Weighted takes a sum and the number of samples or tokens in it"
+            )
+        mean = (sums[0] * counts[0] + sums[1] * counts[1]) / count if count else 0.0
+        if _is_close(total, mean) and not _is_close(total, sum(sums)):
+            raise InputError(
+                f"task: the sum of {name} is a mean: {total:.4g} for {samples} samples,"
+                f" {sums[0]:.4g} and {sums[1]:.4g} for its halves; Weighted takes a sum, for"
+                ' example with reduction="sum", or the mean times the count'
+            )
+
+
+def _sums(task: Task, batch: Any) -> dict[str, tuple[float, float]]:
+    """Return sum and count of the loss and of each metric."""
+    found: dict[str, object] = {"loss": task.loss(task.model, batch)}
+    if isinstance(task, HasMetrics):
+        metrics: object = task.metrics(task.model, batch)
+        if not isinstance(metrics, Mapping):
+            raise InputError(
+                "task: metrics must return a dictionary of Weighted by name, not"
+                f" {type(metrics).__name__}"
+            )
+        found |= {f'metric "{name}"': value for name, value in metrics.items()}
+    pairs = {}
+    for name, value in found.items():
+        if not isinstance(value, Weighted) or value.sum.dim():
+            raise InputError(f"task: {name} must be Weighted(sum, count) with a scalar tensor")
+        pairs[name] = (value.sum.item(), value.count_tensor().item())
+    return pairs
+
+
+def _is_close(one: float, other: float) -> bool:
+    return abs(one - other) <= _CLOSE * max(abs(one), abs(other))
