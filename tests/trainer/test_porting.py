@@ -1,0 +1,57 @@
+"""The first task of docs/porting.md works as it stands there."""
+
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ddp_trainer.config.settings import resolve
+from ddp_trainer.ranks.environment import Ranks
+from ddp_trainer.run.building import build_task
+from ddp_trainer.tools.check import check_training
+from tests.trainer.runs import trained
+
+PAGE = Path(__file__).parents[2] / "docs" / "porting.md"
+
+
+def digits(part: str) -> list[tuple[torch.Tensor, int]]:
+    generator = torch.Generator().manual_seed(len(part))
+    return [(torch.randn(4, generator=generator), number % 3) for number in range(24)]
+
+
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the import path of the example, beside a user's module."""
+    mine: Any = types.ModuleType("mine")
+    mine.Net = lambda width: nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
+    mine.dataset = digits
+    monkeypatch.setitem(sys.modules, "mine", mine)
+    code = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert code
+    (tmp_path / "mytask.py").write_text(code[1], encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mytask", raising=False)
+    return "mytask:build"
+
+
+def test_first_task_is_checked_and_trained(task: str) -> None:
+    built, config = build_task(task, resolve({}), Ranks(), torch.device("cpu"))
+    assert check_training(built, config, 24) is None
+    run = trained(task, global_batch=8, epochs=2, task={"width": 8})
+    assert run.position.step == 6
+
+
+def test_settings_of_the_tables_exist() -> None:
+    known = set(resolve({}).model_dump())
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    names = re.findall(r"`([a-z_]+)(?:[.:][^`]*)?`", " ".join(row.split("|")[2] for row in rows))
+    members = {
+        "train_data", "eval_data", "collate", "loss", "metrics", "state_dict", "load_state_dict",
+        "build", "task", "nodes", "command", "collate_fn", "ddp_trainer", "__len__", "__getitem__",
+    }  # fmt: skip
+    assert set(names) - members <= known, set(names) - members - known
