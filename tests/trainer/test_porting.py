@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from ddp_trainer.commands.main import add_working_directory
 from ddp_trainer.config.settings import resolve
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.run.building import build_task
@@ -44,6 +45,21 @@ def test_first_task_is_checked_and_trained(task: str) -> None:
     assert check_training(built, config, 24) is None
     run = trained(task, global_batch=8, epochs=2, task={"width": 8})
     assert run.position.step == 6
+
+
+def test_command_finds_a_task_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    elsewhere = [path for path in sys.path if path and Path(path) != tmp_path]
+    monkeypatch.setattr(sys, "path", list(elsewhere))
+    add_working_directory()
+    add_working_directory()
+    assert sys.path == [*elsewhere, str(tmp_path)]
+    monkeypatch.setattr(sys, "path", list(elsewhere))
+    monkeypatch.setattr(sys, "flags", types.SimpleNamespace(safe_path=True))
+    add_working_directory()
+    assert sys.path == elsewhere
 
 
 def test_settings_of_the_tables_exist() -> None:

@@ -6,6 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from ddp_trainer.commands import bench, check, converge, export, profile, train, verify
@@ -27,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     stop = StopFlag()
     stop.install()
+    add_working_directory()
     try:
         code = _run(sys.argv[1:] if arguments is None else arguments, os.environ, stop)
     except ReportedError as error:
@@ -38,6 +40,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if code not in (ExitCode.OK, ExitCode.PREEMPTED):
         _exit_now_if_in_process_group(code)
     return code
+
+
+def add_working_directory() -> None:
+    """Let Python find a task in the working directory, as `python -m` does.
+
+    The installed command `ddp-trainer` finds only installed modules by itself. PYTHONSAFEPATH keeps
+    the directory out.
+    """
+    here = Path.cwd()
+    if not sys.flags.safe_path and not {"", str(here)} & set(sys.path):
+        sys.path.append(str(here))
 
 
 def _run(arguments: Sequence[str], environ: Mapping[str, str], stop: StopFlag) -> ExitCode:
