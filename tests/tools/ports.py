@@ -10,7 +10,8 @@ def free_port(count: int = 1) -> int:
     """Return the first of `count` consecutive ports on which no process listens.
 
     They are below the range of outgoing connections, so none of those takes one of them before the
-    server listens. No port is returned twice.
+    server listens. No port is returned twice. A server may listen on all addresses, so nobody else
+    may listen on any.
     """
     while True:
         first = random.randrange(10_000, 28_000)  # noqa: S311 - not used for security

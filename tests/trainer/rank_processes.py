@@ -4,14 +4,11 @@ They get the environment that torchrun would set. A start takes hundredths of a 
 seconds.
 """
 
-import contextlib
 import importlib
 import json
 import multiprocessing
 import os
-import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_trainer.commands.main import main
+from tests.tools.ports import free_port
 
 HERE = Path(__file__).parent
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -77,7 +75,6 @@ class Launcher:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._gangs: list[Gang] = []
-        self._ports: set[int] = set()
 
     def train(self, *arguments: str, world: int | None = 1, **environ: str) -> Gang:
         """Start `ddp-trainer train`. With a world of None there is no rendezvous."""
@@ -89,7 +86,7 @@ class Launcher:
         """Call `module:function(argument)` on every rank."""
         folder = self._folder / f"gang-{len(self._gangs)}"
         folder.mkdir()
-        port = str(free_port(self._ports))
+        port = str(free_port())
         processes = []
         for rank in range(world or 1):
             variables = _variables(rank, world, port) if world else {}
@@ -112,17 +109,6 @@ def _variables(rank: int, world: int, port: str) -> dict[str, str]:
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
     return {name: str(value) for name, value in names.items()} | address
-
-
-def free_port(used: set[int]) -> int:
-    """Return an unused port below the range of outgoing connections."""
-    while True:
-        port = random.randrange(10_000, 28_000)  # noqa: S311 - not used for security
-        with contextlib.closing(socket.socket()) as probe, contextlib.suppress(OSError):
-            if port not in used:
-                probe.bind(("127.0.0.1", port))
-                used.add(port)
-                return port
 
 
 def _rank(function: str, argument: Any, environ: dict[str, str], stem: str) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ddp_trainer.ranks.slurm import variables_of_slurm
-from tests.trainer.rank_processes import Launcher, free_port
+from tests.tools.ports import free_port
+from tests.trainer.rank_processes import Launcher
 
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "own-task.yaml"
 
@@ -27,7 +28,7 @@ def test_ranks_under_slurm_form_one_process_group(tmp_path: Path) -> None:
         "SLURM_NTASKS": "2",
         "SLURM_TASKS_PER_NODE": "2",
         "SLURM_JOB_NODELIST": "localhost",
-        "MASTER_PORT": str(free_port(set())),
+        "MASTER_PORT": str(free_port()),
     }
     assert variables_of_slurm({**slurm, "SLURM_PROCID": "1", "SLURM_LOCALID": "1"})["RANK"] == "1"
     command = [sys.executable, "-m", "ddp_trainer", "train", "--max_steps=2"]
