@@ -146,11 +146,6 @@ class Job:
         uid = self.read()["metadata"]["uid"]
         return self.cluster.shared_dir / self.namespace / f"{self.name}-{uid}"
 
-    def has_saved_in(self, attempt: int) -> bool:
-        """Return whether the volume has a committed checkpoint after an update of an attempt."""
-        saved = {path.name for path in self.run_directory.glob(f"step-*.attempt-{attempt}")}
-        return bool(saved - {f"step-00000000.attempt-{attempt}"})
-
     def wait_for(self, reason: str, seconds: float = 120.0) -> JSON:
         """Wait until STATUS shows a reason, and return the status.
 
@@ -172,6 +167,11 @@ class UnaskedJob(Job):
     def heartbeats(self) -> list[tuple[JSON, Heartbeat]]:
         """Return the newest heartbeat of each rank from the files in the containers."""
         return [(pod, beat) for pod in self.pods() for beat in heartbeats_inside(pod)]
+
+    def has_saved_in(self, attempt: int) -> bool:
+        """Return whether a rank has told its agent of a checkpoint that an attempt has saved."""
+        saved = [beat.checkpoint for _, beat in self.heartbeats() if beat.checkpoint]
+        return any(one.step > 0 and one.path.endswith(f".attempt-{attempt}") for one in saved)
 
 
 def query_agent(pod: JSON) -> AgentStatus | None:

@@ -8,7 +8,7 @@ from ddp_trainer.observe.heartbeats import HeartbeatWriter
 from ddp_trainer.observe.times import TimeMeter
 from ddp_trainer.ranks.environment import Ranks
 from ddp_wire.activity import read_activities
-from ddp_wire.contract import LocalHeartbeat
+from ddp_wire.contract import CheckpointInfo, LocalHeartbeat
 
 
 def written(directory: Path) -> LocalHeartbeat:
@@ -32,6 +32,14 @@ def test_agent_knows_three_durations_as_soon_as_there_are_three(tmp_path: Path) 
     times = written(tmp_path).times
     assert times is not None
     assert sum(times.updates) == 3
+
+
+def test_a_checkpoint_is_told_at_once(tmp_path: Path) -> None:
+    writer = HeartbeatWriter(tmp_path, Ranks(), 1, min_seconds=60.0)
+    writer.step(20)
+    saved = CheckpointInfo(step=20, path="/run/step-00000020.attempt-1", at=1.0)
+    writer.checkpoint(saved)
+    assert written(tmp_path).checkpoint == saved
 
 
 @pytest.mark.parametrize("is_first", [True, False])

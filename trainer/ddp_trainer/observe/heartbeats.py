@@ -120,9 +120,12 @@ class HeartbeatWriter:
         self.refresh()
 
     def checkpoint(self, checkpoint: CheckpointInfo) -> None:
-        """Set the newest committed checkpoint. Global rank 0 only."""
+        """Set the newest committed checkpoint, and write the heartbeat at once. Global rank 0 only.
+
+        An attempt that fails right after its first checkpoint must not count as stalled.
+        """
         self._heartbeat.checkpoint = checkpoint
-        self.refresh()
+        self._write()
 
     def refresh(self) -> None:
         """Record progress, and write the heartbeat unless the last one is too recent."""
