@@ -34,6 +34,8 @@ def test_every_setting_is_read_from_its_variable() -> None:
     given = {
         "trainer_image": "mine:1",
         "image_pull_policy": "Always",
+        "worker_user": "assigned",
+        "shared_memory": "16Gi",
         "namespace": "team-a",
         "workers": "2",
         "resync_seconds": "30",
