@@ -7,6 +7,7 @@ from typing import Any
 from ddp_operator.api.job import DDPJob
 from ddp_operator.builders import names
 from ddp_operator.builders.env import build_env
+from ddp_operator.builders.network import PolicyPeer
 from ddp_operator.builders.overlay import apply_overlay
 from ddp_wire import contract
 
@@ -31,6 +32,8 @@ class Defaults:
     image_pull_policy: str = "IfNotPresent"
     log_format: str = "text"
     """Format of the agents' log lines: text or json."""
+    agent_clients: tuple[PolicyPeer, ...] | None = None
+    """Peers that the NetworkPolicy of a job lets connect to its agents. None for no policy."""
 
 
 _SCRAPED = {
