@@ -126,6 +126,7 @@ async def _reconcile_jobs(
         settings.log_format,
         user=None if settings.worker_user == ASSIGNED else int(settings.worker_user),
         shared_memory=settings.shared_memory,
+        agent_clients=settings.agent_clients,
     )
     wake = functools.partial(queue.add, news=True)
     watcher = AgentWatcher(cluster, wake, settings.status_writes_per_second)
@@ -143,7 +144,9 @@ async def _reconcile_jobs(
     metrics.observe_agents(watcher.count)
 
     def take_snapshot() -> Coroutine[Any, Any, Any]:
-        return cluster.snapshot(settings.namespace)
+        return cluster.snapshot(
+            settings.namespace, with_network_policies=settings.agent_clients is not None
+        )
 
     await first_sync(take_snapshot, cache, queue, activity)
     _log.info("ready: %d jobs known, trainer image %s", len(cache.keys()), defaults.image)
@@ -169,7 +172,7 @@ async def _watch(
             server would wait until it reaches the versions that it had before.
     """
     watching = await kopf.spawn_tasks(
-        registry=build_registry(cache, queue),
+        registry=build_registry(cache, queue, network_policies=settings.agent_clients is not None),
         settings=build_settings(),
         standalone=True,
         clusterwide=settings.namespace is None,

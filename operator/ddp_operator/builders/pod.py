@@ -8,6 +8,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import Rdma
 from ddp_operator.builders import names
 from ddp_operator.builders.env import build_env
+from ddp_operator.builders.network import PolicyPeer
 from ddp_operator.builders.overlay import apply_overlay
 from ddp_wire import contract
 
@@ -34,6 +35,8 @@ class Defaults:
     """User and group id of the worker process, or None if the cluster assigns them."""
     shared_memory: str | None = None
     """Size limit of /dev/shm, a Kubernetes quantity, or None for that of the pod's memory."""
+    agent_clients: tuple[PolicyPeer, ...] | None = None
+    """Peers that the NetworkPolicy of a job lets connect to its agents. None for no policy."""
 
 
 _SCRAPED = {

@@ -8,11 +8,13 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    Json,
     ValidationError,
     ValidationInfo,
     field_validator,
 )
 
+from ddp_operator.builders.network import PolicyPeer
 from ddp_operator.runtime.agent_watcher import STATUS_WRITES_PER_SECOND
 
 PREFIX = "DDP_OPERATOR_"
@@ -38,6 +40,9 @@ class Settings(BaseModel):
     does."""
     shared_memory: str | None = None
     """Size limit of /dev/shm of jobs that set none, a Kubernetes quantity, for example 16Gi."""
+    agent_clients: Json[tuple[PolicyPeer, ...]] | None = None
+    """JSON list of the NetworkPolicy peers that may connect to agents: the operator's own pods and
+    the scrapers of metrics. Without it the operator creates no NetworkPolicies."""
     namespace: str | None = None
     """The only namespace to serve, or None for all namespaces."""
     workers: int = Field(default=8, ge=1, le=256)
