@@ -120,7 +120,12 @@ async def _reconcile_jobs(
     """Run everything that only the leader may run, forever."""
     cache = Cache()
     queue: WorkQueue[Key] = WorkQueue(group_of=namespace_of)
-    defaults = Defaults(settings.trainer_image, settings.image_pull_policy, settings.log_format)
+    defaults = Defaults(
+        settings.trainer_image,
+        settings.image_pull_policy,
+        settings.log_format,
+        settings.pod_template,
+    )
     wake = functools.partial(queue.add, news=True)
     watcher = AgentWatcher(cluster, wake, settings.status_writes_per_second)
     controller = Controller(

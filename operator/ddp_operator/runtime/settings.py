@@ -13,6 +13,7 @@ from pydantic import (
     field_validator,
 )
 
+from ddp_operator.api.pod_policy import PodTemplatePolicy
 from ddp_operator.runtime.agent_watcher import STATUS_WRITES_PER_SECOND
 
 PREFIX = "DDP_OPERATOR_"
@@ -31,6 +32,8 @@ class Settings(BaseModel):
     """Image of jobs that set none."""
     image_pull_policy: str = "IfNotPresent"
     """Image pull policy of jobs that set none."""
+    pod_template: PodTemplatePolicy = PodTemplatePolicy.SCHEDULING
+    """How much of a worker pod a job may set: full, scheduling or off."""
     namespace: str | None = None
     """The only namespace to serve, or None for all namespaces."""
     workers: int = Field(default=8, ge=1, le=256)
