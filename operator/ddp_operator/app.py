@@ -127,6 +127,7 @@ async def _reconcile_jobs(
         user=None if settings.worker_user == ASSIGNED else int(settings.worker_user),
         shared_memory=settings.shared_memory,
         agent_clients=settings.agent_clients,
+        pod_template=settings.pod_template,
     )
     wake = functools.partial(queue.add, news=True)
     watcher = AgentWatcher(cluster, wake, settings.status_writes_per_second)

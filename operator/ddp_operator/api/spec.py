@@ -193,7 +193,7 @@ class PodTemplate(ApiModel):
     metadata: PodTemplateMetadata | None = None
     """Labels and annotations to add to the worker pods."""
     spec: RawObject | None = None
-    """Partial pod spec to merge into the generated one. Objects merge by key, and lists of named items merge by name. Any other value replaces the generated one."""  # noqa: E501
+    """Partial pod spec to merge into the generated one. Objects merge by key, and lists of named items merge by name. Any other value replaces the generated one. The podTemplate policy of the installation decides which fields a job may set."""  # noqa: E501
 
 
 class DDPJobSpec(ApiModel):

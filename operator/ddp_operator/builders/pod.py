@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.pod_policy import PodTemplatePolicy
 from ddp_operator.api.spec import Rdma
 from ddp_operator.builders import names
 from ddp_operator.builders.env import build_env
@@ -37,6 +38,8 @@ class Defaults:
     """Size limit of /dev/shm, a Kubernetes quantity, or None for that of the pod's memory."""
     agent_clients: tuple[PolicyPeer, ...] | None = None
     """Peers that the NetworkPolicy of a job lets connect to its agents. None for no policy."""
+    pod_template: PodTemplatePolicy = PodTemplatePolicy.SCHEDULING
+    """How much of a worker pod a job may set."""
 
 
 _SCRAPED = {
@@ -77,7 +80,28 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
     merged["spec"]["tolerations"] = _tolerations(merged["spec"].get("tolerations") or [])
     merged["metadata"]["labels"] |= pod["metadata"]["labels"]
     merged["metadata"]["annotations"] |= fixed
+    for kind in ("containers", "initContainers"):
+        if isinstance(merged["spec"].get(kind), list):
+            merged["spec"][kind] = [_restricted(item) for item in merged["spec"][kind]]
     return _with_grace(merged)
+
+
+def _restricted(container: Any) -> Any:
+    """Return a container of the overlay without the privileges that Kubernetes grants by default.
+
+    A container that asks for privileges keeps what it states, because the API server refuses
+    contradictions.
+    """
+    context = container.get("securityContext") if isinstance(container, dict) else None
+    if not isinstance(container, dict) or not isinstance(context, dict | None):
+        return container  # The API server reports it.
+    context = context or {}
+    capabilities = context.get("capabilities") or {}
+    if context.get("privileged") or capabilities.get("add"):
+        return container
+    defaults = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    given = {key: value for key, value in context.items() if value is not None}
+    return {**container, "securityContext": defaults | given}
 
 
 def with_secret(pod: dict[str, Any], secret: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pydantic import (
     field_validator,
 )
 
+from ddp_operator.api.pod_policy import PodTemplatePolicy
 from ddp_operator.builders.network import PolicyPeer
 from ddp_operator.runtime.agent_watcher import STATUS_WRITES_PER_SECOND
 
@@ -43,6 +44,8 @@ class Settings(BaseModel):
     agent_clients: Json[tuple[PolicyPeer, ...]] | None = None
     """JSON list of the NetworkPolicy peers that may connect to agents: the operator's own pods and
     the scrapers of metrics. Without it the operator creates no NetworkPolicies."""
+    pod_template: PodTemplatePolicy = PodTemplatePolicy.SCHEDULING
+    """How much of a worker pod a job may set: full, scheduling or off."""
     namespace: str | None = None
     """The only namespace to serve, or None for all namespaces."""
     workers: int = Field(default=8, ge=1, le=256)

@@ -260,7 +260,8 @@ def test_secret_is_the_last_variable_of_the_worker_and_of_no_other_container() -
     signed = with_secret(pod, SECRET)
     worker, proxy = signed["spec"]["containers"]
     assert worker["env"][-1] == {"name": "DDP_AGENT_SECRET", "value": SECRET}
-    assert proxy == {"name": "proxy", "image": "proxy:1"}
+    restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert proxy == {"name": "proxy", "image": "proxy:1", "securityContext": restricted}
     assert with_secret(build_pod(job, 0, 1, DEFAULTS), SECRET) == signed
     for seen in (signed, keep_used_fields("Pod", {**signed, "metadata": signed["metadata"]})):
         view = view_pod({**seen, "metadata": {**signed["metadata"], "uid": "u"}})
