@@ -20,7 +20,7 @@ from ddp_trainer.numerics.totals import LossTotals
 from ddp_trainer.observe.trace import Trace
 from ddp_trainer.parallel.compression import Compression
 from ddp_trainer.parallel.local_sgd import LocalSgd, average_over_ranks
-from ddp_trainer.parallel.memory import Footprint
+from ddp_trainer.parallel.memory import Footprint, Size
 from ddp_trainer.parallel.objective import Objective
 from ddp_trainer.parallel.strategy import Strategy, choose_strategy
 from ddp_trainer.ranks.environment import Ranks
@@ -103,7 +103,7 @@ def build_learner(task: Task, config: RunConfig, ranks: Ranks, device: torch.dev
         ranks: This process's place.
         device: The device of this rank.
     """
-    strategy = choose_strategy(device, config.parallel)
+    strategy = choose_strategy(device, config.parallel, config.precision)
     task.model = prepare(task.model, config, device)
     objective = Objective(task.model, task.loss)
     wrapped = strategy.wrap(objective, compile_options=config.compile_options())
@@ -144,14 +144,20 @@ def _sum_scale(config: RunConfig, ranks: Ranks) -> float:
 
 
 def footprint(learner: Learner) -> Footprint:
-    """Return the memory for weights, gradients, optimizer state and average, before any split."""
-    weights = sum(param.numel() * param.element_size() for param in learner.model.parameters())
-    trained = sum(param.numel() * param.element_size() for param in learner.params)
+    """Return what the run holds for its model, before any split."""
     moments = MOMENTS
     if isinstance(learner.optimizer, torch.optim.SGD):
         moments = 1 if learner.optimizer.defaults["momentum"] else 0
-    average = sum(tensor.nbytes for tensor in learner.ema.state().values()) if learner.ema else 0
-    return Footprint(weights, trained, moments * trained, average)
+    return Footprint(
+        params=tuple(
+            Size(tuple(param.shape), param.element_size(), param.requires_grad)
+            for param in learner.model.parameters()
+        ),
+        moments=moments,
+        averaged=learner.ema is not None,
+        buffers=sum(buffer.nbytes for buffer in learner.model.buffers()),
+        full_gradients=learner.strategy.config.full_gradients,
+    )
 
 
 def _optimizer(task: Task, params: list[nn.Parameter], config: RunConfig) -> torch.optim.Optimizer:

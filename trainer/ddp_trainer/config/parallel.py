@@ -89,6 +89,9 @@ class ParallelConfig(Section):
     """Size of one gradient bucket in megabytes. Each bucket is one reduction."""
     find_unused_parameters: bool = False
     """Whether an update may leave parameters without a gradient. Costs a graph traversal."""
+    full_gradients: bool = False
+    """Whether each rank accumulates whole gradients with fsdp2 and reduces them once per update. It
+    saves reductions, but needs memory for all gradients. By default every micro-batch reduces."""
     static_graph: bool = False
     """Whether every update uses the same parts of the model. DDP then finds unused parameters only
     once, and every form of activation checkpointing works."""
@@ -108,6 +111,8 @@ class ParallelConfig(Section):
                 raise ValueError(f'"{key}" has no effect with fsdp2')
             if self.compression.name != "none":
                 raise ValueError('"compression" requires strategy ddp or zero1')
+        elif self.full_gradients:
+            raise ValueError(f'"full_gradients" has no effect with {self.strategy}')
         if self.static_graph and self.find_unused_parameters:
             raise ValueError('"find_unused_parameters" has no effect with static_graph')
         if self.local_sgd.period is not None:
