@@ -13,10 +13,9 @@ from ddp_trainer.numerics.ema import Ema
 from ddp_trainer.numerics.guard import Guard
 from ddp_trainer.numerics.model import prepare
 from ddp_trainer.numerics.optimizer import build_optimizer, init_momentum
-from ddp_trainer.numerics.parts import LossParts
 from ddp_trainer.numerics.precision import autocast, grad_scaler
 from ddp_trainer.numerics.schedule import peak_factor
-from ddp_trainer.numerics.totals import LossTotals
+from ddp_trainer.numerics.totals import LossParts, LossTotals
 from ddp_trainer.observe.trace import Trace
 from ddp_trainer.parallel.compression import Compression
 from ddp_trainer.parallel.local_sgd import LocalSgd, average_over_ranks

@@ -267,6 +267,7 @@ def _learner(
     if saved:
         restore(learner, built.task, saved)
     if step < data.total_steps and _needs_rehearsal(learner, ranks):
+        # One more call of the task's loss: DDP orders its buckets by the first backward pass.
         rehearse(learner, to_device(data.first(), device))
     return learner
 
