@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.config import Precision, RunConfig
+from ddp_trainer.numerics.buffers import LiveBuffers
 from ddp_trainer.numerics.ema import Ema
 from ddp_trainer.numerics.guard import Guard
 from ddp_trainer.numerics.model import prepare
@@ -56,6 +57,8 @@ class Learner:
     rank: int
     totals: LossTotals
     parts: LossParts
+    buffers: LiveBuffers | None = None
+    """None in a single process, and for models without such buffers."""
     ema: Ema | None = None
     local_sgd: LocalSgd | None = None
     compression: Compression | None = None
@@ -77,16 +80,20 @@ class Learner:
                 # Before the weights are restored: the next update must gather them again.
                 self.strategy.free_gathered(self.model)
 
-    def synchronize(self) -> None:
+    def synchronize(self) -> list[str]:
         """Give all ranks the same weights, moments and averaged weights. Every rank must call it.
 
         Only local SGD makes them differ. The mean of the ranks' averages is the average of their
         mean weights, whenever it is taken. So it need not be taken after each period.
+
+        Returns:
+            Names of the buffers that became live since the last call (`LiveBuffers.synchronize`).
         """
         if self.local_sgd:
             self.local_sgd.average()
             if self.ema:
                 average_over_ranks(list(self.ema.state().values()))
+        return self.buffers.synchronize() if self.buffers else []
 
     def gradients(self) -> list[Tensor]:
         """Return the gradients of all parameters that have one."""
@@ -166,7 +173,9 @@ def _optimizer(task: Task, params: list[nn.Parameter], config: RunConfig) -> tor
 
 
 def _equip(learner: Learner, config: RunConfig, world_size: int) -> None:
-    """Add moving average, local SGD and compression, where the config enables them."""
+    """Add buffers and moving average, and local SGD and compression if the config enables them."""
+    if world_size > 1:
+        learner.buffers = LiveBuffers(learner.model, config.parallel.buffers) or None
     if config.ema.decay is not None:
         learner.ema = Ema(learner.model, config.ema, config.ema.decay)
     parallel = config.parallel

@@ -7,6 +7,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 from ddp_trainer.config.section import Section
 
 StrategyName = Literal["ddp", "zero1", "fsdp2"]
+BufferPolicy = Literal["broadcast", "average", "per_rank"]
 DebugLevel = Literal["off", "info", "detail"]
 
 POWERSGD_EARLIEST = 2
@@ -95,6 +96,10 @@ class ParallelConfig(Section):
     static_graph: bool = False
     """Whether every update uses the same parts of the model. DDP then finds unused parameters only
     once, and every form of activation checkpointing works."""
+    buffers: BufferPolicy = "broadcast"
+    """What happens to buffers that the loss changes, such as codebooks, queues and running
+    normalisers: all ranks take those of rank 0 after each update (broadcast) or their mean
+    (average), or each rank keeps and saves its own (per_rank). BatchNorm is not concerned."""
     compression: CompressionConfig = CompressionConfig()
     local_sgd: LocalSgdConfig = LocalSgdConfig()
 
