@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from ddp_agent import launcher
 from ddp_agent.failures import FAILURE_FILE_ENV
-from ddp_agent.launcher import Launch, prepare
+from ddp_agent.launcher import RENDEZVOUS_KEY_ENV, Launch, prepare
 from ddp_wire.contract import RENDEZVOUS_PORT_COUNT, Env, rendezvous_port
 from tests.agent.support import config
 
@@ -54,6 +55,23 @@ def test_attempts_do_not_share_a_rendezvous(tmp_path: Path) -> None:
     assert "--rdzv-id=uid-1-1" in first - second
     assert "--rdzv-id=uid-1-2" in second - first
     assert "--rdzv-endpoint=digits-0.digits:29401" in first - second
+
+
+def test_rendezvous_of_a_job_with_a_secret_has_an_id_that_nobody_can_guess(tmp_path: Path) -> None:
+    made = [launch(tmp_path, 1, {Env.JOB_SECRET: secret}) for secret in ("a" * 32, "b" * 32)]
+    ids = [next(word for word in one.line if word.startswith("--rdzv-id=")) for one in made]
+    assert all(re.fullmatch(r"--rdzv-id=uid-1-1-[0-9a-f]{32}", one) for one in ids)
+    keys = [one.environment[RENDEZVOUS_KEY_ENV] for one in made]
+    keys += [launch(tmp_path, 2, {Env.JOB_SECRET: "a" * 32}).environment[RENDEZVOUS_KEY_ENV]]
+    assert len(set(ids)) == 2
+    assert len(set(keys)) == 3
+    for one, key in zip(made, keys, strict=False):
+        assert not [word for word in one.command if key in word], "the process list shows the key"
+
+
+def test_launch_without_a_secret_signs_nothing(tmp_path: Path) -> None:
+    """Its peers are pods of an older operator, which could not read it."""
+    assert launch(tmp_path).environment[RENDEZVOUS_KEY_ENV] == ""
 
 
 def test_consecutive_attempts_always_have_different_ports() -> None:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from ddp_wire.contract import AgentPhase, AttemptOrder
+from ddp_wire.contract import AgentPhase, AgentStatus, AttemptOrder
 from ddp_wire.signatures import (
     NONCE_HEADER,
     SIGNATURE_HEADER,
     is_genuine,
     random_text,
+    rendezvous_id,
     sign_answer,
     sign_request,
 )
@@ -22,7 +23,14 @@ from tests.agent.support import FakeAgent
 from tests.operator.support import UID, agent_status
 
 SECRET = random_text()
+RUN_ID = rendezvous_id(random_text(), UID, 1)
+OPEN_PATHS = {"/status": 403, "/status?revision=-1&wait=0": 403, "/metrics": 200, "/readyz": 200}
+"""Paths that a stranger may try, with the code of the answer."""
 ORDER = AttemptOrder(job_uid=UID, attempt=1).to_json()
+
+
+def training_status() -> AgentStatus:
+    return agent_status(1, phase="Training", command=["torchrun", f"--rdzv-id={RUN_ID}"])
 
 
 @dataclass
@@ -46,7 +54,7 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Guarded]:
-    agent = FakeAgent(agent_status(1, phase="Training"))
+    agent = FakeAgent(training_status())
     server = agent.server(secret=SECRET)
     server.start()
     yield Guarded(agent, server.port)
@@ -89,10 +97,23 @@ def test_case_75_order_without_a_valid_signature_is_refused(
     assert guarded.agent.orders.received == []
 
 
-def test_status_is_a_secret_of_the_job_but_probes_are_open(guarded: Guarded) -> None:
-    assert guarded.request("GET", "/status")[0] == 403
-    assert guarded.request("GET", "/healthz")[0] == 200
-    assert guarded.request("GET", "/readyz")[0] == 200
+def test_case_75_status_is_a_secret_of_the_job_but_probes_are_open(guarded: Guarded) -> None:
+    """The status has the command line with the id of the rendezvous."""
+    _, told, _ = guarded.request("GET", "/status", headers=signed("GET", "/status"))
+    assert RUN_ID.encode() in told
+    answers = {path: guarded.request("GET", path) for path in OPEN_PATHS}
+    assert {path: code for path, (code, _, _) in answers.items()} == OPEN_PATHS
+    assert not [path for path, (_, body, _) in answers.items() if RUN_ID.encode() in body]
+
+
+def test_case_75_stranger_reads_the_status_of_an_agent_without_a_secret() -> None:
+    """The attack of the test above succeeds on a pod of an operator that signed nothing."""
+    agent = FakeAgent(training_status())
+    server = agent.server()
+    server.start()
+    code, body, _ = Guarded(agent, server.port).request("GET", "/status")
+    server.close()
+    assert (code, RUN_ID.encode() in body) == (200, True)
 
 
 def test_case_75_agent_survives_ten_thousand_random_requests(guarded: Guarded) -> None:

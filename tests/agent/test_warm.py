@@ -53,6 +53,7 @@ def prepared(home: Path, script: str, attempt: int = 1) -> Launch:
         Env.RENDEZVOUS_PORT_BASE: str(free_port() - attempt),
         Env.TASK: None,
         Env.COMMAND: command,
+        Env.JOB_SECRET: "e" * 32,
     }
     given = environment(home, **one_node)
     made = config(home, **one_node)
@@ -78,6 +79,7 @@ total = torch.ones(1)
 dist.all_reduce(total)
 with open(os.path.dirname(__file__) + f"/rank-{dist.get_rank()}", "w") as file:
     file.write(f"{__name__} {sys.argv[1:]} {int(total)} {os.environ['DDP_ATTEMPT']}")
+    file.write(" knows the key" if "DDP_RENDEZVOUS_KEY" in os.environ else "")
 dist.destroy_process_group()
 """
 

@@ -37,6 +37,7 @@ class AgentConfig(BaseModel):
     bind: str = Field(alias=Env.AGENT_BIND, default="")
     port: int = Field(alias=Env.AGENT_PORT, default=contract.AGENT_PORT)
     secret: str = Field(alias=Env.AGENT_SECRET, default="", repr=False)
+    job_secret: str = Field(alias=Env.JOB_SECRET, default="", repr=False)
     barrier_port: int = Field(alias=Env.BARRIER_PORT, default=contract.BARRIER_PORT)
     pod_info_dir: Path = Field(alias=Env.POD_INFO_DIR, default=Path(contract.POD_INFO_DIR))
     termination_log: Path = Field(alias=Env.TERMINATION_LOG, default=Path(contract.TERMINATION_LOG))

@@ -12,9 +12,12 @@ from ddp_agent.failures import FAILURE_FILE_ENV
 from ddp_agent.warm import FLAGS
 from ddp_wire.contract import Env, rendezvous_port
 from ddp_wire.machine import cpu_count, threads_per_rank
+from ddp_wire.signatures import rendezvous_id, rendezvous_key
 
 SHUTDOWN_ENV = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """Variable of torch from 2.13: seconds that torchrun waits for its ranks after SIGTERM."""
+RENDEZVOUS_KEY_ENV = "DDP_RENDEZVOUS_KEY"
+"""Variable of torchrun's wrapper: the key that signs the state of the rendezvous. Ranks lack it."""
 JOIN_SECONDS = 600
 """Maximum wait of torchrun for all nodes, in seconds. Pods may start minutes apart."""
 
@@ -84,13 +87,14 @@ def _log_copy_dir(config: AgentConfig, attempt: int) -> Path | None:
 
 def _arguments(config: AgentConfig, attempt: int, log_dir: Path) -> list[str]:
     host = "true" if config.node_index == 0 else "false"
+    run_id = rendezvous_id(config.job_secret, config.job_uid, attempt)
     port = rendezvous_port(config.rendezvous_port_base, attempt)
     arguments = [
         f"--nnodes={config.nodes}",
         f"--nproc-per-node={config.procs_per_node}",
         "--max-restarts=0",  # A new attempt replaces torchrun's own restarts.
         "--rdzv-backend=c10d",
-        f"--rdzv-id={config.job_uid}-{attempt}",  # Never reused: a closed rendezvous stays closed.
+        f"--rdzv-id={run_id}",  # Never reused: a closed rendezvous stays closed.
         f"--rdzv-endpoint={config.rendezvous_host}:{port}",
         # Without is_host, torchrun compares host names and may decide that no node hosts the store.
         f"--rdzv-conf=is_host={host},join_timeout={JOIN_SECONDS},last_call_timeout=1",
@@ -124,7 +128,9 @@ def _rank_environment(
     failure_file: Path,
     given: Mapping[str, str],
 ) -> dict[str, str]:
+    run_id = rendezvous_id(config.job_secret, config.job_uid, attempt)
     return {
+        RENDEZVOUS_KEY_ENV: rendezvous_key(config.job_secret, run_id),
         "OMP_NUM_THREADS": _threads(config, given),
         "PYTHONUNBUFFERED": "1",
         # The ranks must not reuse the agent's store: one restart in three then hangs

@@ -41,7 +41,8 @@ def main(standby: Standby | None = None) -> None:
         if standby is not None:
             standby.close()
         sys.exit(logs.format_line(str(error), logging.CRITICAL))
-    os.environ.pop(Env.AGENT_SECRET, None)  # No program of the user needs it.
+    for secret in (Env.AGENT_SECRET, Env.JOB_SECRET):
+        os.environ.pop(secret, None)  # No program of the user needs it.
     adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="ddp-agent-") as scratch:
         ticker = Ticker(Clock())

@@ -1,7 +1,7 @@
 """Runs torchrun and writes a failure file, which names the rank that failed first and why.
 
-Besides `torchrun_patches`, it is the only module of the agent that imports torch. It runs in the
-launcher process, not in the agent itself.
+Besides `torchrun_patches` and `signed_rendezvous`, it is the only module of the agent that imports
+torch. It runs in the launcher process, not in the agent itself.
 """
 
 import logging
@@ -27,6 +27,8 @@ from ddp_agent.failures import (
     from_exception,
     traceback_in_logs,
 )
+from ddp_agent.launcher import RENDEZVOUS_KEY_ENV
+from ddp_agent.signed_rendezvous import require_signatures
 from ddp_agent.warm import NVML_CHECK
 from ddp_wire.contract import Env, Failure
 
@@ -99,6 +101,9 @@ def main(arguments: list[str], *, warm: bool = False) -> int:
         arguments: Arguments of torchrun's command line.
         warm: Fork the ranks from this process instead of starting new interpreters.
     """
+    key = os.environ.pop(RENDEZVOUS_KEY_ENV, "")  # The ranks need not know it.
+    if key:
+        require_signatures(key)
     args = parse_args(arguments)
     attempt = int(os.environ[Env.ATTEMPT])
     try:

@@ -2,6 +2,9 @@
 
 Each pod has a random secret in its spec. Both sides sign with it by HMAC-SHA256 (RFC 2104), so that
 only who can read the pod can give it orders or speak for it. Nothing is encrypted.
+
+A second secret is the same in all pods of a job. Their agents sign their messages to each other
+with it.
 """
 
 import hashlib
@@ -13,6 +16,9 @@ NONCE_HEADER = "X-DDP-Nonce"
 SIGNATURE_HEADER = "X-DDP-Signature"
 _LONGEST = 128
 """Maximum length of a nonce or signature that is worth reading."""
+
+_ID_DIGITS = 32
+"""Hexadecimal digits of a signature in the id of a rendezvous: 128 bits."""
 
 
 def random_text() -> str:
@@ -28,6 +34,20 @@ def sign_request(secret: str, nonce: str, method: str, target: str, body: bytes 
 def sign_answer(secret: str, nonce: str, code: int, body: bytes) -> str:
     """Return the signature of the answer to the request with this nonce."""
     return _sign(secret, f"answer\n{nonce}\n{int(code)}\n", body)
+
+
+def rendezvous_id(secret: str, job_uid: str, attempt: int) -> str:
+    """Return the id of an attempt's rendezvous. Nobody without the job's secret can guess it."""
+    attempt_id = f"{job_uid}-{attempt}"
+    if not secret:
+        return attempt_id
+    signature = _sign(secret, "rendezvous id\n", attempt_id.encode())
+    return f"{attempt_id}-{signature[:_ID_DIGITS]}"
+
+
+def rendezvous_key(secret: str, run_id: str) -> str:
+    """Return the key with which the nodes of an attempt sign the state of their rendezvous."""
+    return _sign(secret, "rendezvous key\n", run_id.encode()) if secret else ""
 
 
 def is_genuine(given: str | None, expected: str) -> bool:

@@ -32,6 +32,8 @@ class Env(StrEnum):
     AGENT_PORT = "DDP_AGENT_PORT"
     AGENT_SECRET = "DDP_AGENT_SECRET"  # noqa: S105 (the name of a variable)
     """Secret with which operator and agent sign their messages. Each pod has another one."""
+    JOB_SECRET = "DDP_JOB_SECRET"  # noqa: S105 (likewise)
+    """Secret with which the agents of a job sign their messages to each other."""
     BARRIER_PORT = "DDP_BARRIER_PORT"
     """Port on which node 0's agent waits for the agents of the other nodes."""
     GRACE_SECONDS = "DDP_GRACE_SECONDS"

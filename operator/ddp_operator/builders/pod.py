@@ -104,12 +104,18 @@ def _restricted(container: Any) -> Any:
     return {**container, "securityContext": defaults | given}
 
 
-def with_secret(pod: dict[str, Any], secret: str) -> dict[str, Any]:
-    """Return the pod with a secret, with which the operator and its agent sign their messages.
+def with_secrets(pod: dict[str, Any], secret: str, job_secret: str) -> dict[str, Any]:
+    """Return the pod with the secrets with which its agent signs messages.
 
-    The secret is nowhere but in the pod's spec. Who may not read the pod does not learn it.
+    They are nowhere but in the specs of pods. Who may not read the pods does not learn them.
+
+    Args:
+        pod: Manifest of the pod.
+        secret: Secret of this pod, for messages between the operator and the agent.
+        job_secret: Secret of all pods of the job, for messages between agents. "" for none.
     """
-    return _with_variable(pod, contract.Env.AGENT_SECRET, secret)
+    pod = _with_variable(pod, contract.Env.AGENT_SECRET, secret)
+    return _with_variable(pod, contract.Env.JOB_SECRET, job_secret)
 
 
 def _with_grace(pod: dict[str, Any]) -> dict[str, Any]:

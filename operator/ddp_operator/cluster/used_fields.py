@@ -21,6 +21,7 @@ _IDENTITY = (
 _POD_STATUS = ("phase", "podIP", "reason")
 _CONDITIONS = {"Ready", "PodScheduled", "DisruptionTarget"}
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
+_SECRETS = {contract.Env.AGENT_SECRET, contract.Env.JOB_SECRET}
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
@@ -80,7 +81,7 @@ def _pod_spec(spec: Mapping[str, Any]) -> Manifest:
 
 
 def _secrets(worker: Mapping[str, Any]) -> list[Manifest]:
-    return [e for e in worker.get("env") or [] if e["name"] == contract.Env.AGENT_SECRET]
+    return [e for e in worker.get("env") or [] if e["name"] in _SECRETS]
 
 
 def _pod_status(status: Mapping[str, Any]) -> Manifest:

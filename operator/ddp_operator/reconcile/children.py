@@ -58,7 +58,7 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
         # Two pods of one node must never run at once, whatever their names.
         lingers = pod is not None and pod.lingers
         if not lingers and not world.has_other_pod(index):
-            actions.append(CreatePod(job, index, status.attempt, shared))
+            actions.append(CreatePod(job, index, status.attempt, shared, world.job_secret))
     wanted = {names.pod_name(job, index) for index in range(job.nodes)}
     surplus = [pod for pod in world.pods if pod.name not in wanted]
     return actions + [_delete(pod) for pod in surplus if pod.terminal or not pod.deleting]

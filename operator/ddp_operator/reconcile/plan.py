@@ -36,6 +36,8 @@ class CreatePod:
     index: int
     attempt: int
     defaults: Defaults
+    job_secret: str | None = field(default=None, repr=False)
+    """Secret of the job's living pods, or None if the pods of the plan share a new one."""
 
     @property
     def name(self) -> str:

@@ -59,6 +59,8 @@ class PodView:
     """Image of the worker container."""
     secret: str = field(default="", repr=False)
     """Secret of the pod, which signs the messages to and from its agent. Old pods have none."""
+    job_secret: str = field(default="", repr=False)
+    """Secret of all pods of the job, which signs messages between agents. Old pods have none."""
     waiting: str | None = None
     """Why the pod does not run yet, as the scheduler or the kubelet reports it."""
     reason: str | None = None
@@ -107,6 +109,15 @@ class World:
         recorded = node_ranges.from_text(status.succeeded_nodes)
         ended = (p for p in self.pods if p.phase == "Succeeded" and ended_in(p, status))
         return recorded | {pod.index for pod in ended}
+
+    @cached_property
+    def job_secret(self) -> str | None:
+        """Secret that new pods must share with the living ones. None if no pod lives.
+
+        Pods of an older operator have none, and could not read what a new one signs.
+        """
+        living = [p for p in self.pods if not p.terminal and not p.deleting]
+        return min(living, key=lambda p: p.index).job_secret if living else None
 
     def has_other_pod(self, index: int) -> bool:
         """Return whether a pod of an older naming scheme still serves as this node."""
@@ -188,7 +199,8 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         scheduled_at=_scheduled_at(conditions),
         ip=status.get("podIP"),
         image=worker.get("image"),
-        secret=_secret(worker),
+        secret=_secret(worker, Env.AGENT_SECRET),
+        job_secret=_secret(worker, Env.JOB_SECRET),
         waiting=_waiting(conditions, container),
         reason=status.get("reason"),
         disruption=_disruption(conditions),
@@ -203,8 +215,8 @@ def _worker(spec: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((c for c in containers if c["name"] == contract.WORKER_CONTAINER), {})
 
 
-def _secret(worker: Mapping[str, Any]) -> str:
-    values = [e.get("value") for e in worker.get("env") or [] if e["name"] == Env.AGENT_SECRET]
+def _secret(worker: Mapping[str, Any], name: Env) -> str:
+    values = [e.get("value") for e in worker.get("env") or [] if e["name"] == name]
     return str(values[-1]) if values and values[-1] else ""  # The last one takes effect.
 
 

@@ -5,19 +5,19 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob, InvalidJobError, UnreadableStatusError, parse_job
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.builders import names
-from ddp_operator.builders.pod import Defaults, with_secret
+from ddp_operator.builders.pod import Defaults, with_secrets
 from ddp_operator.cluster.base import (
     Cluster,
     ClusterError,
     ConflictError,
     Key,
     Manifest,
-    owner_uids,
 )
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.invalid_spec import INVALID, invalid_spec_status
@@ -41,6 +41,7 @@ from ddp_operator.runtime.agent_watcher import AgentReports
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.fair_budget import FairBudget, Rate
 from ddp_operator.runtime.logs import add_log_fields
+from ddp_operator.runtime.ownership import belongs, selects
 from ddp_operator.runtime.pod_views import PodViews
 from ddp_operator.runtime.token_bucket import TokenBucket
 from ddp_wire import contract
@@ -248,7 +249,7 @@ class Controller:
 
     def _observe(self, job: DDPJob, pods: Sequence[Manifest]) -> World:
         """Return the observed state. No observation waits for an agent. Any thread may call it."""
-        views = self._views.of(job.key, [p for p in pods if _belongs(p, job)])
+        views = self._views.of(job.key, [p for p in pods if belongs(p, job)])
         services = self._children("Service", job)
         policies = self._children("NetworkPolicy", job)
         known = self._reports.statuses(views)
@@ -256,7 +257,7 @@ class Controller:
             job=job,
             now=self._clock(),
             pods=views,
-            service_exists=any(_selects(service, job) for service in services),
+            service_exists=any(selects(service, job) for service in services),
             network_policy=next((policy["spec"] for policy in policies), None),
             # The address may belong to a pod of another job by now.
             reports={u: s for u, s in known.items() if s.job_uid in {job.metadata.uid, ""}},
@@ -267,7 +268,7 @@ class Controller:
         )
 
     def _children(self, kind: str, job: DDPJob) -> list[Manifest]:
-        return [c for c in self._cache.children(kind, job.key) if _belongs(c, job)]
+        return [c for c in self._cache.children(kind, job.key) if belongs(c, job)]
 
     async def _apply(self, key: Key, raw: Manifest, job: DDPJob, plan: Plan) -> float | None:
         if plan.status != job.status:
@@ -323,7 +324,8 @@ class Controller:
     ) -> None:
         # A refusal, for example by a quota, usually holds for all pods. The growing batches of
         # client-go's controllers find it at the cost of a few requests.
-        size = FIRST_BATCH
+        size, new = FIRST_BATCH, random_text()
+        creations = [replace(c, job_secret=new) if c.job_secret is None else c for c in creations]
         while creations:
             await self._do_all(job, creations[:size], slots)
             creations, size = creations[size:], 2 * size
@@ -344,7 +346,8 @@ class Controller:
                 case CreateService() | CreateNetworkPolicy():
                     await self._create(action.manifest)
                 case CreatePod():
-                    await self._create(with_secret(action.manifest, random_text()))
+                    secrets = random_text(), action.job_secret or ""
+                    await self._create(with_secrets(action.manifest, *secrets))
                 case DeletePod():
                     await cluster.delete_pod(
                         namespace, action.name, action.uid, action.grace_seconds
@@ -385,14 +388,3 @@ class Controller:
 def _starts_again(job: DDPJob, plan: Plan) -> bool:
     """Return whether a plan begins an attempt that is not the job's first."""
     return plan.status.attempt > job.status.attempt > 0
-
-
-def _belongs(child: Manifest, job: DDPJob) -> bool:
-    """Return whether a child is the job's. Anybody may write a label, so the owner counts too."""
-    labels, uid = child["metadata"].get("labels") or {}, job.metadata.uid
-    return labels.get(contract.LABEL_JOB_UID) == uid and uid in owner_uids(child)
-
-
-def _selects(service: Manifest, job: DDPJob) -> bool:
-    """Return whether a Service still publishes the addresses of the job's pods."""
-    return (service.get("spec") or {}).get("selector") == names.pod_selector(job)

@@ -13,7 +13,7 @@ from ddp_operator.builders.pod import (
     LOST_NODE_SECONDS,
     Defaults,
     build_pod,
-    with_secret,
+    with_secrets,
 )
 from ddp_operator.cluster.used_fields import keep_used_fields
 from ddp_operator.reconcile.world import view_pod
@@ -21,7 +21,7 @@ from ddp_wire import contract
 from ddp_wire.signatures import random_text
 from tests.operator.support import DEFAULTS, UID, active_job, new_job
 
-SECRET = random_text()
+SECRET, JOB_SECRET = random_text(), random_text()
 GOLDEN = Path(__file__).parent
 
 
@@ -253,20 +253,24 @@ def test_tolerations_of_the_job_are_kept(given: dict[str, Any], added: list[str]
     assert [t["key"] for t in found[1:]] == added
 
 
-def test_secret_is_the_last_variable_of_the_worker_and_of_no_other_container() -> None:
+def test_secrets_are_the_last_variables_of_the_worker_and_of_no_other_container() -> None:
     sidecar = {"containers": [{"name": "proxy", "image": "proxy:1"}]}
     job = active_job(podTemplate={"spec": sidecar})
     pod = build_pod(job, 0, 1, DEFAULTS)
-    signed = with_secret(pod, SECRET)
+    signed = with_secrets(pod, SECRET, JOB_SECRET)
     worker, proxy = signed["spec"]["containers"]
-    assert worker["env"][-1] == {"name": "DDP_AGENT_SECRET", "value": SECRET}
     restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     assert proxy == {"name": "proxy", "image": "proxy:1", "securityContext": restricted}
-    assert with_secret(build_pod(job, 0, 1, DEFAULTS), SECRET) == signed
+    assert worker["env"][-2:] == [
+        {"name": "DDP_AGENT_SECRET", "value": SECRET},
+        {"name": "DDP_JOB_SECRET", "value": JOB_SECRET},
+    ]
+    assert with_secrets(build_pod(job, 0, 1, DEFAULTS), SECRET, JOB_SECRET) == signed
     for seen in (signed, keep_used_fields("Pod", {**signed, "metadata": signed["metadata"]})):
         view = view_pod({**seen, "metadata": {**signed["metadata"], "uid": "u"}})
-        assert view.secret == SECRET
+        assert (view.secret, view.job_secret) == (SECRET, JOB_SECRET)
         assert SECRET not in repr(view)
+        assert JOB_SECRET not in repr(view)
 
 
 def test_user_can_keep_prometheus_from_a_pod() -> None:

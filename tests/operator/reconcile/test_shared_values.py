@@ -117,3 +117,25 @@ def test_attempt_after_a_loss_keeps_the_record() -> None:
     status: DDPJobStatus = plan_for(job, all_pods(job), statuses={0: failed_status(0)}).status
     assert status.pods == job.status.pods
     assert with_status(job, pods=None).nodes == job.spec.nodes
+
+
+def secrets(plan_actions: tuple[Action, ...]) -> list[str | None]:
+    return [action.job_secret for action in only(plan_actions, CreatePod)]
+
+
+def test_pods_of_a_new_job_share_a_new_secret() -> None:
+    assert secrets(plan_for(new_job(nodes=2)).actions) == [None, None]
+
+
+@pytest.mark.parametrize("secret", ["s" * 32, ""], ids=["secret", "pods of an older operator"])
+def test_new_pod_shares_the_secret_of_the_living_ones(secret: str) -> None:
+    job = active_job(nodes=3)
+    seen = world(job, [pod(job, i, job_secret=secret) for i in (1, 2)], statuses={})
+    assert secrets(decide(seen, DEFAULTS).actions) == [secret]
+
+
+def test_dead_and_deleted_pods_pass_no_secret_on() -> None:
+    """So the next gang is signed when an older operator created the last one."""
+    job = active_job(nodes=2)
+    gone = [pod(job, 0, phase="Failed", attempt="0"), pod(job, 1, deleting=True)]
+    assert secrets(decide(world(job, gone, statuses={}), DEFAULTS).actions) == [None]

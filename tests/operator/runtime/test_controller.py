@@ -8,7 +8,8 @@ import pytest
 from ddp_operator.api.job import parse_job
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.builders.pod import Defaults
-from ddp_operator.cluster.base import ClusterError, ConflictError, NameTakenError
+from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest, NameTakenError
+from ddp_operator.reconcile.world import view_pod
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import FIRST_BATCH, Controller
 from ddp_wire import contract
@@ -38,8 +39,13 @@ class Bench:
         self.cluster.watching = self.cache if watched else None
         self.cache.put_job(self.cluster.apply(job_manifest(**({"nodes": 2} | spec))))
         self.reports = DirectReports(self.cluster)
+        self.defaults = defaults
+        self.start_controller()
+
+    def start_controller(self) -> None:
+        """Start a new controller process, which has forgotten everything."""
         self.controller = Controller(
-            self.cluster, self.cache, defaults, lambda: self.now, reports=self.reports
+            self.cluster, self.cache, self.defaults, lambda: self.now, reports=self.reports
         )
 
     async def reconcile(self) -> float | None:
@@ -297,6 +303,27 @@ async def test_pods_are_not_created_before_their_network_policy() -> None:
     assert len(bench.cluster.pods()) == 2
     created = [write for write in bench.cluster.writes if "NetworkPolicy" in write]
     assert created == ["create NetworkPolicy digits"] * 2
+
+
+def job_secrets(pods: list[Manifest]) -> list[str]:
+    return [view_pod(pod).job_secret for pod in pods]
+
+
+async def test_all_pods_of_a_job_share_one_secret_also_after_a_crash_and_a_loss() -> None:
+    bench = Bench(nodes=6)
+    bench.cluster.refusals["create Pod digits-5"] = ClusterError("quota", status=403)
+    with pytest.raises(ClusterError):
+        await bench.reconcile()
+    bench.cluster.refusals.clear()
+    bench.start_controller()
+    await bench.train()
+    [secret] = set(job_secrets(bench.cluster.pods()))
+    assert len(secret) == 32
+    bench.cluster.remove_pod("digits-0")
+    await bench.reconcile_until_idle()
+    assert job_secrets(bench.cluster.pods()) == [secret] * 6
+    own = {view_pod(pod).secret for pod in bench.cluster.pods()}
+    assert len(own - {secret}) == 6
 
 
 async def test_network_policy_of_another_owner_does_not_count() -> None:
