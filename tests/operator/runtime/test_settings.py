@@ -18,7 +18,7 @@ def test_only_image_and_lease_namespace_are_required() -> None:
     settings = Settings.from_environment(IMAGE)
     assert settings.trainer_image == "registry.example/ddp-trainer:1"
     assert settings.pod_template == "scheduling"
-    assert settings.namespace is None
+    assert settings.namespaces == ()
     assert settings.workers == 8
     assert settings.resync_seconds == 600
     assert settings.status_writes_per_second == 20
@@ -36,7 +36,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "trainer_image": "mine:1",
         "image_pull_policy": "Always",
         "pod_template": "full",
-        "namespace": "team-a",
+        "namespaces": "('team-a', 'team-b')",
         "workers": "2",
         "resync_seconds": "30",
         "status_writes_per_second": "5.0",
@@ -51,7 +51,8 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "renew_seconds": "20.0",
         "retry_seconds": "1.5",
     }
-    settings = Settings.from_environment({PREFIX + k.upper(): v for k, v in given.items()})
+    variables = {**given, "namespaces": "team-a,team-b"}
+    settings = Settings.from_environment({PREFIX + k.upper(): v for k, v in variables.items()})
     assert {k: str(v) for k, v in settings.model_dump().items()} == given
 
 
