@@ -15,7 +15,7 @@ import kopf
 from prometheus_client import CollectorRegistry
 
 from ddp_operator.builders.pod import Defaults
-from ddp_operator.cluster.base import Key, NotLeadingError, Request, namespace_of
+from ddp_operator.cluster.base import Key, NotLeadingError, Request, Snapshot, namespace_of
 from ddp_operator.cluster.kube import KubeCluster
 from ddp_operator.handlers import build_registry, build_settings
 from ddp_operator.runtime import logs
@@ -144,10 +144,11 @@ async def _reconcile_jobs(
     metrics.observe_queue(queue.__len__, queue.oldest_seconds)
     metrics.observe_agents(watcher.count)
 
-    def take_snapshot() -> Coroutine[Any, Any, Any]:
-        return cluster.snapshot(
-            settings.namespace, with_network_policies=settings.agent_clients is not None
-        )
+    async def take_snapshot() -> Snapshot:
+        served = settings.namespaces or (None,)
+        policies = settings.agent_clients is not None
+        parts = (cluster.snapshot(one, with_network_policies=policies) for one in served)
+        return Snapshot.merge(await asyncio.gather(*parts))
 
     await first_sync(take_snapshot, cache, queue, activity)
     _log.info("ready: %d jobs known, trainer image %s", len(cache.keys()), defaults.image)
@@ -176,8 +177,8 @@ async def _watch(
         registry=build_registry(cache, queue, network_policies=settings.agent_clients is not None),
         settings=build_settings(),
         standalone=True,
-        clusterwide=settings.namespace is None,
-        namespaces=[settings.namespace] if settings.namespace else [],
+        clusterwide=not settings.namespaces,
+        namespaces=settings.namespaces,
     )
     _handle_signals(stop)  # kopf replaced our handlers by its own, which would stop only kopf.
     restored = asyncio.ensure_future(cache.restored.wait())

@@ -60,14 +60,17 @@ class Api:
 
     @classmethod
     @asynccontextmanager
-    async def connect(cls, cluster: Cluster) -> AsyncIterator["Api"]:
-        """Yield a client with the administrator's certificate."""
+    async def connect(cls, cluster: Cluster, user: str | None = None) -> AsyncIterator["Api"]:
+        """Yield a client with the administrator's certificate, which may impersonate a user."""
         authority = Authority(paths.STATE / "pki")
         pair = authority.files("admin")
         context = ssl.create_default_context(cafile=str(authority.pair.certificate))
         context.load_cert_chain(pair.certificate, pair.key)
         connector = aiohttp.TCPConnector(ssl=context, limit=64)
-        async with aiohttp.ClientSession(cluster.api_url, connector=connector) as session:
+        headers = {"Impersonate-User": user} if user else {}
+        async with aiohttp.ClientSession(
+            cluster.api_url, connector=connector, headers=headers
+        ) as session:
             yield cls(session)
 
     async def call(

@@ -1,4 +1,4 @@
-"""A control plane with the product's CRD and a user with exactly the operator's permissions."""
+"""A control plane with the product's CRD, and the operator's user with the chart's limits."""
 
 import json
 import signal
@@ -11,18 +11,19 @@ import yaml
 from tests.harness import processes
 from tests.harness.cluster import Cluster
 from tests.harness.controlplane import CONTROLLER_MANAGER
-from tests.tools.install import RELEASE, ROOT, SYSTEM_NAMESPACE, eventually
+from tests.tools.install import OPERATOR_USER, RELEASE, ROOT, SYSTEM_NAMESPACE, eventually
 
-OPERATOR = "ddp-operator"
-"""The operator's user name in the audit log."""
-_GRANTS = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+OPERATOR = OPERATOR_USER
+"""The operator's user name: that of the ServiceAccount, from a certificate."""
+_ROLES = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+_POLICIES = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 _CONTROLLERS = "--controllers=-endpointslice-controller,-endpoints-controller"
 """Disabled controllers: fake pods have loopback addresses, which EndpointSlices reject."""
 
 
 @dataclass(frozen=True)
 class ControlPlane:
-    """A control plane with the CRD. Its user `ddp-operator` has the chart's permissions."""
+    """A control plane with the CRD. The operator's user has the chart's permissions."""
 
     cluster: Cluster
     operator_kubeconfig: Path
@@ -51,7 +52,10 @@ class ControlPlane:
 
 
 def _install(cluster: Cluster) -> None:
-    """Install the CRD as a user does, and bind the chart's roles to the test's operator user."""
+    """Install the CRD as a user does, and the chart's roles and admission policies.
+
+    Tests of pods that other parts of the API server refuse need the podTemplate policy `full`.
+    """
     cluster.kubectl("apply", "-f", str(ROOT / "manifests" / "crd" / "ddpjobs.yaml"))
     cluster.wait_for_crds("ddpjobs.ddp-trainer.dev")
     # The API server serves a new kind only some time after the CRD is Established.
@@ -67,10 +71,14 @@ def _install(cluster: Cluster) -> None:
         deadline_s=60.0,
         needs=(CONTROLLER_MANAGER,),
     )
-    chart = cluster.helm("template", RELEASE, str(ROOT / "charts"), "-n", SYSTEM_NAMESPACE).stdout
-    grants = [d for d in yaml.safe_load_all(chart) if d and d["kind"] in _GRANTS]
-    for grant in grants:
-        if "subjects" in grant:
-            group = "rbac.authorization.k8s.io"
-            grant["subjects"] = [{"apiGroup": group, "kind": "User", "name": OPERATOR}]
-    cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(grants))
+    chart = cluster.helm(
+        "template",
+        RELEASE,
+        str(ROOT / "charts"),
+        "-n",
+        SYSTEM_NAMESPACE,
+        "--set",
+        "podTemplate=full",
+    ).stdout
+    limits = [d for d in yaml.safe_load_all(chart) if d and d["kind"] in _ROLES | _POLICIES]
+    cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(limits))

@@ -24,7 +24,7 @@ JSON = dict[str, Any]
 def enforced(control_plane: ControlPlane, namespace: str, policy: str) -> Iterator[None]:
     """Install a podTemplate policy of the chart for one namespace until the end of the block."""
     cluster = control_plane.cluster
-    flags = ("--set", f"podTemplate={policy}", "--set", f"operator.watchNamespace={namespace}")
+    flags = ("--set", f"podTemplate={policy}", "--set", f"operator.watchNamespaces={{{namespace}}}")
     chart = cluster.helm(
         "template", f"on-{policy}", str(ROOT / "charts"), "-n", SYSTEM_NAMESPACE,
         "-s", "templates/admission-pod-template.yaml", *flags,

@@ -38,3 +38,23 @@ def test_pod_template_policy_is_scheduling_by_default() -> None:
 def test_admission_policies_can_be_left_out() -> None:
     documents = rendered("--set", "admissionPolicies.enabled=false")
     assert names(documents, POLICY) | names(documents, f"{POLICY}Binding") == set()
+
+
+def test_policy_of_the_operator_names_its_account_lease_and_namespaces() -> None:
+    flags = ("--set", "operator.watchNamespaces={a,b}", "--set", "serviceAccount.name=runner")
+    spec = find_one(rendered(*flags), POLICY, "ddp-trainer-operator")["spec"]
+    [condition] = spec["matchConditions"]
+    assert condition["expression"].endswith("'system:serviceaccount:ddp-system:runner'")
+    rules = [validation["expression"] for validation in spec["validations"]]
+    assert "in ['a', 'b']" in rules[1]
+    variables = {v["name"]: v["expression"] for v in spec["variables"]}
+    assert "object.metadata.name == 'ddp-trainer-operator'" in variables["lease"]
+
+
+@pytest.mark.parametrize(("policy", "rules"), [("scheduling", 4), ("off", 4), ("full", 3)])
+def test_policy_of_the_operator_allows_power_over_the_host_with_full_alone(
+    policy: str, rules: int
+) -> None:
+    documents = rendered("--set", f"podTemplate={policy}")
+    spec = find_one(documents, POLICY, "ddp-trainer-operator")["spec"]
+    assert len(spec["validations"]) == rules

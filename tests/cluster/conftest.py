@@ -11,6 +11,9 @@ import pytest
 from tests.harness.cluster import Cluster
 from tests.tools import diagnosis, install
 
+LAST = "test_rights.py"
+"""File whose test reads the requests of all other tests of this folder."""
+
 
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[Cluster]:
@@ -36,6 +39,15 @@ def namespace(request: pytest.FixtureRequest, cluster: Cluster) -> str:
     name = f"{words[:40].strip('-')}-{zlib.crc32(test.encode()):08x}"
     install.create_namespace(cluster, name)
     return name
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the test of the operator's rights after all others of this folder."""
+    here = Path(__file__).parent
+    places = [index for index, item in enumerate(items) if item.path.parent == here]
+    ordered = sorted((items[i] for i in places), key=lambda item: item.path.name == LAST)
+    for index, item in zip(places, ordered, strict=True):
+        items[index] = item
 
 
 @pytest.hookimpl(wrapper=True)

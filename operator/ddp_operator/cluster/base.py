@@ -1,7 +1,7 @@
 """Protocols of the cluster access that the controller needs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -54,6 +54,20 @@ class Snapshot:
     pods: Listing
     services: Listing
     network_policies: Listing
+
+    @classmethod
+    def merge(cls, parts: Sequence["Snapshot"]) -> "Snapshot":
+        """Return the snapshots of several namespaces as one.
+
+        Its versions are the oldest ones: an object that is newer may be missing from its list.
+        """
+        lists = [[getattr(part, field.name) for part in parts] for field in fields(cls)]
+        return cls(*(_merge_lists(of_one_kind) for of_one_kind in lists))
+
+
+def _merge_lists(lists: Sequence[Listing]) -> Listing:
+    items = tuple(item for one in lists for item in one.items)
+    return Listing(items, min(one.version for one in lists))
 
 
 @dataclass(frozen=True)

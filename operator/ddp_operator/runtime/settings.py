@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic import (
     BaseModel,
@@ -46,8 +47,8 @@ class Settings(BaseModel):
     the scrapers of metrics. Without it the operator creates no NetworkPolicies."""
     pod_template: PodTemplatePolicy = PodTemplatePolicy.SCHEDULING
     """How much of a worker pod a job may set: full, scheduling or off."""
-    namespace: str | None = None
-    """The only namespace to serve, or None for all namespaces."""
+    namespaces: tuple[str, ...] = ()
+    """Namespaces to serve, separated by commas; all namespaces if empty."""
     workers: int = Field(default=8, ge=1, le=256)
     """Number of workers, which is the number of jobs reconciled at the same time, 1 to 256."""
     resync_seconds: int = Field(default=600, ge=10)
@@ -75,6 +76,11 @@ class Settings(BaseModel):
     """Seconds without a renewal after which the leader exits."""
     retry_seconds: float = Field(default=2, gt=0)
     """Seconds between two attempts to acquire or renew the Lease."""
+
+    @field_validator("namespaces", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return value.split(",") if isinstance(value, str) else value
 
     @field_validator("lease_namespace")
     @classmethod

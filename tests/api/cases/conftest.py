@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -36,7 +37,10 @@ def _launcher(control_plane: ControlPlane, folder: Path) -> Iterator[OperatorLau
     """Yield a fault proxy that presents the operator's certificate to the API server."""
     authority = Authority(paths.STATE / "pki")
     server = authority.issue("proxy", "proxy", server_names=[ADDRESS])
-    client, ca_file = authority.files(f"user-{OPERATOR}"), control_plane.cluster.ca_file
+    client, ca_file = (
+        authority.files(f"user-{quote(OPERATOR, safe='')}"),
+        control_plane.cluster.ca_file,
+    )
     with FaultProxy(control_plane.cluster.api_url, ca_file, client, server) as proxy:
         yield OperatorLauncher(
             proxy, write_kubeconfig(folder / "kubeconfig", proxy.url, ca_file, {}), folder
@@ -89,3 +93,9 @@ def job(api: Api, agents: FakeAgents, namespace: str) -> Job:
 async def other_job(api: Api, agents: FakeAgents, namespace: str) -> Job:
     """Return a job in a second namespace, not created yet."""
     return Job(api, agents, await api.create_namespace(f"{namespace}-2"))
+
+
+@pytest.fixture
+async def third_job(api: Api, agents: FakeAgents, namespace: str) -> Job:
+    """Return a job in a third namespace, not created yet."""
+    return Job(api, agents, await api.create_namespace(f"{namespace}-3"))

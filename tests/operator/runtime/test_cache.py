@@ -304,3 +304,9 @@ def test_deletion_before_a_request_does_not_hide_its_answer() -> None:
     cache.drop_job(job(6))
     cache.replace(snapshot(4, [job(3)]))
     assert job_version(cache) == ("u1", "3")
+
+
+def test_snapshots_of_several_namespaces_have_the_oldest_version() -> None:
+    """A job that was created between two lists is newer than the merged list, and stays."""
+    merged = Snapshot.merge([snapshot(5, [job(3)], [pod(4)]), snapshot(9, [job(8, name="b")])])
+    assert merged == snapshot(5, [job(3), job(8, name="b")], [pod(4)])

@@ -19,8 +19,8 @@ def test_only_image_and_lease_namespace_are_required() -> None:
     settings = Settings.from_environment(IMAGE)
     assert settings.trainer_image == "registry.example/ddp-trainer:1"
     assert settings.pod_template == "scheduling"
-    assert settings.namespace is None
     assert settings.agent_clients is None
+    assert settings.namespaces == ()
     assert settings.workers == 8
     assert settings.resync_seconds == 600
     assert settings.status_writes_per_second == 20
@@ -41,7 +41,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "shared_memory": "16Gi",
         "agent_clients": "()",
         "pod_template": "full",
-        "namespace": "team-a",
+        "namespaces": "('team-a', 'team-b')",
         "workers": "2",
         "resync_seconds": "30",
         "status_writes_per_second": "5.0",
@@ -56,8 +56,8 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "renew_seconds": "20.0",
         "retry_seconds": "1.5",
     }
-    variables = {PREFIX + k.upper(): v for k, v in given.items()}
-    settings = Settings.from_environment(variables | {PREFIX + "AGENT_CLIENTS": "[]"})
+    variables = {**given, "namespaces": "team-a,team-b", "agent_clients": "[]"}
+    settings = Settings.from_environment({PREFIX + k.upper(): v for k, v in variables.items()})
     assert {k: str(v) for k, v in settings.model_dump().items()} == given
 
 

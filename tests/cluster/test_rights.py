@@ -1,0 +1,63 @@
+"""The operator uses every right that the chart grants, and needs no other.
+
+`conftest.py` runs this file last, because it also reads the requests of all other tests.
+"""
+
+import json
+import time
+
+import pytest
+import yaml
+
+from tests.cluster.support import STEADY_SCRIPT, Job, script_job
+from tests.harness.cluster import Cluster
+from tests.tools.install import OPERATOR_USER, RELEASE, SYSTEM_NAMESPACE, eventually
+from tests.tools.rights import Right, granted_rights, used_rights
+
+pytestmark = pytest.mark.cluster
+
+JOBS = ("ddp-trainer.dev", "ddpjobs")
+
+
+def used(cluster: Cluster) -> set[Right]:
+    with cluster.audit_log.open(encoding="utf-8") as lines:
+        # Parsing is slow, and most lines are about other users.
+        entries = [json.loads(line) for line in lines if OPERATOR_USER in line]
+    return used_rights(entries, OPERATOR_USER)
+
+
+def granted(cluster: Cluster) -> set[Right]:
+    manifest = cluster.helm("get", "manifest", RELEASE, "--namespace", SYSTEM_NAMESPACE).stdout
+    documents = [document for document in yaml.safe_load_all(manifest) if document]
+    return granted_rights(documents, SYSTEM_NAMESPACE, RELEASE)
+
+
+def use_rare_rights(cluster: Cluster, namespace: str) -> None:
+    """Bring about what few jobs need: repaired children, a refused write, ends of pods and jobs."""
+    job = Job.apply(cluster, namespace, script_job("steady", STEADY_SCRIPT))
+    job.wait_for("Running")
+    selector = '{"spec":{"selector":{"ddp-trainer.dev/job-uid":"none"}}}'
+    job.kubectl("patch", "service", "steady", "--type=merge", "-p", selector)
+    eventually(lambda: Right("", "services", "patch") in used(cluster), "a repaired Service")
+    # The operator takes the pod for lost, finds that its name is taken, and repairs the label.
+    job.kubectl("label", "pod", "steady-0", "ddp-trainer.dev/job-uid-")
+    eventually(lambda: Right("", "pods", "get") in used(cluster), "a repaired pod", 120)
+
+    def was_read() -> bool:
+        # The operator reads a job again when its write was refused because the job was edited.
+        job.kubectl("annotate", "ddpjob", "steady", "--overwrite", f"edited={time.time_ns()}")
+        return Right(*JOBS, "get") in used(cluster)
+
+    eventually(was_read, "an edit just before a status write", 180, every=0.0)
+    job.kubectl("patch", "ddpjob", "steady", "--type=merge", "-p", '{"spec":{"suspend":true}}')
+    eventually(lambda: Right("", "pods", "delete") in used(cluster), "pods of a suspended job")
+    short = script_job("short", "pass", nodes=1, procsPerNode=1, ttlSecondsAfterFinished=1)
+    Job.apply(cluster, namespace, short)
+    eventually(lambda: Right(*JOBS, "delete") in used(cluster), "an expired job", 120)
+
+
+def test_operator_uses_exactly_the_rights_that_the_chart_grants(
+    cluster: Cluster, namespace: str
+) -> None:
+    use_rare_rights(cluster, namespace)
+    assert used(cluster) == granted(cluster)
