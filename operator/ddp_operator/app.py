@@ -28,7 +28,7 @@ from ddp_operator.runtime.leader import Elector, Timing
 from ddp_operator.runtime.memory import collect_garbage_less_often
 from ddp_operator.runtime.metrics import OperatorMetrics
 from ddp_operator.runtime.queue import WorkQueue
-from ddp_operator.runtime.settings import Settings, SettingsError
+from ddp_operator.runtime.settings import ASSIGNED, Settings, SettingsError
 from ddp_operator.runtime.workers import Activity, first_sync, resync_periodically, work
 
 _log = logging.getLogger("ddp_operator")
@@ -124,7 +124,10 @@ async def _reconcile_jobs(
         settings.trainer_image,
         settings.image_pull_policy,
         settings.log_format,
-        settings.agent_clients,
+        user=None if settings.worker_user == ASSIGNED else int(settings.worker_user),
+        shared_memory=settings.shared_memory,
+        agent_clients=settings.agent_clients,
+        pod_template=settings.pod_template,
     )
     wake = functools.partial(queue.add, news=True)
     watcher = AgentWatcher(cluster, wake, settings.status_writes_per_second)

@@ -62,6 +62,14 @@ def test_permissions_cover_the_whole_cluster_or_one_namespace() -> None:
     assert {"name": "DDP_OPERATOR_NAMESPACE", "value": "team"} in container["env"]
 
 
+@pytest.mark.parametrize("user", ["1000", "assigned"])
+def test_worker_pods_get_the_user_and_the_shared_memory_of_the_values(user: str) -> None:
+    documents = rendered("--set", f"workers.user={user},workers.sharedMemory=16Gi")
+    container = find_one(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert {"name": "DDP_OPERATOR_WORKER_USER", "value": user} in container["env"]
+    assert {"name": "DDP_OPERATOR_SHARED_MEMORY", "value": "16Gi"} in container["env"]
+
+
 def test_operator_has_no_permission_for_wildcards_secrets_nodes_or_exec() -> None:
     rules = find_one(rendered(), "ClusterRole", "ddp-trainer")["rules"]
     names = {name for rule in rules for key in rule for name in rule[key]}
@@ -216,6 +224,8 @@ def test_operator_pod_gets_pull_secrets_and_labels() -> None:
         ("replicas=2", "additional properties 'replicas' not allowed"),
         ("image.digest=abc", "image/digest"),
         ("operator.logLevel=LOUD", "operator/logLevel"),
+        ("workers.user=0", "workers/user"),
+        ("workers.sharedMemory=much", "workers/sharedMemory"),
         ("operator.logFormat=xml", "operator/logFormat"),
         ("networkPolicy.scrapers[0].podSelectr.a=b", "networkPolicy/scrapers/0"),
         ("replicaCount=0", "replicaCount"),

@@ -24,6 +24,7 @@ from ddp_operator.reconcile.conditions import (
     active_conditions,
     sentence_about,
 )
+from ddp_operator.reconcile.forbidden_pods import without_forbidden_pods
 from ddp_operator.reconcile.network import unprotected_events
 from ddp_operator.reconcile.next_action import next_action
 from ddp_operator.reconcile.plan import Event, EventType, Plan
@@ -43,7 +44,8 @@ def decide(world: World, defaults: Defaults) -> Plan:
     """Return the plan for a job, given its observed state."""
     if world.job.metadata.deletion_timestamp is not None:
         return Plan(world.job.status)  # The garbage collector deletes its children.
-    plan = _with_observation(world, _decide(world, defaults))
+    plan = without_forbidden_pods(world, _decide(world, defaults), defaults.pod_template)
+    plan = _with_observation(world, plan)
     if plan.status == world.job.status:
         return plan  # The time that passes is no reason to write the status.
     return replace(plan, status=goodput.advance(world, plan.status))

@@ -18,6 +18,7 @@ IMAGE = {
 def test_only_image_and_lease_namespace_are_required() -> None:
     settings = Settings.from_environment(IMAGE)
     assert settings.trainer_image == "registry.example/ddp-trainer:1"
+    assert settings.pod_template == "scheduling"
     assert settings.namespace is None
     assert settings.agent_clients is None
     assert settings.workers == 8
@@ -36,7 +37,10 @@ def test_every_setting_is_read_from_its_variable() -> None:
     given = {
         "trainer_image": "mine:1",
         "image_pull_policy": "Always",
+        "worker_user": "assigned",
+        "shared_memory": "16Gi",
         "agent_clients": "()",
+        "pod_template": "full",
         "namespace": "team-a",
         "workers": "2",
         "resync_seconds": "30",
@@ -89,6 +93,7 @@ def test_other_variables_are_ignored() -> None:
             {**IMAGE, "DDP_OPERATOR_STATUS_WRITES_PER_SECOND": "0"},
             "DDP_OPERATOR_STATUS_WRITES_PER_SECOND: Input should be greater",
         ),
+        ({**IMAGE, "DDP_OPERATOR_POD_TEMPLATE": "some"}, "DDP_OPERATOR_POD_TEMPLATE: Input should"),
         ({**IMAGE, "DDP_OPERATOR_LOG_LEVEL": "LOUD"}, "DDP_OPERATOR_LOG_LEVEL: String should"),
         ({**IMAGE, "DDP_OPERATOR_LOG_FORMAT": "xml"}, "DDP_OPERATOR_LOG_FORMAT: String should"),
         (
@@ -111,6 +116,7 @@ def test_other_variables_are_ignored() -> None:
         "port out of range",
         "resync interval too short",
         "no status writes",
+        "podTemplate policy",
         "log level",
         "log format",
         "no lease namespace",
