@@ -141,7 +141,10 @@ def test_agents_of_other_jobs_and_unknown_nodes_are_refused(server: BarrierServe
 
 @pytest.mark.parametrize("secret", ["", OTHER_SECRET], ids=["none", "of another job"])
 def test_case_75_stranger_neither_takes_the_place_of_a_node_nor_completes_the_barrier(
-    server: BarrierServer, unsigned_server: BarrierServer, secret: str
+    server: BarrierServer,
+    unsigned_server: BarrierServer,
+    secret: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     first = arrive(server, 1)
     strangers = [arrive(server, index, secret=secret) for index in (1, 2)]
@@ -150,6 +153,8 @@ def test_case_75_stranger_neither_takes_the_place_of_a_node_nor_completes_the_ba
     arrive(server, 2, secret=secret)
     server.wait(1, ticker())
     assert server.replaced_node() is None, "a stranger would end the attempt"
+    assert len(caplog.messages) == 1
+    assert "a message in the name of node" in caplog.text
     # Without a secret the same messages complete the barrier.
     assert started(unsigned_server, *(arrive(unsigned_server, i, secret=secret) for i in (1, 2)))
 

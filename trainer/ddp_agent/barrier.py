@@ -8,6 +8,7 @@ Node 0's agent also hears here of a status of another node that nobody has read 
 """
 
 import contextlib
+import logging
 import selectors
 import socket
 import uuid
@@ -20,6 +21,8 @@ from pydantic import BaseModel, ValidationError
 from ddp_agent.clock import TICK_SECONDS, Ticker
 from ddp_agent.config import AgentConfig
 from ddp_wire.signatures import is_genuine, sign_arrival
+
+_log = logging.getLogger("ddp_agent")
 
 START = b"start\n"
 _MAX_ARRIVAL_BYTES = 512
@@ -125,7 +128,7 @@ class BarrierServer(StartBarrier):
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._job_uid, self._others = job_uid, frozenset(range(1, nodes))
-        self._on_news, self._secret = on_news, secret
+        self._on_news, self._secret, self._warned = on_news, secret, False
         self._connections: set[_Connection] = set()
         self._started: int | None = None
         self._members: dict[int, str] = {}
@@ -208,7 +211,9 @@ class BarrierServer(StartBarrier):
             self._close(one)
             return
         known = arrival.job_uid == self._job_uid and arrival.node_index in self._others
-        known = known and arrival.is_genuine(self._secret)
+        if known and not arrival.is_genuine(self._secret):
+            self._warn_of_stranger(arrival)
+            known = False
         if known and arrival.news:
             self._on_news()
             self._close(one)
@@ -225,6 +230,16 @@ class BarrierServer(StartBarrier):
             self._start(one)  # The connection broke before the start reached the agent.
         else:
             self._replaced = arrival.node_index
+
+    def _warn_of_stranger(self, arrival: Arrival) -> None:
+        """Log the first message in the name of a node that lacks the job's signature."""
+        if not self._warned:
+            _log.warning(
+                "the start barrier ignores a message in the name of node %d: it is not signed with"
+                " this job's secret",
+                arrival.node_index,
+            )
+        self._warned = True
 
     def _connections_of(self, node_index: int) -> list[_Connection]:
         return [c for c in self._connections if c.arrival and c.arrival.node_index == node_index]
