@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from ddp_agent.barrier import BarrierClient, BarrierServer, StartBarrier
+from ddp_agent.barrier import Arrival, BarrierClient, BarrierServer, StartBarrier
 from ddp_agent.clock import Clock, Ticker
 from ddp_wire.contract import AgentPhase, Env, ExitCode
+from ddp_wire.signatures import random_text
 from tests.agent.harness import AgentHarness, phase, stub_torchrun
 from tests.agent.support import adopting_orphans, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does")
 
 JOB = "uid-1"
+SECRET, OTHER_SECRET = random_text(), random_text()
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +32,14 @@ def _reaper() -> Iterator[None]:
 @pytest.fixture
 def server() -> Iterator[BarrierServer]:
     """Barrier of node 0 in a job of three nodes."""
+    made = BarrierServer("127.0.0.1", 0, JOB, nodes=3, secret=SECRET)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def unsigned_server() -> Iterator[BarrierServer]:
+    """Barrier of node 0 in a job of an older operator, which has no secret."""
     made = BarrierServer("127.0.0.1", 0, JOB, nodes=3)
     yield made
     made.close()
@@ -43,7 +53,8 @@ def arrive(
     server: BarrierServer, node_index: int, attempt: int = 1, **changes: str
 ) -> BarrierClient:
     """Return a client that has sent its arrival and does not yet have the start."""
-    client = BarrierClient("127.0.0.1", server.port, changes.get("job", JOB), node_index)
+    job, secret = changes.get("job", JOB), changes.get("secret", SECRET)
+    client = BarrierClient("127.0.0.1", server.port, job, node_index, secret=secret)
     assert not client.wait(attempt, ticker())
     return client
 
@@ -126,6 +137,36 @@ def test_agents_of_other_jobs_and_unknown_nodes_are_refused(server: BarrierServe
     arrive(server, 1)
     strangers = [arrive(server, 2, job="another"), arrive(server, 3), arrive(server, 0)]
     assert not started(server, *strangers)
+
+
+@pytest.mark.parametrize("secret", ["", OTHER_SECRET], ids=["none", "of another job"])
+def test_case_75_stranger_neither_takes_the_place_of_a_node_nor_completes_the_barrier(
+    server: BarrierServer,
+    unsigned_server: BarrierServer,
+    secret: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first = arrive(server, 1)
+    strangers = [arrive(server, index, secret=secret) for index in (1, 2)]
+    assert not started(server, *strangers)
+    assert started(server, first, arrive(server, 2))
+    arrive(server, 2, secret=secret)
+    server.wait(1, ticker())
+    assert server.replaced_node() is None, "a stranger would end the attempt"
+    assert len(caplog.messages) == 1
+    assert "a message in the name of node" in caplog.text
+    # Without a secret the same messages complete the barrier.
+    assert started(unsigned_server, *(arrive(unsigned_server, i, secret=secret) for i in (1, 2)))
+
+
+def test_signature_covers_all_of_a_message() -> None:
+    first, second = socket.socketpair()
+    with first, second:
+        Arrival(job_uid=JOB, attempt=1, node_index=1).send(first, SECRET)
+        sent = json.loads(second.recv(512))
+    for change in ({"attempt": 2}, {"node_index": 2}, {"news": True}, {"agent": "x"}):
+        assert not Arrival.model_validate(sent | change).is_genuine(SECRET)
+    assert Arrival.model_validate(sent).is_genuine(SECRET)
 
 
 def test_server_survives_random_input_and_idle_connections(server: BarrierServer) -> None:

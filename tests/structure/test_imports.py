@@ -33,7 +33,8 @@ def name(path: Path) -> str:
 
 @pytest.mark.parametrize("path", AGENT, ids=name)
 def test_only_what_runs_in_the_launcher_imports_torch(path: Path) -> None:
-    assert ("torch" in packages(path)) is (path.name in {"torchrun.py", "torchrun_patches.py"})
+    launcher = {"torchrun.py", "torchrun_patches.py", "signed_rendezvous.py"}
+    assert ("torch" in packages(path)) is (path.name in launcher)
     assert not {"kopf", "kubernetes", "ddp_operator", "ddp_trainer", "aiohttp"} & packages(path)
 
 

@@ -8,6 +8,7 @@ Node 0's agent also hears here of a status of another node that nobody has read 
 """
 
 import contextlib
+import logging
 import selectors
 import socket
 import uuid
@@ -19,6 +20,9 @@ from pydantic import BaseModel, ValidationError
 
 from ddp_agent.clock import TICK_SECONDS, Ticker
 from ddp_agent.config import AgentConfig
+from ddp_wire.signatures import is_genuine, sign_arrival
+
+_log = logging.getLogger("ddp_agent")
 
 START = b"start\n"
 _MAX_ARRIVAL_BYTES = 512
@@ -39,14 +43,26 @@ class Arrival(BaseModel):
     """Random name of the agent process. A replaced pod has another one."""
     news: bool = False
     """The agent does not wait. It has a status that nobody has read."""
+    signature: str = ""
+    """Signature with the job's secret, or "" in a job of an older operator."""
 
-    def send(self, link: socket.socket) -> None:
-        """Send this message.
+    def send(self, link: socket.socket, secret: str) -> None:
+        """Sign this message with the job's secret, if it has one, and send it.
 
         Raises:
             OSError: The connection broke.
         """
-        link.sendall(self.model_dump_json().encode() + b"\n")
+        signature = self._expected_signature(secret) if secret else ""
+        signed = self.model_copy(update={"signature": signature})
+        link.sendall(signed.model_dump_json().encode() + b"\n")
+
+    def is_genuine(self, secret: str) -> bool:
+        """Return whether an agent of the job has sent this message. Without a secret, all count."""
+        return not secret or is_genuine(self.signature, self._expected_signature(secret))
+
+    def _expected_signature(self, secret: str) -> str:
+        body = self.model_dump_json(exclude={"signature"}).encode()
+        return sign_arrival(secret, body)
 
 
 @dataclass(eq=False)
@@ -87,6 +103,8 @@ class BarrierServer(StartBarrier):
         job_uid: str,
         nodes: int,
         on_news: Callable[[], None] = lambda: None,
+        *,
+        secret: str = "",
     ) -> None:
         """Listen for the agents of the other nodes.
 
@@ -96,6 +114,7 @@ class BarrierServer(StartBarrier):
             job_uid: UID of the job. Agents of other jobs are refused.
             nodes: Number of nodes of the job.
             on_news: Called when another node has a status that nobody has read.
+            secret: Secret of the job, or "" to accept messages without a signature.
 
         Raises:
             OSError: The port is not free.
@@ -109,7 +128,7 @@ class BarrierServer(StartBarrier):
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._job_uid, self._others = job_uid, frozenset(range(1, nodes))
-        self._on_news = on_news
+        self._on_news, self._secret, self._warned = on_news, secret, False
         self._connections: set[_Connection] = set()
         self._started: int | None = None
         self._members: dict[int, str] = {}
@@ -185,13 +204,16 @@ class BarrierServer(StartBarrier):
             self._record(one)
 
     def _record(self, one: _Connection) -> None:
-        """Record an arrival. Refuse those of other jobs, of unknown nodes and of the past."""
+        """Record an arrival. Refuse those of other jobs, strangers, unknown nodes and the past."""
         try:
             arrival = Arrival.model_validate_json(one.received)
         except ValidationError:
             self._close(one)
             return
         known = arrival.job_uid == self._job_uid and arrival.node_index in self._others
+        if known and not arrival.is_genuine(self._secret):
+            self._warn_of_stranger(arrival)
+            known = False
         if known and arrival.news:
             self._on_news()
             self._close(one)
@@ -208,6 +230,16 @@ class BarrierServer(StartBarrier):
             self._start(one)  # The connection broke before the start reached the agent.
         else:
             self._replaced = arrival.node_index
+
+    def _warn_of_stranger(self, arrival: Arrival) -> None:
+        """Log the first message in the name of a node that lacks the job's signature."""
+        if not self._warned:
+            _log.warning(
+                "the start barrier ignores a message in the name of node %d: it is not signed with"
+                " this job's secret",
+                arrival.node_index,
+            )
+        self._warned = True
 
     def _connections_of(self, node_index: int) -> list[_Connection]:
         return [c for c in self._connections if c.arrival and c.arrival.node_index == node_index]
@@ -226,8 +258,11 @@ class BarrierServer(StartBarrier):
 class BarrierClient(StartBarrier):
     """Side of every other node: it waits for node 0's start."""
 
-    def __init__(self, host: str, port: int, job_uid: str, node_index: int) -> None:
+    def __init__(
+        self, host: str, port: int, job_uid: str, node_index: int, *, secret: str = ""
+    ) -> None:
         """Create a client for the barrier at an address. It connects when it waits."""
+        self._secret = secret
         self._address, self._job_uid, self._node_index = (host, port), job_uid, node_index
         self._agent = uuid.uuid4().hex
         self._socket: socket.socket | None = None
@@ -273,7 +308,7 @@ class BarrierClient(StartBarrier):
             node_index=self._node_index,
             agent=self._agent,
         )
-        arrival.send(link)
+        arrival.send(link, self._secret)
         return link
 
 
@@ -315,8 +350,17 @@ def start_barrier(
         return None
     if config.node_index == 0:
         return BarrierServer(
-            config.bind, config.barrier_port, config.job_uid, config.nodes, on_news
+            config.bind,
+            config.barrier_port,
+            config.job_uid,
+            config.nodes,
+            on_news,
+            secret=config.job_secret,
         )
     return BarrierClient(
-        config.rendezvous_host, config.barrier_port, config.job_uid, config.node_index
+        config.rendezvous_host,
+        config.barrier_port,
+        config.job_uid,
+        config.node_index,
+        secret=config.job_secret,
     )

@@ -54,7 +54,7 @@ class Doorbell:
             contextlib.suppress(OSError),  # Node 0 is being replaced: the next ring reaches it.
             connected((config.rendezvous_host, config.barrier_port)) as link,
         ):
-            message.send(link)
+            message.send(link, config.job_secret)
 
 
 def _is_important(status: AgentStatus) -> bool:

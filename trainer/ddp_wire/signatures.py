@@ -50,6 +50,11 @@ def rendezvous_key(secret: str, run_id: str) -> str:
     return _sign(secret, "rendezvous key\n", run_id.encode()) if secret else ""
 
 
+def sign_arrival(secret: str, body: bytes) -> str:
+    """Return the signature of an agent's message to the start barrier."""
+    return _sign(secret, "arrival\n", body)
+
+
 def is_genuine(given: str | None, expected: str) -> bool:
     """Compare a received signature with the expected one, in constant time."""
     if given is None or len(given) > _LONGEST:

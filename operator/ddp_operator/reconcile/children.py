@@ -96,8 +96,8 @@ def _ensure_living(world: World, pod: PodView, *, recreate: bool) -> list[Action
     attempt = str(world.job.status.attempt)
     if pod.terminal or pod.deleting:
         return []
-    if pod.spec_hash != world.job.spec_hash:
-        return [_delete(pod)]
+    if pod.spec_hash != world.job.spec_hash or pod.job_secret != world.job_secret:
+        return [_delete(pod)]  # With another secret it could never meet its peers.
     if pod.attempt == attempt:
         return []
     if recreate:

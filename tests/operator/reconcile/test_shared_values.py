@@ -139,3 +139,13 @@ def test_dead_and_deleted_pods_pass_no_secret_on() -> None:
     job = active_job(nodes=2)
     gone = [pod(job, 0, phase="Failed", attempt="0"), pod(job, 1, deleting=True)]
     assert secrets(decide(world(job, gone, statuses={}), DEFAULTS).actions) == [None]
+
+
+@pytest.mark.parametrize("other", ["o" * 32, ""], ids=["other secret", "pod of an older operator"])
+def test_pod_with_another_secret_is_replaced_because_it_could_never_meet_its_peers(
+    other: str,
+) -> None:
+    job = active_job(nodes=3, formed=False)
+    pods = [pod(job, i, job_secret=secret) for i, secret in enumerate(("s" * 32, other, "s" * 32))]
+    actions = decide(world(job, pods, statuses={}), DEFAULTS).actions
+    assert [action.name for action in only(actions, DeletePod)] == ["digits-1"]
