@@ -25,6 +25,7 @@ from ddp_operator.reconcile.conditions import (
     sentence_about,
 )
 from ddp_operator.reconcile.forbidden_pods import without_forbidden_pods
+from ddp_operator.reconcile.network import unprotected_events
 from ddp_operator.reconcile.next_action import next_action
 from ddp_operator.reconcile.plan import Event, EventType, Plan
 from ddp_operator.reconcile.progress import with_progress
@@ -98,7 +99,8 @@ def _start_or_resume(world: World, defaults: Defaults) -> Plan:
         out = ConditionWriter(world, status)
         out.set(ConditionType.SUSPENDED, False, "Resumed", "")
         status = out.status
-    return _new_attempt(world, status, (event,), defaults)
+    events = (event, *unprotected_events(world.job, defaults))
+    return _new_attempt(world, status, events, defaults)
 
 
 def _restart_for_new_spec(world: World, defaults: Defaults) -> Plan:
@@ -113,7 +115,8 @@ def _restart_for_new_spec(world: World, defaults: Defaults) -> Plan:
     # The new spec may fix the stall.
     counts = {"stalled_attempts": 0, "attempts_without_progress": 0}
     status = status.model_copy(update=counts | {"pods": fresh_pods(world.job, defaults)})
-    return _new_attempt(world, status, (event,), defaults)
+    events = (event, *unprotected_events(world.job, defaults))
+    return _new_attempt(world, status, events, defaults)
 
 
 def _fail_by_deadline(world: World, reason: str, message: str) -> Plan:

@@ -1,6 +1,7 @@
 """The worker pod: its metadata, its mounts, and the fields that a job can change."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,24 @@ def test_pod_without_a_checkpoint_mounts_no_claim() -> None:
 
 def test_shared_memory_volume_replaces_the_64_mib_default() -> None:
     assert mounts(build())["/dev/shm"]["emptyDir"] == {"medium": "Memory"}
+
+
+def test_shared_memory_has_the_size_of_the_job_or_else_of_the_installation() -> None:
+    def size(defaults: Defaults, **spec: Any) -> Any:
+        pod = build_pod(new_job(**spec), 0, 1, defaults)
+        return mounts(pod)["/dev/shm"]["emptyDir"].get("sizeLimit")
+
+    installed = replace(DEFAULTS, shared_memory="8Gi")
+    assert size(DEFAULTS, sharedMemory="16Gi") == "16Gi"
+    assert size(installed, sharedMemory="16Gi") == "16Gi"
+    assert size(installed) == "8Gi"
+
+
+def test_rdma_devices_are_limits_beside_those_of_the_job() -> None:
+    rdma = {"resource": "rdma/hca", "count": 8}
+    pod = build(gpusPerNode=8, resources={"limits": {"memory": "1Gi"}}, network={"rdma": rdma})
+    limits = {"memory": "1Gi", GPU_RESOURCE: 8, "rdma/hca": 8}
+    assert container(pod)["resources"]["limits"] == limits
 
 
 def test_volumes_of_the_job_are_mounted_at_their_paths() -> None:

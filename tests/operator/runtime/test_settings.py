@@ -1,5 +1,6 @@
 """Operator settings: an invalid one is reported in one sentence."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ def test_only_image_and_lease_namespace_are_required() -> None:
     assert settings.trainer_image == "registry.example/ddp-trainer:1"
     assert settings.pod_template == "scheduling"
     assert settings.namespaces == ()
+    assert settings.agent_clients is None
     assert settings.workers == 8
     assert settings.resync_seconds == 600
     assert settings.status_writes_per_second == 20
@@ -35,6 +37,9 @@ def test_every_setting_is_read_from_its_variable() -> None:
     given = {
         "trainer_image": "mine:1",
         "image_pull_policy": "Always",
+        "worker_user": "assigned",
+        "shared_memory": "16Gi",
+        "agent_clients": "()",
         "pod_template": "full",
         "namespaces": "('team-a', 'team-b')",
         "workers": "2",
@@ -51,9 +56,20 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "renew_seconds": "20.0",
         "retry_seconds": "1.5",
     }
-    variables = {**given, "namespaces": "team-a,team-b"}
-    settings = Settings.from_environment({PREFIX + k.upper(): v for k, v in variables.items()})
+    variables = {PREFIX + k.upper(): v for k, v in given.items()}
+    variables |= {PREFIX + "AGENT_CLIENTS": "[]", PREFIX + "NAMESPACES": "team-a,team-b"}
+    settings = Settings.from_environment(variables)
     assert {k: str(v) for k, v in settings.model_dump().items()} == given
+
+
+def test_agent_clients_are_peers_of_a_network_policy() -> None:
+    text = '[{"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "prometheus"}}}]'
+    peers = Settings.from_environment({**IMAGE, PREFIX + "AGENT_CLIENTS": text}).agent_clients
+    assert peers is not None
+    assert [peer.to_manifest() for peer in peers] == json.loads(text)
+    for wrong in ("[{}]", '[{"podSelectr": {}}]', "prometheus"):
+        with pytest.raises(SettingsError, match="DDP_OPERATOR_AGENT_CLIENTS: "):
+            Settings.from_environment({**IMAGE, PREFIX + "AGENT_CLIENTS": wrong})
 
 
 def test_lease_namespace_is_not_needed_without_leader_election() -> None:
