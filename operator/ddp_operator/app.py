@@ -144,10 +144,11 @@ async def _reconcile_jobs(
     metrics.observe_queue(queue.__len__, queue.oldest_seconds)
     metrics.observe_agents(watcher.count)
 
+    with_policies = settings.agent_clients is not None
+
     async def take_snapshot() -> Snapshot:
         served = settings.namespaces or (None,)
-        policies = settings.agent_clients is not None
-        parts = (cluster.snapshot(one, with_network_policies=policies) for one in served)
+        parts = [cluster.snapshot(one, with_network_policies=with_policies) for one in served]
         return Snapshot.merge(await asyncio.gather(*parts))
 
     await first_sync(take_snapshot, cache, queue, activity)

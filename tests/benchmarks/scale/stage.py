@@ -16,10 +16,9 @@ from tests.api.control_plane import OPERATOR, ControlPlane
 from tests.api.operator_process import OperatorProcess
 from tests.benchmarks.scale.audit import Audit, Request
 from tests.harness import fake_nodes
-from tests.tools.install import ROOT
+from tests.tools.install import ROOT, SYSTEM_NAMESPACE
 
 FAKE_NODES = 20
-LEASES = "scale-leases"
 _LIMIT_SECONDS = 300.0
 _SETTLE_SECONDS = 0.5
 """Time until the API server has written what it answered to the audit log."""
@@ -41,9 +40,7 @@ class Stage:
         try:
             await asyncio.to_thread(fake_nodes.add, plane.cluster, FAKE_NODES)
             async with Api.connect(plane.cluster) as api:
-                await api.create_namespace(LEASES)
-                _allow_leases(plane)
-                settings = {"lease_namespace": LEASES, "resync_seconds": 60}
+                settings = {"lease_namespace": SYSTEM_NAMESPACE, "resync_seconds": 60}
                 operator = OperatorProcess(
                     plane.operator_kubeconfig, folder / "operator.log", settings
                 )
@@ -139,14 +136,6 @@ def job(name: str, nodes: int) -> dict[str, Any]:
             "task": "ddp_trainer.tasks.miniresnet:build",
         },
     }
-
-
-def _allow_leases(plane: ControlPlane) -> None:
-    """Let the operator's user hold the Lease, as the chart's Role does in its own namespace."""
-    kubectl = plane.cluster.kubectl
-    verbs = "--verb=get,create,update,patch"
-    kubectl("-n", LEASES, "create", "role", "leases", verbs, "--resource=leases")
-    kubectl("-n", LEASES, "create", "rolebinding", "leases", "--role=leases", f"--user={OPERATOR}")
 
 
 class _agents:  # noqa: N801 (a context manager)

@@ -19,8 +19,8 @@ def test_only_image_and_lease_namespace_are_required() -> None:
     settings = Settings.from_environment(IMAGE)
     assert settings.trainer_image == "registry.example/ddp-trainer:1"
     assert settings.pod_template == "scheduling"
-    assert settings.agent_clients is None
     assert settings.namespaces == ()
+    assert settings.agent_clients is None
     assert settings.workers == 8
     assert settings.resync_seconds == 600
     assert settings.status_writes_per_second == 20
@@ -56,8 +56,9 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "renew_seconds": "20.0",
         "retry_seconds": "1.5",
     }
-    variables = {**given, "namespaces": "team-a,team-b", "agent_clients": "[]"}
-    settings = Settings.from_environment({PREFIX + k.upper(): v for k, v in variables.items()})
+    variables = {PREFIX + k.upper(): v for k, v in given.items()}
+    variables |= {PREFIX + "AGENT_CLIENTS": "[]", PREFIX + "NAMESPACES": "team-a,team-b"}
+    settings = Settings.from_environment(variables)
     assert {k: str(v) for k, v in settings.model_dump().items()} == given
 
 
