@@ -1,6 +1,5 @@
 """Tests of the check for a compiler."""
 
-import os
 import re
 import sysconfig
 from pathlib import Path
@@ -75,6 +74,5 @@ def test_missing_headers_are_one_sentence(programs: Path) -> None:
 
 @pytest.mark.usefixtures("programs")
 def test_run_with_compile_ends_before_training() -> None:
-    assert "g++" not in os.listdir(os.environ["PATH"])
     with pytest.raises(InputError, match="compile needs a C"):
         opened(compile=True)
