@@ -54,9 +54,8 @@ class Storage:
         image: str,
         build_args: Mapping[str, str],
         mounts: Sequence[str],
-        reuse: bool = True,
     ) -> None:
-        """Build one target of the Dockerfile in `context`.
+        """Build one target of the Dockerfile in `context`, reusing layers of earlier builds.
 
         Args:
             context: The folder of the build's context.
@@ -64,13 +63,12 @@ class Storage:
             image: The name of the image.
             build_args: Build arguments.
             mounts: Files of this machine that RUN instructions read, as `SOURCE:PATH:ro`.
-            reuse: Whether to take layers of earlier builds.
 
         Raises:
             HarnessError: The build failed; its last lines are in the text.
         """
         options = ["--isolation=chroot", "--network=host", "--pull-never"]
-        options += [f"--layers={str(reuse).lower()}", f"--timestamp={TIMESTAMP}"]
+        options += ["--layers", f"--timestamp={TIMESTAMP}"]
         pairs = [f"--build-arg={key}={value}" for key, value in build_args.items()]
         volumes = [f"--volume={mount}" for mount in mounts]
         names = [f"--target={target}", f"--tag={image}", f"--file={context / 'Dockerfile'}"]

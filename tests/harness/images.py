@@ -64,7 +64,8 @@ def build(
         with building(folder / f"{_slug(image)}.lock", image):
             if not archive.is_file():
                 start = time.monotonic()
-                storage = _build_in_storage(inputs, target, image, arguments, reuse=True)
+                storage = Storage(paths.cache() / "buildah" / inputs.outside)
+                _build_in_storage(storage, inputs, target, image, arguments)
                 _export(storage, image, archive)
                 Figures().note(f"build {target}", time.monotonic() - start, image)
     return archive
@@ -86,8 +87,14 @@ def build_again(
     base = build_base()
     arguments = {"BASE_IMAGE": base_image.IMAGE} | dict(build_args or {})
     inputs = Inputs.gather(paths.REPOSITORY, target, base, wheels)
-    storage = _build_in_storage(inputs, target, _full_name(tag), arguments, reuse=False)
-    storage.export(_full_name(tag), archive)
+    # Its layers must not enter the cache, because buildah takes labels from there whatever the
+    # values of their arguments.
+    storage = Storage(paths.cache() / "buildah" / "again")
+    try:
+        _build_in_storage(storage, inputs, target, _full_name(tag), arguments)
+        storage.export(_full_name(tag), archive)
+    finally:
+        mounts.remove_tree(storage.folder)
 
 
 def write_oci(archive: Path, tag: str, target: Path, *, compress: bool = True) -> None:
@@ -140,9 +147,8 @@ def amend(archive: Path, original: str, tag: str, script: str) -> Path:
 
 
 def _build_in_storage(
-    inputs: Inputs, target: str, image: str, arguments: Mapping[str, str], *, reuse: bool
-) -> Storage:
-    storage = Storage(paths.cache() / "buildah" / inputs.outside)
+    storage: Storage, inputs: Inputs, target: str, image: str, arguments: Mapping[str, str]
+) -> None:
     with tempfile.TemporaryDirectory(prefix="ddp-trainer-image-") as work:
         context = Path(work, "context")
         inputs.copy_to(context)
@@ -153,9 +159,7 @@ def _build_in_storage(
             image=image,
             build_args=arguments,
             mounts=_mounts(Path(work), inputs.wheels),
-            reuse=reuse,
         )
-    return storage
 
 
 def _export(storage: Storage, image: str, archive: Path) -> None:
