@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ddp_trainer.data.loader import by_update
 from ddp_trainer.errors import InputError
-from ddp_trainer.numerics.parts import PLACES, LossParts
+from ddp_trainer.numerics.totals import PLACES, LossParts
 from ddp_trainer.run.run import Run
 from ddp_trainer.step import train_step
 from ddp_trainer.task import Weighted, check_task, stateful
