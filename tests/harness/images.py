@@ -94,7 +94,8 @@ def build_again(
         _build_in_storage(storage, inputs, target, _full_name(tag), arguments)
         storage.export(_full_name(tag), archive)
     finally:
-        mounts.remove_tree(storage.folder)
+        if storage.folder.is_dir():
+            mounts.remove_tree(storage.folder)
 
 
 def write_oci(archive: Path, tag: str, target: Path, *, compress: bool = True) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ pytestmark = pytest.mark.cluster
 
 WHEELS = Path(os.environ.get("DDP_WHEELS", "../shared/wheels"))
 PREFIX = "/opt/ddp-trainer/"
+PACKAGES = re.compile(r"/opt/ddp-trainer/lib/python3\.\d+/site-packages/[^/]+")
+"""Places of packages that pip lists. Packages within others are in the bill only."""
 DIGITS = ("train", "--task=ddp_trainer.tasks.miniresnet:build", "--max_steps=3", "--device=cpu")
 
 
@@ -55,7 +58,7 @@ def listed_by_bill(sandbox: Sandbox) -> set[tuple[str, str]]:
         (component["name"], component["version"])
         for component in bill_of_materials(sandbox.image)["components"]
         if component["purl"].startswith("pkg:pypi/")
-        and component["evidence"]["occurrences"][0]["location"].startswith(PREFIX)
+        and PACKAGES.fullmatch(component["evidence"]["occurrences"][0]["location"])
     }
 
 
