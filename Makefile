@@ -9,6 +9,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # registry, with its CUDA libraries.
 WHEELS ?= ../shared/wheels
 SEED ?= 0
+# Address of the source, for the label of the images.
+SOURCE ?= unknown
 export DDP_SEED = $(SEED)
 
 VENV := .venv
@@ -59,6 +61,7 @@ check: $(READY) ## Check lint, types, import layers and drift of generated files
 	$(BIN)/mypy
 	$(BIN)/mypy tests
 	$(BIN)/lint-imports
+	$(BIN)/hadolint --failure-threshold style Dockerfile
 	$(BIN)/python -m tests.tools.generate --check
 
 .PHONY: faults
@@ -109,6 +112,14 @@ generate: $(READY) ## Write the generated files: CRD, chart CRD, dashboards, API
 .PHONY: lock
 lock: $(READY) ## Write the lock files (UPGRADE=1 takes the newest versions)
 	$(BIN)/python requirements/lock.py --wheels "$(WHEELS)" $(if $(UPGRADE),--upgrade)
+
+.PHONY: images
+images: $(READY) ## Build both images into dist/ and compare their sizes with the goals (Linux, root)
+	@$(BIN)/python -m tests.tools.release --wheels "$(WHEELS)" --source "$(SOURCE)"
+
+.PHONY: release
+release: $(READY) ## Write images, bills of materials, chart and checksums to dist/ (SOURCE=address)
+	@$(BIN)/python -m tests.tools.release --all --wheels "$(WHEELS)" --source "$(SOURCE)"
 
 .PHONY: cluster
 cluster: $(READY) ## Start a real two-node Kubernetes with the chart installed, and leave it running

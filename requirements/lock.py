@@ -19,7 +19,7 @@ _HEAD = "# Written by `make lock`.\n"
 _TARGETS = {
     "operator": ["--extra", "operator"],
     "trainer": ["--extra", "trainer"],
-    "dev": ["--extra", "operator", "--extra", "trainer", "--extra", "onnx", "--extra", "dev"],
+    "dev": [f"--extra={name}" for name in ("operator", "cli", "trainer", "onnx", "dev")],
     "bench": ["requirements/bench.in", "--extra", "trainer"],
 }
 
@@ -37,7 +37,8 @@ def main() -> None:
         _write(f"{name}.lock", rest)
         if name == "trainer":
             _write("torch-cuda.lock", torch)
-    _write("build.lock", [_compile(["-"], "", "hatchling<2\neditables\n")])
+    pins = [] if options.upgrade else _locked("build")
+    _write("build.lock", [_compile(["-"], "\n".join(pins), "hatchling<2\neditables\n")])
     wheel = next(wheels.glob(f"torch-{TORCH}+cpu-*.whl"))
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     _write("torch-cpu.lock", [f"torch=={TORCH}+cpu \\\n    --hash=sha256:{digest}\n"])

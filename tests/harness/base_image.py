@@ -16,7 +16,7 @@ from tests.harness.run import Figures, command
 
 IMAGE: Final = "localhost/python:3.11-slim"
 _SUITE: Final = "bookworm"
-_PACKAGES: Final = ("ca-certificates", "python3", "python3-pip", "python3-venv")
+_PACKAGES: Final = ("ca-certificates", "python3", "python3-pip")
 # Not wanted in an image: lists and caches of apt, texts, and what forbids pip to install.
 _REMOVED: Final = (
     "dev/*",

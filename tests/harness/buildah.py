@@ -11,6 +11,9 @@ from typing import Final
 from tests.harness.run import command
 
 _BUILD_LIMIT_S: Final = 3600
+TIMESTAMP: Final = 1_000_000_000
+"""Seconds of the Unix epoch: the time of all files and images, so that equal builds are equal and
+layers are shared. A ZIP archive cannot hold the files of 1970."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,18 @@ class Storage:
     ) -> None:
         """Build one target of the Dockerfile in `context`, reusing layers of earlier builds.
 
+        Args:
+            context: The folder of the build's context.
+            target: The name of the stage.
+            image: The name of the image.
+            build_args: Build arguments.
+            mounts: Files of this machine that RUN instructions read, as `SOURCE:PATH:ro`.
+
         Raises:
             HarnessError: The build failed; its last lines are in the text.
         """
-        options = ["--isolation=chroot", "--network=host", "--layers", "--pull-never"]
+        options = ["--isolation=chroot", "--network=host", "--pull-never"]
+        options += ["--layers", f"--timestamp={TIMESTAMP}"]
         pairs = [f"--build-arg={key}={value}" for key, value in build_args.items()]
         volumes = [f"--volume={mount}" for mount in mounts]
         names = [f"--target={target}", f"--tag={image}", f"--file={context / 'Dockerfile'}"]
@@ -71,6 +82,17 @@ class Storage:
         """
         archive.unlink(missing_ok=True)
         self._run(["push", "--quiet", image, f"docker-archive:{archive}:{image}"], "Exporting")
+
+    def export_oci(self, image: str, archive: Path, *, compress: bool) -> None:
+        """Write an image to an OCI archive, with the layers compressed as in a registry or not.
+
+        Raises:
+            HarnessError: buildah failed.
+        """
+        archive.unlink(missing_ok=True)
+        tag = image.rpartition(":")[2]
+        options = ["--quiet", "--format=oci", *([] if compress else ["--disable-compression"])]
+        self._run(["push", *options, image, f"oci-archive:{archive}:{tag}"], "Exporting")
 
     def _run(self, arguments: Sequence[str | Path], what: str) -> str:
         self.folder.mkdir(parents=True, exist_ok=True)

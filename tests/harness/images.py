@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.harness import base_image, debian, machine, paths, pip_settings
+from tests.harness import base_image, debian, machine, mounts, paths, pip_settings
 from tests.harness.build_inputs import Inputs
 from tests.harness.buildah import Storage
 from tests.harness.errors import HarnessError
@@ -64,9 +64,59 @@ def build(
         with building(folder / f"{_slug(image)}.lock", image):
             if not archive.is_file():
                 start = time.monotonic()
-                _build_into(archive, inputs, target, image, arguments)
+                storage = Storage(paths.cache() / "buildah" / inputs.outside)
+                _build_in_storage(storage, inputs, target, image, arguments)
+                _export(storage, image, archive)
                 Figures().note(f"build {target}", time.monotonic() - start, image)
     return archive
+
+
+def build_again(
+    target: str,
+    tag: str,
+    build_args: Mapping[str, str] | None = None,
+    wheels: Path | None = None,
+    *,
+    archive: Path,
+) -> None:
+    """Build one target without the results of earlier builds, and write it to an archive.
+
+    Raises:
+        HarnessError: As for `build`.
+    """
+    base = build_base()
+    arguments = {"BASE_IMAGE": base_image.IMAGE} | dict(build_args or {})
+    inputs = Inputs.gather(paths.REPOSITORY, target, base, wheels)
+    # Its layers must not enter the cache, because buildah takes labels from there whatever the
+    # values of their arguments.
+    storage = Storage(paths.cache() / "buildah" / "again")
+    try:
+        _build_in_storage(storage, inputs, target, _full_name(tag), arguments)
+        storage.export(_full_name(tag), archive)
+    finally:
+        if storage.folder.is_dir():
+            mounts.remove_tree(storage.folder)
+
+
+def write_oci(archive: Path, tag: str, target: Path, *, compress: bool = True) -> None:
+    """Write the image of an archive as an OCI archive.
+
+    Args:
+        archive: The archive that `build` returned.
+        tag: The name of the image in it.
+        target: The new file.
+        compress: Whether to compress the layers, as a registry stores them.
+
+    Raises:
+        HarnessError: buildah failed.
+    """
+    with tempfile.TemporaryDirectory(prefix=".oci-", dir=archive.parent) as work:
+        storage = Storage(Path(work))
+        try:
+            storage.load(archive)
+            storage.export_oci(_full_name(tag), target, compress=compress)
+        finally:
+            mounts.unmount_below(Path(work))
 
 
 def amend(archive: Path, original: str, tag: str, script: str) -> Path:
@@ -97,10 +147,9 @@ def amend(archive: Path, original: str, tag: str, script: str) -> Path:
     return amended
 
 
-def _build_into(
-    archive: Path, inputs: Inputs, target: str, image: str, arguments: Mapping[str, str]
+def _build_in_storage(
+    storage: Storage, inputs: Inputs, target: str, image: str, arguments: Mapping[str, str]
 ) -> None:
-    storage = Storage(paths.cache() / "buildah" / inputs.outside)
     with tempfile.TemporaryDirectory(prefix="ddp-trainer-image-") as work:
         context = Path(work, "context")
         inputs.copy_to(context)
@@ -112,7 +161,6 @@ def _build_into(
             build_args=arguments,
             mounts=_mounts(Path(work), inputs.wheels),
         )
-    _export(storage, image, archive)
 
 
 def _export(storage: Storage, image: str, archive: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from ddp_operator.cli import entry
 from ddp_operator.cli.main import main
 
 JOB = """
@@ -126,3 +127,13 @@ def test_output_of_a_command_is_shown_in_all_attempts(tmp_path: Path, options: l
         assert f"{prefix}last line of {rank}" in lines
         assert any(line.startswith(f"{prefix}caf\ufffd xxx") for line in lines)
     assert any("rank 1 of attempt" in line for line in lines) is bool(options)
+
+
+def test_installation_without_the_extra_cli_names_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "ddpjob needs rich: pip install 'ddp-trainer[cli]'\n"

@@ -14,6 +14,7 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.numerics.model import prepare
 from ddp_trainer.parallel.blocks import repeated_blocks
 from ddp_trainer.parallel.zero1 import owners
+from ddp_trainer.run import building
 from ddp_trainer.train import loop
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import SGD, distance, opened, trained
@@ -239,6 +240,7 @@ def test_a_compiled_model_keeps_its_names_and_its_numbers(monkeypatch: pytest.Mo
         original(self, backend="aot_eager", dynamic=settings["dynamic"])
 
     monkeypatch.setattr(nn.Module, "compile", without_inductor)
+    monkeypatch.setattr(building, "check_compiler", lambda _: None)
     plain = trained(max_steps=3, global_batch=10)
     fast = trained(max_steps=3, global_batch=10, compile=True)
     assert compiled == [fast.learner.model]

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ddp_trainer.config.settings import check
 from ddp_trainer.errors import InputError
 from ddp_trainer.tasks.gpt import GptConfig, GptTask
-from ddp_trainer.tasks.images import cifar10
+from ddp_trainer.tasks.images import cifar10, digits
 from ddp_trainer.tasks.miniresnet import MiniResNetConfig, MiniResNetTask
 from tests.trainer.rank_processes import Launcher
 
@@ -43,6 +44,13 @@ def test_miniresnet_learns_the_digits_under_torchrun(tmp_path: Path) -> None:
     assert summary["event"] == "summary"
     assert summary["metrics"]["accuracy"] >= 0.97
     assert summary["seconds"] < 30
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    shipped = resources.files("ddp_trainer.tasks") / "data" / "digits.csv.gz"
+    original = resources.files("sklearn.datasets.data") / "digits.csv.gz"
+    assert shipped.read_bytes() == original.read_bytes()
+    assert len(digits().train.images) + len(digits().test.images) == 1797
 
 
 def test_gpt_learns_characters(launcher: Launcher) -> None:

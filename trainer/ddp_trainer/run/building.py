@@ -7,6 +7,7 @@ import torch
 from ddp_trainer.config import RunConfig
 from ddp_trainer.config.settings import check
 from ddp_trainer.errors import InputError
+from ddp_trainer.numerics.compiler import check_compiler
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.seeds import derive_seed, seed_all
 from ddp_trainer.task import HasOptimizer, RunEnv, Task, check_task, load_build, peak_rate
@@ -28,8 +29,11 @@ def build_task(
         The task, and the config with the task's own settings resolved.
 
     Raises:
-        InputError: If the task does not exist, or its settings are invalid.
+        InputError: If the task does not exist, its settings are invalid, or something is missing
+            that the settings need.
     """
+    if config.compile:
+        check_compiler(device)
     build, model = load_build(path)
     settings = check(model, config.task, prefix="task.")
     env = RunEnv(

@@ -1,7 +1,6 @@
 """Image data sets with ten classes: handwritten digits, CIFAR-10 or synthetic images."""
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ CLASSES = 10
 TEST_EVERY = 5
 """Every fifth sample is test data if the data set has no split. The seed does not change it."""
 
+_DIGITS = Path(__file__).parent / "data" / "digits.csv.gz"
 _DIGIT_MAX = 16.0
 _CIFAR_SHAPE = (3, 32, 32)
 _CIFAR_RECORD = 1 + 3 * 32 * 32
@@ -66,20 +66,11 @@ class Images(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 
 
 def digits() -> ImageSet:
-    """Return scikit-learn's 1797 handwritten digits, 8 x 8 pixels with values from 0 to 1.
+    """Return 1797 handwritten digits, 8 x 8 pixels with values from 0 to 1.
 
-    Read the file without importing scikit-learn, because the import takes longer than an epoch.
-
-    Raises:
-        InputError: If scikit-learn is not installed.
+    The file is within this package; `data/README.md` states its source and licence.
     """
-    package = find_spec("sklearn")
-    if package is None or package.origin is None:
-        raise InputError(
-            "task miniresnet: scikit-learn must be installed, because it contains the digits"
-        )
-    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    table = torch.from_numpy(np.loadtxt(file, delimiter=","))
+    table = torch.from_numpy(np.loadtxt(_DIGITS, delimiter=","))
     images = table[:, :-1].float().view(-1, 1, 8, 8) / _DIGIT_MAX
     return _split(images, table[:, -1].long(), mean=0.31, std=0.38)
 

@@ -20,8 +20,8 @@ class MiniResNetConfig(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     data: Literal["digits", "cifar10", "synthetic"] = "digits"
-    """Data set: scikit-learn's 8 x 8 digits, CIFAR-10 from `directory`, or synthetic images of its
-    shape."""
+    """Data set: handwritten digits of 8 x 8 pixels, CIFAR-10 from `directory`, or synthetic images
+    of CIFAR-10's shape."""
     directory: str | None = None
     """Directory with CIFAR-10's binary version."""
     count: int | None = Field(default=None, ge=10)

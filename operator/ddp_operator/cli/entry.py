@@ -1,0 +1,21 @@
+"""Start `ddpjob`, or name the packages that the installation lacks."""
+
+import sys
+from importlib.util import find_spec
+
+from ddp_wire.contract import ExitCode
+
+_MODULES = ("aiohttp", "click", "kubernetes", "rich", "yaml")
+"""Top modules of the packages of the extra `cli`."""
+
+
+def main() -> None:
+    """Run `ddpjob`, or exit with one sentence if packages of the extra `cli` are missing."""
+    missing = [module for module in _MODULES if find_spec(module) is None]
+    if missing:
+        names = ", ".join(missing)
+        print(f"ddpjob needs {names}: pip install 'ddp-trainer[cli]'", file=sys.stderr)
+        sys.exit(ExitCode.BAD_INPUT)
+    from ddp_operator.cli import main as command  # noqa: PLC0415 - it imports these packages
+
+    command.main()
