@@ -214,4 +214,4 @@ def _train(case: Case, ranks: Ranks, task: str, document: Document, folder: Path
         loop(run)
         snapshot = gather(run.learner, run.task)
     if snapshot:
-        save_file(snapshot.model, folder / case.file)
+        save_file(dict(snapshot.model.items()), folder / case.file)
