@@ -43,8 +43,9 @@ def test_state_moves_between_a_compiled_and_a_plain_model() -> None:
         other_average.load(its_average.state())
         moved = take(other, other_optimizer)
         for kept, new in ((saved.model, moved.model), (saved.optimizer, moved.optimizer)):
-            assert kept.keys() == new.keys()
-            assert all(torch.equal(kept[name], new[name]) for name in kept)
+            before, after = dict(kept.items()), dict(new.items())
+            assert before.keys() == after.keys()
+            assert all(torch.equal(before[name], after[name]) for name in before)
         average, expected = other_average.state(), its_average.state()
         assert all(torch.equal(average[name], expected[name]) for name in expected)
 

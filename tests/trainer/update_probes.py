@@ -3,14 +3,19 @@
 import gc
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ddp_trainer.checkpoint import stream
+from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.config.settings import resolve
 from ddp_trainer.data.loader import by_update
 from ddp_trainer.data.prefetch import on_device
@@ -20,12 +25,16 @@ from ddp_trainer.parallel.dtensor import local
 from ddp_trainer.ranks import process_group
 from ddp_trainer.ranks.collectives import by_rank
 from ddp_trainer.ranks.environment import Ranks
+from ddp_trainer.run import opening
 from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.run.run import Run
+from ddp_trainer.run.state import restore
 from ddp_trainer.step import _accumulate, train_step
 from ddp_trainer.stop import StopFlag
 
 GPT = "ddp_trainer.tasks.gpt:build"
+RESUME_CHUNK = 1 << 20
+"""Bytes that rank 0 reads at once in `measure_resume`."""
 
 
 class Recorder(TorchDispatchMode):
@@ -70,6 +79,54 @@ def measure_held(config: dict[str, Any]) -> None:
     optimizer state without its counters, and moving average.
     """
     run, ranks = _opened(GPT, config)
+    _print_held(run, ranks)
+    del run
+    gc.collect()
+    process_group.leave()
+
+
+def measure_resume(config: dict[str, Any]) -> None:
+    """Resume a run, and print how far each rank's memory grows meanwhile.
+
+    `growth` is the peak of the resident memory from the read of the checkpoint to the end of the
+    restoration, above that at the beginning. Then print what `measure_held` prints.
+    """
+    stream.CHUNK = RESUME_CHUNK
+    before = []
+    receive = CheckpointManager.receive
+    growth = []
+
+    def watched_receive(self: CheckpointManager, device: torch.device) -> Any:
+        # Reset the peak (proc(5)).
+        Path("/proc/self/clear_refs").write_text("5")
+        before.append(_status("VmRSS"))
+        return receive(self, device)
+
+    def watched_restore(*arguments: Any) -> None:
+        restore(*arguments)
+        growth.append(_status("VmHWM") - before[0])
+
+    CheckpointManager.receive = watched_receive  # type: ignore[method-assign]
+    setattr(opening, "restore", watched_restore)  # noqa: B010 - imported from another module
+    run, ranks = _opened(GPT, config)
+    grown = by_rank(growth[0], run.learner.device)
+    if ranks.is_first:
+        print(json.dumps({"event": "memory", "growth": grown}), flush=True)
+    _print_held(run, ranks)
+    del run
+    gc.collect()
+    process_group.leave()
+
+
+def _status(name: str) -> int:
+    """Return a value of `/proc/self/status` in bytes."""
+    (line,) = re.findall(
+        rf"^{name}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE
+    )
+    return 1024 * int(line)
+
+
+def _print_held(run: Run, ranks: Ranks) -> None:
     learner = run.learner
     updates = by_update(on_device(run.train_loader, learner.device))
     train_step(learner, next(updates), 0, 1.0)
@@ -82,9 +139,6 @@ def measure_held(config: dict[str, Any]) -> None:
     estimate = footprint(learner).per_rank(run.config.parallel.strategy, ranks.world_size)
     if ranks.is_first:
         print(json.dumps({"event": "probe", "held": held, "estimate": estimate}), flush=True)
-    del run, learner, updates
-    gc.collect()
-    process_group.leave()
 
 
 def _held(learner: Learner) -> Iterator[Tensor]:

@@ -211,4 +211,4 @@ def test_checkpoint_without_state_of_the_task_has_no_file_for_it(tmp_path: Path)
     path = tmp_path / "step-00000003.attempt-1"
     assert not list(path.glob("task.*"))
     got = load.receive(path, torch.device("cpu"))
-    assert (got.task, got.task_rest) == ({}, None)
+    assert (list(got.task), got.task_rest) == ([], None)

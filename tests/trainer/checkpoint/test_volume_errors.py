@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 
 from ddp_trainer.checkpoint import format as format_
-from ddp_trainer.checkpoint import initial, load, manager, retention, volume, writer
+from ddp_trainer.checkpoint import initial, load, manager, retention, stream, volume, writer
 from ddp_trainer.checkpoint.format import MANIFEST, CheckpointName
 from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.config import CheckpointConfig
@@ -138,7 +138,7 @@ def test_case_84_read_error_after_the_check_is_the_volumes(
     saved(tmp_path, 3)
     checkpoints, sleep = new_manager(tmp_path)
     checkpoints.open(2, {})
-    monkeypatch.setattr(load, "load_file", Fault(load_file, errno.EIO, times))
+    monkeypatch.setattr(stream, "safe_open", Fault(safe_open, errno.EIO, times))
     if times == 2:
         assert checkpoints.receive(CPU).state["step"] == 3
         assert sleep.seconds == [0.5, 1.0]
@@ -147,12 +147,30 @@ def test_case_84_read_error_after_the_check_is_the_volumes(
             checkpoints.receive(CPU)
 
 
+@pytest.mark.parametrize("times", [2, ALWAYS])
+def test_case_84_read_error_of_a_tensor_is_the_volumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    saved(tmp_path, 3)
+    checkpoints, sleep = new_manager(tmp_path)
+    checkpoints.open(2, {})
+    tensors = checkpoints.receive(CPU).model
+    monkeypatch.setattr(stream, "safe_open", Fault(safe_open, errno.EIO, times))
+    if times == 2:
+        weights = dict(state(3)[0].named_parameters())
+        assert all(weights[name].equal(tensor) for name, tensor in tensors.items())
+        assert sleep.seconds == [0.5, 1.0]
+    else:
+        with pytest.raises(VolumeError, match=r"cannot read .*step-00000003.*output error"):
+            list(tensors.items())
+
+
 def test_case_84_read_error_of_initial_weights_is_the_volumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(tmp_path, 3)
     sleep = FakeSleep()
-    monkeypatch.setattr(load, "load_file", Fault(load_file, errno.ESTALE, ALWAYS))
+    monkeypatch.setattr(stream, "safe_open", Fault(safe_open, errno.ESTALE, ALWAYS))
     with pytest.raises(VolumeError, match="config: init_from: cannot read"):
         initial.load_initial(state(3)[0], str(tmp_path), CPU, strict=True, sleep=sleep)
     assert sleep.seconds == list(volume.RETRY_WAITS)

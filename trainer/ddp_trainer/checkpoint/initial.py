@@ -1,19 +1,23 @@
 """Initial weights of a run (`init_from`): weights only, no position and no optimizer state."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
 
 from ddp_trainer.checkpoint.format import MODEL, names_in
-from ddp_trainer.checkpoint.load import broadcast_tensors, read_tensors
-from ddp_trainer.checkpoint.snapshot import Tensors, own_tensors
+from ddp_trainer.checkpoint.snapshot import own_tensors
+from ddp_trainer.checkpoint.stream import TensorStream, describe
 from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
 from ddp_trainer.errors import InputError
 from ddp_trainer.ranks.collectives import on_first_rank
+
+T = TypeVar("T")
 
 MAX_NAMES = 5
 """Most tensor names of one kind in a message."""
@@ -74,37 +78,38 @@ def load_initial(
         InputError: On every rank, if the weights are missing, or do not match as required.
         VolumeError: On every rank, if the volume fails.
     """
-    read: Tensors = {}
 
-    def find() -> str:
-        path = _file(Path(source))
-        read.update(read_tensors(path))
-        return str(path)
-
-    def try_to_find() -> str:
+    def try_to(act: Callable[[], T]) -> T:
         try:
-            return retried(find, sleep)
+            return retried(act, sleep)
         except OSError as error:
             sentence = f"config: init_from: cannot read {source}: {error}"
             raise volume_error(sentence, error) from error
         except SafetensorError as error:
             raise InputError(f"config: init_from: cannot read {source}: {error}") from error
 
-    path = on_first_rank(try_to_find, device)
-    own, given = own_tensors(model), broadcast_tensors(read, device)
-    loaded = [n for n in own if n in given and own[n].shape == given[n].shape]
+    def find() -> tuple[str, list[list[Any]]]:
+        path = _file(Path(source))
+        return str(path), describe(path)
+
+    path, described = on_first_rank(lambda: try_to(find), device)
+    given = TensorStream(Path(path), described, device, try_to)
+    own, shapes = own_tensors(model), given.shapes
+    loaded = [n for n in own if n in shapes and own[n].shape == shapes[n]]
     match = WeightMatch(
         path=path,
         loaded=loaded,
-        missing=sorted(own.keys() - given.keys()),
-        unexpected=sorted(given.keys() - own.keys()),
-        reshaped=sorted((own.keys() & given.keys()) - set(loaded)),
+        missing=sorted(own.keys() - shapes.keys()),
+        unexpected=sorted(shapes.keys() - own.keys()),
+        reshaped=sorted((own.keys() & shapes.keys()) - set(loaded)),
     )
     if not loaded or (strict and not match.complete):
         raise InputError(f"config: {match.sentence()}")
+    fitting = set(loaded)
     with torch.no_grad():
-        for name in loaded:
-            own[name].copy_(given[name])
+        for name, tensor in given.items():
+            if name in fitting:
+                own[name].copy_(tensor)
     return match
 
 

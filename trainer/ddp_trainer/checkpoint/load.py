@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
 
 from ddp_trainer.checkpoint.format import (
     AVERAGE,
@@ -32,9 +30,10 @@ from ddp_trainer.checkpoint.format import (
     verify,
 )
 from ddp_trainer.checkpoint.snapshot import Snapshot, Tensors
+from ddp_trainer.checkpoint.stream import TensorStream, describe, exists
 from ddp_trainer.checkpoint.volume import Sleep, os_error, retried, volume_error
 from ddp_trainer.errors import InputError
-from ddp_trainer.ranks.collectives import broadcast, broadcast_json, is_joined, on_first_rank
+from ddp_trainer.ranks.collectives import on_first_rank
 
 T = TypeVar("T")
 
@@ -107,9 +106,9 @@ def choose(run_directory: Path, *, start_over: bool = False, sleep: Sleep = time
 
 
 def receive(path: Path | None, device: torch.device, sleep: Sleep = time.sleep) -> Snapshot:
-    """Read a checkpoint on rank 0 and broadcast it to every rank. Every rank must call it.
+    """Read a checkpoint on rank 0, and return it on every rank. Every rank must call it.
 
-    Only rank 0 needs access to the volume.
+    Only rank 0 needs access to the volume. The tensors are read when they are iterated over.
 
     Args:
         path: The checkpoint, on rank 0.
@@ -117,33 +116,30 @@ def receive(path: Path | None, device: torch.device, sleep: Sleep = time.sleep) 
         sleep: Function that waits between two tries to read.
 
     Returns:
-        The snapshot, in host memory.
+        The snapshot. Its tensors are streams, over which every rank must iterate.
 
     Raises:
         VolumeError: On every rank, if rank 0 cannot read the checkpoint.
     """
-    found: list[Snapshot] = []
+    folder = path or Path()
+    document = on_first_rank(lambda: reading(folder, lambda: _document(folder), sleep), device)
 
-    def read_own() -> None:
-        if path:
-            found.append(reading(path, lambda: _read(path), sleep))
+    def read(act: Callable[[], Tensors]) -> Tensors:
+        return reading(folder, lambda: _checked(act), sleep)
 
-    on_first_rank(read_own, device)
-    read = found[0] if found else Snapshot({}, {}, {})
-    if not is_joined():
-        return read
-    plain = [read.optimizer_rest, read.state, read.task_rest]
-    rest, state, task_rest = broadcast_json(plain, device)
+    def stream(file: str) -> TensorStream:
+        return TensorStream(folder / file, document["tensors"][file], device, read)
+
     return Snapshot(
-        model=broadcast_tensors(read.model, device),
-        optimizer=broadcast_tensors(read.optimizer, device),
-        optimizer_rest=rest,
-        state=state,
-        average=broadcast_tensors(read.average, device),
-        compression=broadcast_tensors(read.compression, device),
-        buffers=broadcast_tensors(read.buffers, device),
-        task=broadcast_tensors(read.task, device),
-        task_rest=task_rest,
+        model=stream(MODEL),
+        optimizer=stream(OPTIMIZER),
+        optimizer_rest=document["optimizer_rest"],
+        state=document["state"],
+        average=stream(AVERAGE),
+        compression=stream(COMPRESSION),
+        buffers=stream(BUFFERS),
+        task=stream(TASK),
+        task_rest=document["task_rest"],
     )
 
 
@@ -194,69 +190,25 @@ def _set_aside(run_directory: Path) -> Path:
     return folder
 
 
-def _read(path: Path) -> Snapshot:
+def _document(path: Path) -> dict[str, Any]:
+    """Return all of a checkpoint except its tensors as JSON, and a description of these."""
+    files = (MODEL, OPTIMIZER, AVERAGE, COMPRESSION, BUFFERS, TASK)
+    return _checked(
+        lambda: {
+            "optimizer_rest": read_json(path / OPTIMIZER_REST),
+            "state": read_json(path / STATE),
+            "task_rest": read_json(path / TASK_REST) if exists(path / TASK_REST) else None,
+            "tensors": {file: describe(path / file) for file in files},
+        }
+    )
+
+
+def _checked(read: Callable[[], T]) -> T:
     """Read a checkpoint that has passed its check, so that each error is one of the volume."""
     try:
-        return Snapshot(
-            model=read_tensors(path / MODEL),
-            optimizer=read_tensors(path / OPTIMIZER),
-            optimizer_rest=read_json(path / OPTIMIZER_REST),
-            state=read_json(path / STATE),
-            average=read_tensors(path / AVERAGE),
-            compression=read_tensors(path / COMPRESSION),
-            buffers=read_tensors(path / BUFFERS),
-            task=read_tensors(path / TASK),
-            task_rest=read_json(path / TASK_REST) if _exists(path / TASK_REST) else None,
-        )
+        return read()
     except (SafetensorError, BrokenCheckpointError) as error:
         raise os_error(error) from error
-
-
-def read_tensors(path: Path) -> Tensors:
-    """Read the tensors of a file into host memory. A missing file has none.
-
-    Raises:
-        SafetensorError: If the file is damaged.
-        OSError: If the volume fails.
-    """
-    if not _exists(path):
-        return {}
-    try:
-        # Copy, because a tensor that maps its file would fault when a network volume drops it.
-        return {name: tensor.clone() for name, tensor in load_file(path).items()}
-    except SafetensorError as error:
-        failed = os_error(error)
-        if failed.errno is not None:
-            raise failed from error
-        raise
-
-
-def _exists(path: Path) -> bool:
-    """Return whether a file exists. `Path.exists` of newer Pythons hides errors of the volume."""
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def broadcast_tensors(tensors: Tensors, device: torch.device) -> Tensors:
-    """Return rank 0's tensors on every rank, in host memory. Every rank must call it."""
-    if not is_joined():
-        return tensors
-    described: Any = [
-        [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
-        for name, tensor in tensors.items()
-    ]
-    received: dict[str, Tensor] = {}
-    for name, shape, dtype in broadcast_json(described, device):
-        tensor = tensors.get(name)
-        if tensor is None:
-            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-        # As bytes, because gloo does not know all types of numbers.
-        data = tensor.contiguous().reshape(-1).view(torch.uint8).to(device)
-        received[name] = broadcast(data).cpu().view(tensor.dtype).reshape(shape)
-    return received
 
 
 def _rename_broken(path: Path, reason: str) -> str:

@@ -1,13 +1,14 @@
 """Conversion of the state of a run to tensors and JSON, and back."""
 
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ddp_trainer.errors import InputError
-from ddp_trainer.names import plain_name
+from ddp_trainer.names import NamedTensors, plain_name
 from ddp_trainer.parallel.dtensor import laid_out_like
 
 Tensors = dict[str, Tensor]
@@ -17,19 +18,19 @@ Tensors = dict[str, Tensor]
 class Snapshot:
     """The state of a run after one update, as tensors and JSON."""
 
-    model: Tensors
+    model: NamedTensors
     """Parameters and buffers by name. Tied weights appear once."""
-    optimizer: Tensors
+    optimizer: NamedTensors
     """State tensors by `<key>/<parameter name>`."""
     optimizer_rest: dict[str, Any]
     """JSON: the optimizer's state that is not a tensor, and its parameter groups."""
-    average: Tensors = field(default_factory=dict)
+    average: NamedTensors = field(default_factory=dict)
     """Moving average of the weights by parameter name; empty without EMA."""
-    compression: Tensors = field(default_factory=dict)
+    compression: NamedTensors = field(default_factory=dict)
     """State of gradient compression; empty without compression."""
-    buffers: Tensors = field(default_factory=dict)
+    buffers: NamedTensors = field(default_factory=dict)
     """Buffers by `<rank>/<name>`; empty unless each rank keeps its own."""
-    task: Tensors = field(default_factory=dict)
+    task: NamedTensors = field(default_factory=dict)
     """Tensors of the task's own state."""
     task_rest: Any = None
     """JSON: the task's own state with references to these tensors; None without such state."""
@@ -54,35 +55,34 @@ def take(model: nn.Module, optimizer: torch.optim.Optimizer) -> Snapshot:
     )
 
 
-def put_model(model: nn.Module, saved: Tensors) -> None:
-    """Load saved tensors into the bare model, in place.
+@torch.no_grad()
+def put_model(model: nn.Module, saved: NamedTensors) -> None:
+    """Load saved tensors into the bare model, in place, one after another.
 
     Raises:
         InputError: If names or shapes differ.
     """
     own = own_tensors(model)
-    saved = {plain_name(name): tensor for name, tensor in saved.items()}
-    for name in sorted(own.keys() ^ saved.keys()):
+    for name in sorted(own.keys() ^ {plain_name(name) for name in saved}):
         where = "checkpoint" if name in own else "model"
         raise InputError(
             f'checkpoint: tensor "{name}" is not in the {where}; the task must build the same model'
             " in every attempt"
         )
-    for name, tensor in own.items():
-        if tensor.shape != saved[name].shape:
+    for full_name, tensor in saved.items():
+        name = plain_name(full_name)
+        if tensor.shape != own[name].shape:
             raise InputError(
-                f'checkpoint: tensor "{name}" has shape {tuple(saved[name].shape)}, but the model'
-                f" needs {tuple(tensor.shape)}; the task must build the same model in every attempt"
+                f'checkpoint: tensor "{name}" has shape {tuple(tensor.shape)}, but the model needs'
+                f" {tuple(own[name].shape)}; the task must build the same model in every attempt"
             )
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(laid_out_like(saved[name], tensor))
+        own[name].copy_(laid_out_like(tensor, own[name]))
 
 
 def put_optimizer(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    tensors: Tensors,
+    tensors: NamedTensors,
     rest: dict[str, Any],
     *,
     keep_groups: bool,
@@ -104,7 +104,7 @@ def put_optimizer(
     params = {plain_name(name): param for name, param in model.named_parameters()}
     numbers = {name: number for number, name in _numbered(model, optimizer).items()}
     state: dict[int, dict[str, Any]] = {}
-    for path, value in [*tensors.items(), *rest["state"].items()]:
+    for path, value in chain(tensors.items(), rest["state"].items()):
         key, _, name = plain_name(path).partition("/")
         if name not in params:
             raise InputError(

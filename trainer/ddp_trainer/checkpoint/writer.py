@@ -89,7 +89,8 @@ def _files(snapshot: Snapshot) -> dict[str, Tensors]:
         TASK: snapshot.task,
     }
     always = {MODEL: snapshot.model, OPTIMIZER: snapshot.optimizer}
-    return always | {file: tensors for file, tensors in optional.items() if tensors}
+    files = always | {file: tensors for file, tensors in optional.items() if len(tensors)}
+    return {file: dict(tensors.items()) for file, tensors in files.items()}
 
 
 def replace_json(path: Path, document: object) -> None:

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ddp_trainer.config import BufferPolicy
 from ddp_trainer.errors import InputError
-from ddp_trainer.names import plain_name
+from ddp_trainer.names import NamedTensors, plain_name
 from ddp_trainer.parallel.dtensor import is_split
 from ddp_trainer.ranks.collectives import broadcast, sum_over_ranks
 
@@ -153,7 +153,7 @@ class LiveBuffers:
             return {}
         return {f"{rank}/{slot.name}": slot.tensor for slot in self._live()}
 
-    def load(self, names: list[str] | None, saved: dict[str, Tensor], rank: int) -> None:
+    def load(self, names: list[str] | None, saved: NamedTensors, rank: int) -> None:
         """Restore which buffers are live, and the buffers of this rank.
 
         Args:
@@ -163,10 +163,10 @@ class LiveBuffers:
         """
         if names is not None:
             self.names = sorted({*names, *(self.names or ())})
-        for slot in self._live():
-            value = saved.get(f"{rank}/{slot.name}")
-            if value is not None:
-                slot.tensor.copy_(value)
+        own = {f"{rank}/{slot.name}": slot for slot in self._live()}
+        for name, value in saved.items():
+            if name in own:
+                own[name].tensor.copy_(value)
 
     def sentence(self, *, local: bool) -> str | None:
         """Return the live buffers and their policy for the log; None without live buffers.

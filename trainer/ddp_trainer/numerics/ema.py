@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_trainer.config import EmaConfig
-from ddp_trainer.names import plain_name
+from ddp_trainer.names import NamedTensors, plain_name
 from ddp_trainer.parallel.dtensor import laid_out_like, local
 
 
@@ -53,17 +53,18 @@ class Ema:
         """Return the average by parameter name; not a copy."""
         return dict(self._average)
 
-    def load(self, saved: dict[str, Tensor]) -> None:
-        """Load a saved average, in place.
+    def load(self, saved: NamedTensors) -> None:
+        """Load a saved average, in place, one tensor after another.
 
         Args:
             saved: Whole tensors by parameter name. A missing name starts from the weights.
         """
-        by_name = {plain_name(name): tensor for name, tensor in saved.items()}
-        for name, average in self._average.items():
-            source = by_name.get(name)
-            param = self._params[name].detach()
-            average.copy_(param if source is None else laid_out_like(source, average))
+        for name in self._average.keys() - {plain_name(name) for name in saved}:
+            self._average[name].copy_(self._params[name].detach())
+        for full_name, tensor in saved.items():
+            average = self._average.get(plain_name(full_name))
+            if average is not None:
+                average.copy_(laid_out_like(tensor, average))
 
     @torch.no_grad()
     def _swap(self) -> None:

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.config import CompressionConfig
 from ddp_trainer.errors import InputError
+from ddp_trainer.names import NamedTensors
 from ddp_trainer.parallel.ddp_times import mean_times
 from ddp_trainer.parallel.error_feedback import ErrorFeedback
 from ddp_trainer.seeds import derive_seed
@@ -131,11 +132,11 @@ class Compression:
         found |= {f"q/{index}": tensor for index, tensor in self._power.q_memory_dict.items()}
         return found | ({"rate/": self._feedback.rate} if found else {})
 
-    def load(self, saved: dict[str, Tensor], rank: int, *, same_world: bool) -> None:
+    def load(self, saved: NamedTensors, rank: int, *, same_world: bool) -> None:
         """Load saved state.
 
         Args:
-            saved: The merged results of `state` of all ranks.
+            saved: The merged results of `state` of all ranks. Residues of other ranks are dropped.
             rank: Number of this rank.
             same_world: Whether the world size is the same; residues are dropped otherwise. So are
                 those of older releases (`error/…`), which were gradients of sums.

@@ -5,6 +5,7 @@ Importing its class takes a second that a run without split tensors need not spe
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -38,4 +39,8 @@ def laid_out_like(tensor: Tensor, pattern: Tensor) -> Tensor:
     from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415
 
     part: Any = pattern
-    return distribute_tensor(tensor, part.device_mesh, part.placements, src_data_rank=None)
+    split = distribute_tensor(tensor, part.device_mesh, part.placements, src_data_rank=None)
+    # Copy, because torch's part is a view that keeps the whole tensor in memory.
+    result = torch.empty_like(pattern)
+    local(result).copy_(local(split))
+    return result

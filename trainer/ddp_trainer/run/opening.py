@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -204,12 +205,16 @@ def _open_checkpoints(request: RunRequest, built: _Built, device: torch.device) 
     config = built.config
     checkpoints = CheckpointManager(config.checkpoint)
     # Rank 0 reads whole checkpoints, while the others wait for it.
-    with process_group.timeout(config.checkpoint.timeout_seconds, config.parallel.first_timeout):
+    with _volume_timeout(config):
         opened = on_first_rank(
             lambda: checkpoints.open(request.attempt, built.document, request.job), device
         )
         saved = checkpoints.receive(device) if opened["resume"] else None
     return _Resume(checkpoints, opened, saved)
+
+
+def _volume_timeout(config: RunConfig) -> AbstractContextManager[None]:
+    return process_group.timeout(config.checkpoint.timeout_seconds, config.parallel.first_timeout)
 
 
 def _data(built: _Built, saved: Snapshot | None, ranks: Ranks, group: _Group) -> _Data:
@@ -261,7 +266,9 @@ def _learner(
     learner = build_learner(built.task, config, ranks, device)
     task_state(built.task)  # Raise its InputError before the training, not at the first save.
     if saved:
-        restore(learner, built.task, saved)
+        # Rank 0 reads the tensors meanwhile.
+        with _volume_timeout(config):
+            restore(learner, built.task, saved)
     if step < data.total_steps:
         rehearse_if_needed(learner, ranks, lambda: to_device(data.first(), device))
     return learner
@@ -275,13 +282,9 @@ def _trace(
     entered: Sequence[Callable[[Activity], None]],
 ) -> Trace:
     phases = PhaseTimer(device, config.log.every_steps, step)
-    return Trace(_profile_directory(config, ranks), phases, entered)
-
-
-def _profile_directory(config: RunConfig, ranks: Ranks) -> Path | None:
-    """Return the directory that rank 0 polls for profile requests; None on other ranks."""
-    directory = config.checkpoint.directory
-    return Path(directory) if directory and ranks.is_first else None
+    # Rank 0 polls this directory for profile requests.
+    directory = config.checkpoint.directory if ranks.is_first else None
+    return Trace(Path(directory) if directory else None, phases, entered)
 
 
 def _position(saved: Snapshot, sampler: Sampler) -> Position:

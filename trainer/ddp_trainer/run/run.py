@@ -338,7 +338,7 @@ class Run:
             )
         with self._volume_timeout():
             saved = self.checkpoints.receive(self.learner.device)
-        restore(self.learner, self.task, saved)
+            restore(self.learner, self.task, saved)
 
     def _weights_broken(self, *, required: bool) -> bool:
         """Check whether an update was made with non-finite gradients, and report it.

@@ -17,6 +17,7 @@ from ddp_trainer.checkpoint.snapshot import (
 from ddp_trainer.checkpoint.tree import decode, encode
 from ddp_trainer.errors import InputError
 from ddp_trainer.learner import Learner
+from ddp_trainer.names import NamedTensors
 from ddp_trainer.parallel.dtensor import whole
 from ddp_trainer.ranks.collectives import broadcast_json, is_joined
 from ddp_trainer.task import HasOptimizer, Task, stateful
@@ -45,8 +46,8 @@ def gather(learner: Learner, task: Task) -> Snapshot | None:
         model=_gathered(own.model, learner),
         optimizer=_gathered(own.optimizer, learner, union=learner.strategy.splits_optimizer),
         average=_gathered(own.average, learner),
-        compression=_gathered(own.compression, learner, union=bool(own.compression)),
-        buffers=_gathered(own.buffers, learner, union=bool(own.buffers)),
+        compression=_gathered(own.compression, learner, union=bool(len(own.compression))),
+        buffers=_gathered(own.buffers, learner, union=bool(len(own.buffers))),
         task=_gathered(own.task, learner),
     )
     if learner.strategy.splits_optimizer:
@@ -134,7 +135,7 @@ def restore(learner: Learner, task: Task, saved: Snapshot) -> None:
     )
     owner = stateful(task)
     if owner is not None and saved.task_rest is not None:
-        owner.load_state_dict(decode(saved.task, saved.task_rest))
+        owner.load_state_dict(decode(dict(saved.task.items()), saved.task_rest))
     if learner.ema:
         learner.ema.load(saved.average)
     if saved.state["scaler"] and learner.scaler.is_enabled():
@@ -167,7 +168,7 @@ def _check_optimizer(learner: Learner, state: dict[str, Any], *, configured: boo
     )
 
 
-def _gathered(tensors: Tensors, learner: Learner, *, union: bool = False) -> Tensors:
+def _gathered(tensors: NamedTensors, learner: Learner, *, union: bool = False) -> Tensors:
     """Gather whole tensors in host memory of rank 0. Other ranks get an empty dictionary.
 
     Args:
@@ -183,7 +184,7 @@ def _gathered(tensors: Tensors, learner: Learner, *, union: bool = False) -> Ten
             gathered[name] = _host_copy(full)
     if union:
         for rank in range(1, dist.get_world_size()):
-            _receive_missing(gathered, tensors, rank, learner.device)
+            _receive_missing(gathered, dict(tensors.items()), rank, learner.device)
     return gathered
 
 

@@ -244,5 +244,5 @@ def _train(case: Case, ranks: Ranks, task: str, document: Document, folder: Path
         loop(run)
         snapshot = gather(run.learner, run.task)
     if snapshot:
-        save_file(snapshot.model, folder / case.file)
+        save_file(dict(snapshot.model.items()), folder / case.file)
     return run.learner.buffers is not None and bool(run.learner.buffers.names)

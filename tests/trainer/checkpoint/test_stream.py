@@ -1,0 +1,76 @@
+"""Tests of reading a checkpoint in parts: each rank holds little of it at once."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ddp_trainer.checkpoint import stream
+from ddp_trainer.checkpoint.snapshot import Tensors
+from tests.trainer.rank_processes import Launcher
+from tests.trainer.update_probes import GPT, RESUME_CHUNK
+
+CPU = torch.device("cpu")
+BIG = {"layers": 2, "width": 512, "context": 8, "max_chars": 1000}
+LARGEST = 4 * 512 * 512 * 4
+"""Bytes of the largest tensor of the model."""
+MARGIN = 20 << 20
+"""Bytes for memory that the allocator keeps, and for messages."""
+
+
+def test_tensors_are_read_in_parts_of_a_limited_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "CHUNK", 100)
+    tensors = {
+        "a": torch.arange(10.0),
+        "b": torch.arange(12, dtype=torch.int32),
+        "c": torch.rand(300).bfloat16(),
+        "d": torch.tensor(3, dtype=torch.uint8),
+        "e": torch.zeros(0, 4),
+    }
+    save_file(tensors, tmp_path / "file")
+    reads: list[int] = []
+
+    def read(act: stream.Act) -> Tensors:
+        found = act()
+        reads.append(sum(tensor.nbytes for tensor in found.values()))
+        return found
+
+    given = stream.TensorStream(tmp_path / "file", stream.describe(tmp_path / "file"), CPU, read)
+    found = dict(given.items())
+    assert given.shapes == {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    assert list(given) == list(found)
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].equal(tensor)
+        assert found[name].dtype == tensor.dtype
+    assert max(reads) == 600
+    assert all(size <= 100 for size in sorted(reads)[:-1])
+    assert stream.describe(tmp_path / "missing") == []
+
+
+@pytest.mark.slow
+def test_ranks_of_fsdp2_never_hold_the_checkpoint(launcher: Launcher, tmp_path: Path) -> None:
+    config = {
+        "global_batch": 2,
+        "max_steps": 1,
+        "ema": {"decay": 0.9},
+        "task": BIG,
+        "parallel": {"strategy": "fsdp2"},
+        "eval_every_steps": 100,
+        "checkpoint": {"directory": str(tmp_path)},
+    }
+    gang = launcher.train(f"--task={GPT}", f"--config={json.dumps(config)}", world=2)
+    assert gang.wait() == [0, 0], gang.err(0)
+    whole = sum(path.stat().st_size for path in tmp_path.glob("step-*/*.safetensors"))
+    gang = launcher.call("update_probes:measure_resume", config | {"max_steps": 3}, world=2)
+    assert gang.wait() == [0, 0], gang.err(0)
+    (memory,), (held,) = gang.events("memory"), gang.events("probe")
+    # Its own part, and what rank 0 reads at once: mapped, copied, and a message of one tensor.
+    limit = whole // 2 + 2 * RESUME_CHUNK + 2 * LARGEST + MARGIN
+    assert limit < whole
+    assert max(memory["growth"]) <= limit, (memory, whole)
+    assert max(held["held"]) <= held["estimate"] + 8

@@ -1,0 +1,167 @@
+"""Tensors of a file that rank 0 reads and sends to every rank, a few at a time.
+
+So a rank holds a small part of a checkpoint at once, besides its own weights and state.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ddp_trainer.checkpoint.snapshot import Tensors
+from ddp_trainer.checkpoint.volume import os_error
+from ddp_trainer.ranks.collectives import broadcast, on_first_rank
+
+CHUNK = 64 << 20
+"""Most bytes that rank 0 reads at once, unless a single tensor is larger."""
+
+Act = Callable[[], Tensors]
+Read = Callable[[Act], Tensors]
+"""Function that calls its argument, tries again after an error of the volume, and raises a
+`ReportedError` in the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """Name, shape and data type of a tensor in a file."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def parse(cls, document: list[Any]) -> "Described":
+        """Return the description that `describe` wrote as JSON."""
+        name, shape, dtype = document
+        return cls(name, tuple(shape), getattr(torch, dtype))
+
+    def empty(self) -> Tensor:
+        """Return an uninitialised tensor in host memory."""
+        return torch.empty(self.shape, dtype=self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+class TensorStream:
+    """The tensors of a file, which only rank 0 needs to read.
+
+    Every rank must iterate over `items`, to the end, at the same time.
+    """
+
+    def __init__(
+        self, path: Path, described: list[list[Any]], device: torch.device, read: Read
+    ) -> None:
+        """Prepare the stream without reading tensors.
+
+        Args:
+            path: The file, as rank 0 sees it.
+            described: Result of `describe` on rank 0, on every rank.
+            device: The run's device, for the broadcast.
+            read: Used on rank 0 for each read.
+        """
+        self._path = path
+        self._described = [Described.parse(document) for document in described]
+        self._device = device
+        self._read = read
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names, without communication."""
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        """Return the number of tensors."""
+        return len(self._described)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes by name."""
+        return {each.name: each.shape for each in self._described}
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield each name with its tensor in host memory, equal on every rank.
+
+        Raises:
+            ReportedError: On every rank, if rank 0 cannot read the file.
+        """
+        for chunk in _chunks(self._described):
+            tensors: Tensors = {}
+
+            def read_own(
+                names: list[str] = [each.name for each in chunk],  # noqa: B006 - read only
+                into: Tensors = tensors,
+            ) -> None:
+                into.update(self._read(lambda: _read_some(self._path, names)))
+
+            on_first_rank(read_own, self._device)
+            for each in chunk:
+                yield each.name, self._sent(tensors.pop(each.name, None), each)
+
+    def _sent(self, own: Tensor | None, described: Described) -> Tensor:
+        tensor = described.empty() if own is None else own
+        # As bytes, because gloo does not know all types of numbers.
+        data = tensor.contiguous().reshape(-1).view(torch.uint8).to(self._device)
+        return broadcast(data).cpu().view(described.dtype).reshape(described.shape)
+
+
+def describe(path: Path) -> list[list[Any]]:
+    """Return name, shape and data type of each tensor of a file as JSON. A missing file has none.
+
+    Raises:
+        SafetensorError: If the file is damaged.
+        OSError: If the volume fails.
+    """
+    if not exists(path):
+        return []
+    with _opened(path) as file:
+        # Each tensor maps the file, so its numbers are not read.
+        tensors = [(name, file.get_tensor(name)) for name in file.keys()]  # noqa: SIM118
+        return [
+            [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
+            for name, tensor in tensors
+        ]
+
+
+def exists(path: Path) -> bool:
+    """Return whether a file exists. `Path.exists` of newer Pythons hides errors of the volume."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _read_some(path: Path, names: list[str]) -> Tensors:
+    with _opened(path) as file:
+        # Copy, because a tensor that maps its file would fault when a network volume drops it.
+        return {name: file.get_tensor(name).clone() for name in names}
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        failed = os_error(error)
+        if failed.errno is not None:
+            raise failed from error
+        raise
+
+
+def _chunks(described: list[Described]) -> Iterator[list[Described]]:
+    """Divide tensors into parts of at most `CHUNK` bytes, or of one tensor."""
+    chunk: list[Described] = []
+    size = 0
+    for each in described:
+        if chunk and size + each.nbytes > CHUNK:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(each)
+        size += each.nbytes
+    if chunk:
+        yield chunk
