@@ -88,7 +88,8 @@ class ParallelConfig(Section):
     bucket_mb: PositiveInt = 25
     """Size of one gradient bucket in megabytes. Each bucket is one reduction."""
     find_unused_parameters: bool = False
-    """Whether an update may leave parameters without a gradient. Costs a graph traversal."""
+    """Whether an update may leave parameters without a gradient. Costs a graph traversal, and one
+    more reduction. With fsdp2 the whole model is then gathered at once."""
     static_graph: bool = False
     """Whether every update uses the same parts of the model. DDP then finds unused parameters only
     once, and every form of activation checkpointing works."""
@@ -103,7 +104,7 @@ class ParallelConfig(Section):
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         if self.strategy == "fsdp2":
-            of_ddp = {"bucket_mb", "find_unused_parameters", "static_graph"}
+            of_ddp = {"bucket_mb", "static_graph"}
             for key in sorted(of_ddp & self.changed()):
                 raise ValueError(f'"{key}" has no effect with fsdp2')
             if self.compression.name != "none":
