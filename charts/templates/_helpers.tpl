@@ -38,6 +38,14 @@ app.kubernetes.io/component: operator
 {{- end -}}
 {{- end -}}
 
+{{/* Peers that the NetworkPolicy of a job lets connect to its agents, as JSON. */}}
+{{- define "ddp-trainer.agentClients" -}}
+{{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}
+{{- $pods := dict "matchLabels" (include "ddp-trainer.selector" . | fromYaml) -}}
+{{- $operator := dict "namespaceSelector" $namespace "podSelector" $pods -}}
+{{- prepend (.Values.networkPolicy.scrapers | default list) $operator | toJson -}}
+{{- end -}}
+
 {{/* RBAC rules of the operator in the namespaces that it manages. */}}
 {{- define "ddp-trainer.rules" -}}
 - apiGroups: [ddp-trainer.dev]
@@ -52,6 +60,11 @@ app.kubernetes.io/component: operator
 - apiGroups: [""]
   resources: [services]
   verbs: [get, list, watch, create, patch]
+{{- if .Values.networkPolicy.enabled }}
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch]
+{{- end }}
 - apiGroups: [""]
   resources: [events]
   verbs: [create]

@@ -28,7 +28,7 @@ from ddp_operator.runtime.leader import Elector, Timing
 from ddp_operator.runtime.memory import collect_garbage_less_often
 from ddp_operator.runtime.metrics import OperatorMetrics
 from ddp_operator.runtime.queue import WorkQueue
-from ddp_operator.runtime.settings import Settings, SettingsError
+from ddp_operator.runtime.settings import ASSIGNED, Settings, SettingsError
 from ddp_operator.runtime.workers import Activity, first_sync, resync_periodically, work
 
 _log = logging.getLogger("ddp_operator")
@@ -120,7 +120,15 @@ async def _reconcile_jobs(
     """Run everything that only the leader may run, forever."""
     cache = Cache()
     queue: WorkQueue[Key] = WorkQueue(group_of=namespace_of)
-    defaults = Defaults(settings.trainer_image, settings.image_pull_policy, settings.log_format)
+    defaults = Defaults(
+        settings.trainer_image,
+        settings.image_pull_policy,
+        settings.log_format,
+        user=None if settings.worker_user == ASSIGNED else int(settings.worker_user),
+        shared_memory=settings.shared_memory,
+        agent_clients=settings.agent_clients,
+        pod_template=settings.pod_template,
+    )
     wake = functools.partial(queue.add, news=True)
     watcher = AgentWatcher(cluster, wake, settings.status_writes_per_second)
     controller = Controller(
@@ -137,7 +145,9 @@ async def _reconcile_jobs(
     metrics.observe_agents(watcher.count)
 
     def take_snapshot() -> Coroutine[Any, Any, Any]:
-        return cluster.snapshot(settings.namespace)
+        return cluster.snapshot(
+            settings.namespace, with_network_policies=settings.agent_clients is not None
+        )
 
     await first_sync(take_snapshot, cache, queue, activity)
     _log.info("ready: %d jobs known, trainer image %s", len(cache.keys()), defaults.image)
@@ -163,7 +173,7 @@ async def _watch(
             server would wait until it reaches the versions that it had before.
     """
     watching = await kopf.spawn_tasks(
-        registry=build_registry(cache, queue),
+        registry=build_registry(cache, queue, network_policies=settings.agent_clients is not None),
         settings=build_settings(),
         standalone=True,
         clusterwide=settings.namespace is None,

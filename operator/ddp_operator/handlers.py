@@ -21,8 +21,16 @@ from ddp_operator.runtime.queue import WorkQueue
 from ddp_wire import contract
 
 
-def build_registry(cache: Cache, queue: WorkQueue[Key]) -> kopf.OperatorRegistry:
-    """Return the handlers, which update the cache and add keys to the queue."""
+def build_registry(
+    cache: Cache, queue: WorkQueue[Key], *, network_policies: bool = True
+) -> kopf.OperatorRegistry:
+    """Return the handlers, which update the cache and add keys to the queue.
+
+    Args:
+        cache: Newest known jobs and children.
+        queue: Keys of the jobs to reconcile.
+        network_policies: Whether to watch NetworkPolicies.
+    """
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -50,6 +58,12 @@ def build_registry(cache: Cache, queue: WorkQueue[Key]) -> kopf.OperatorRegistry
     async def on_service(event: Any, **_: Any) -> None:
         on_child("Service", event)
 
+    if network_policies:
+
+        @kopf.on.event("networking.k8s.io", "v1", "networkpolicies", registry=registry)
+        async def on_network_policy(event: Any, **_: Any) -> None:
+            on_child("NetworkPolicy", event)
+
     return registry
 
 
@@ -72,8 +86,8 @@ def build_settings() -> kopf.OperatorSettings:
     """Return kopf's settings: watch only the operator's own children, and write nothing."""
     settings = kopf.OperatorSettings()
     selector = f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"
-    settings.watching.label_selectors["pods"] = selector
-    settings.watching.label_selectors["services"] = selector
+    for plural in ("pods", "services", "networkpolicies"):
+        settings.watching.label_selectors[plural] = selector
     settings.watching.chunk_size = PAGE
     # The task of an object keeps its last event until it has been idle for this long.
     settings.queueing.idle_timeout = 0.2

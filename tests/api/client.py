@@ -26,6 +26,7 @@ _ROOTS = {
     "resourcequotas": "/api/v1",
     "pods": "/api/v1",
     "services": "/api/v1",
+    "networkpolicies": "/apis/networking.k8s.io/v1",
     "events": "/api/v1",
     "serviceaccounts": "/api/v1",
     "leases": "/apis/coordination.k8s.io/v1",

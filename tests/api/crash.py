@@ -124,7 +124,7 @@ class FlowRun:
         await self._simulated.kubelet.finish_deletions()
         left = [
             item["metadata"]["name"]
-            for resource in ("pods", "services")
+            for resource in ("pods", "services", "networkpolicies")
             for item in await self._environment.api.list(resource, self._namespace)
         ]
         return set(left) == set(_FOREIGN_PODS)
@@ -138,6 +138,7 @@ def _final_state(history: History, uid: str) -> JSON:
         "job": NAME in history.remaining("ddpjobs"),
         "pods": sorted(history.remaining("pods")),
         "services": sorted(history.remaining("services")),
+        "networkpolicies": sorted(history.remaining("networkpolicies")),
     }
 
 

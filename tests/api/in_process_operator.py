@@ -19,7 +19,7 @@ from tests.api.history import AuditTail, History
 from tests.api.kubelet import FakeAgents, FakeReports
 from tests.api.recorder import Recorder
 from tests.operator.fake_cluster import Killed
-from tests.operator.support import DEFAULTS
+from tests.operator.support import GUARDED
 from tests.scenarios.flows import NAME
 
 _MAX_RECONCILES = 20
@@ -125,7 +125,7 @@ class InProcessOperator:
         self._process = SimulatedProcess(kill)
         self.cache = Cache()
         self.controller = Controller(
-            cluster, self.cache, DEFAULTS, clock, reports=FakeReports(agents)
+            cluster, self.cache, GUARDED, clock, reports=FakeReports(agents)
         )
 
     @property

@@ -34,6 +34,7 @@ _WRITES = {
     "ddpjobs": {"delete"},
     "pods": {"create", "patch", "delete"},
     "services": {"create"},
+    "networkpolicies": {"create"},
     "events": {"create"},
 }
 
@@ -66,7 +67,7 @@ def children_are_owned(history: History) -> Iterator[str]:
         if controllers != [change.labels[contract.LABEL_JOB_UID]]:
             yield f"{change.resource} {change.name} is controlled by {controllers}"
     gone = {c.object["metadata"]["uid"] for c in history.of("ddpjobs") if c.type == "DELETED"}
-    for resource in ("pods", "services"):
+    for resource in ("pods", "services", "networkpolicies"):
         for name, left in history.remaining(resource).items():
             owner = (left["metadata"].get("labels") or {}).get(contract.LABEL_JOB_UID)
             if owner in gone:

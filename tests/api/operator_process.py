@@ -1,6 +1,7 @@
 """The operator as a separate process, as the chart runs it, with controls to disturb it."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from typing import Self
 
 import yaml
 
+from tests.operator.support import AGENT_CLIENTS
 from tests.tools.install import ROOT
 from tests.tools.ports import free_port
 
@@ -47,7 +49,12 @@ class OperatorProcess:
         """
         self.log_file = log
         self.health_port = free_port()
-        given = {"trainer_image": IMAGE, "health_port": self.health_port, **(settings or {})}
+        given = {
+            "trainer_image": IMAGE,
+            "health_port": self.health_port,
+            "agent_clients": json.dumps([peer.to_manifest() for peer in AGENT_CLIENTS]),
+            **(settings or {}),
+        }
         given.setdefault("leader_election", "lease_namespace" in given)
         self._environment = {
             **os.environ,

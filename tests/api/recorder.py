@@ -1,4 +1,4 @@
-"""Records every change of jobs, pods and Services from watches."""
+"""Records every change of jobs and their children from watches."""
 
 import asyncio
 import json
@@ -15,6 +15,7 @@ _RESOURCES = {
     "ddpjobs": "/apis/ddp-trainer.dev/v1alpha1/ddpjobs",
     "pods": "/api/v1/pods",
     "services": "/api/v1/services",
+    "networkpolicies": "/apis/networking.k8s.io/v1/networkpolicies",
 }
 
 

@@ -104,7 +104,7 @@ class SimulatedJob:
 
         async def is_deleted() -> bool:
             await self.kubelet.finish_deletions()
-            kinds = ("ddpjobs", "pods", "services")
+            kinds = ("ddpjobs", "pods", "services", "networkpolicies")
             remaining = [await self.environment.api.list(kind, self.namespace) for kind in kinds]
             return not any(remaining)
 

@@ -58,12 +58,12 @@ async def test_case_07_operator_retries_conflicting_status_writes_and_loses_noth
     assert violations(history) == []
 
 
-@pytest.mark.parametrize("resource", ["services", "pods"])
+@pytest.mark.parametrize("resource", ["services", "networkpolicies", "pods"])
 async def test_case_08_operator_reports_a_taken_name_and_leaves_the_other_object_alone(
     environment: OperatorEnvironment, namespace: str, resource: str
 ) -> None:
     simulated = SimulatedJob(environment, namespace)
-    name = {"services": NAME, "pods": f"{NAME}-1"}[resource]
+    name = f"{NAME}-1" if resource == "pods" else NAME
     theirs = await environment.api.call(
         "POST", path_of(resource, namespace), foreign(resource, name)
     )
@@ -73,7 +73,7 @@ async def test_case_08_operator_reports_a_taken_name_and_leaves_the_other_object
         with pytest.raises(NameTakenError, match="exists already and is not this job's"):
             await operator.reconcile_once()
     reason, message = await simulated.summary()
-    kind = {"services": "Service", "pods": "Pod"}[resource]
+    kind = _KINDS[resource]
     assert (reason, message) == ("Pending", f"{kind} {name} exists already and is not this job's")
     path = path_of(resource, namespace, name)
     now = await environment.api.call("GET", path)
@@ -86,10 +86,15 @@ async def test_case_08_operator_reports_a_taken_name_and_leaves_the_other_object
     assert violations(await environment.history(namespace)) == []
 
 
+_KINDS = {"services": "Service", "networkpolicies": "NetworkPolicy", "pods": "Pod"}
+
+
 def foreign(resource: str, name: str) -> dict[str, Any]:
     """Return an object that belongs to another owner."""
     if resource == "services":
         spec: dict[str, Any] = {"ports": [{"port": 80}]}
+    elif resource == "networkpolicies":
+        spec = {"podSelector": {}}
     else:
         drop = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
         spec = {

@@ -64,6 +64,33 @@ async def test_case_69_edited_service_is_restored(
     assert (await simulated.summary())[0] == "Running"
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"spec": {"ingress": [{}]}},
+        {"spec": {"podSelector": {"matchLabels": {"app": "other"}}}},
+        {"metadata": {"labels": {contract.LABEL_JOB_UID: None}}},
+    ],
+    ids=["rules", "selector", "label"],
+)
+async def test_case_69_edited_network_policy_is_restored(
+    environment: OperatorEnvironment, namespace: str, change: JSON
+) -> None:
+    """Without its rules every pod of the cluster could send code to the job's store."""
+    simulated = await running(environment, namespace)
+    path = path_of("networkpolicies", namespace, NAME)
+    before = await environment.api.call("GET", path)
+    await edit(environment, path, change)
+    operator = simulated.new_operator()
+    await operator.reconcile_until_idle()
+    found = await environment.api.call("GET", path)
+    assert found["spec"] == before["spec"]
+    assert found["metadata"]["labels"] == before["metadata"]["labels"]
+    written = operator.writes
+    await operator.reconcile_until_idle()
+    assert operator.writes == written, "the API server stores the policy in another form"
+
+
 async def test_case_69_pod_without_its_owner_is_reported(
     environment: OperatorEnvironment, namespace: str
 ) -> None:

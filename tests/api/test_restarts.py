@@ -33,7 +33,7 @@ async def test_case_02_operator_starts_once_a_job_created_while_it_was_down(
     assert second.writes == 0
     history = await environment.history(namespace)
     created = [r.resource for r in history.requests if r.verb == "create"]
-    assert sorted(created) == ["events", "pods", "pods", "services"]
+    assert sorted(created) == ["events", "networkpolicies", "pods", "pods", "services"]
     assert violations(history) == []
 
 

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from ddp_operator.builders.pod import build_pod
+from ddp_operator.runtime.settings import Settings
 from tests.harness import binaries
 from tests.operator.support import DEFAULTS, new_job
 from tests.tools.install import ROOT
@@ -61,11 +62,56 @@ def test_permissions_cover_the_whole_cluster_or_one_namespace() -> None:
     assert {"name": "DDP_OPERATOR_NAMESPACE", "value": "team"} in container["env"]
 
 
+@pytest.mark.parametrize("user", ["1000", "assigned"])
+def test_worker_pods_get_the_user_and_the_shared_memory_of_the_values(user: str) -> None:
+    documents = rendered("--set", f"workers.user={user},workers.sharedMemory=16Gi")
+    container = find_one(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert {"name": "DDP_OPERATOR_WORKER_USER", "value": user} in container["env"]
+    assert {"name": "DDP_OPERATOR_SHARED_MEMORY", "value": "16Gi"} in container["env"]
+
+
 def test_operator_has_no_permission_for_wildcards_secrets_nodes_or_exec() -> None:
     rules = find_one(rendered(), "ClusterRole", "ddp-trainer")["rules"]
     names = {name for rule in rules for key in rule for name in rule[key]}
     assert "*" not in names
     assert not names & {"secrets", "nodes", "pods/exec", "serviceaccounts"}
+
+
+def environment_of(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the variables of the operator's container."""
+    container = find_one(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    return {v["name"]: v.get("value") for v in container["env"]}
+
+
+def network_rules(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    rules = find_one(documents, "ClusterRole", "ddp-trainer")["rules"]
+    return [rule for rule in rules if "networkpolicies" in rule["resources"]]
+
+
+def test_agents_are_open_to_the_operators_own_pods_and_to_scrapers() -> None:
+    documents = rendered()
+    settings = {**environment_of(documents), "DDP_OPERATOR_LEASE_NAMESPACE": "ddp-system"}
+    peers = Settings.from_environment(settings).agent_clients
+    assert peers is not None
+    operator, scraper = (peer.to_manifest() for peer in peers)
+    namespace = {"kubernetes.io/metadata.name": "ddp-system"}
+    assert operator["namespaceSelector"] == {"matchLabels": namespace}
+    pod = find_one(documents, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert operator["podSelector"]["matchLabels"].items() <= pod.items()
+    assert len(operator["podSelector"]["matchLabels"]) == 3
+    assert scraper == {
+        "namespaceSelector": {},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
+    }
+    verbs = ["get", "list", "watch", "create", "patch"]
+    resource = {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"]}
+    assert network_rules(documents) == [{**resource, "verbs": verbs}]
+
+
+def test_network_policies_can_be_switched_off_with_their_permissions() -> None:
+    documents = rendered("--set", "networkPolicy.enabled=false")
+    assert "DDP_OPERATOR_AGENT_CLIENTS" not in environment_of(documents)
+    assert network_rules(documents) == []
 
 
 def test_operator_pod_meets_the_restricted_pod_security_standard() -> None:
@@ -178,7 +224,10 @@ def test_operator_pod_gets_pull_secrets_and_labels() -> None:
         ("replicas=2", "additional properties 'replicas' not allowed"),
         ("image.digest=abc", "image/digest"),
         ("operator.logLevel=LOUD", "operator/logLevel"),
+        ("workers.user=0", "workers/user"),
+        ("workers.sharedMemory=much", "workers/sharedMemory"),
         ("operator.logFormat=xml", "operator/logFormat"),
+        ("networkPolicy.scrapers[0].podSelectr.a=b", "networkPolicy/scrapers/0"),
         ("replicaCount=0", "replicaCount"),
         ("replicaCount=6", "replicaCount"),
         (

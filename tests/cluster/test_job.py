@@ -60,10 +60,10 @@ def test_sample_job_completes_and_leaves_no_objects(cluster: Cluster, namespace:
         for entry in operator_requests(cluster, namespace)
     )
     assert made["create", "pods"] == 2
-    assert made["create", "services"] == 1
+    assert made["create", "services"] == made["create", "networkpolicies"] == 1
 
     job.kubectl("delete", "ddpjob", job.name)
-    kinds = "ddpjobs,pods,services,endpointslices"
+    kinds = "ddpjobs,pods,services,endpointslices,networkpolicies"
     eventually(lambda: not job.kubectl("get", kinds, "-o", "name"), "all objects deleted", 60)
 
 

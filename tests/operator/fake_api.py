@@ -19,7 +19,7 @@ def _resource(plural: str, kind: str) -> dict[str, Any]:
     return {"name": plural, "kind": kind, "namespaced": True, "verbs": verbs, "singularName": ""}
 
 
-VERSION = {"version": "v1alpha1"}
+VERSION, V1 = {"version": "v1alpha1"}, {"version": "v1"}
 DISCOVERY = {
     "/version": {"major": "1", "minor": "35"},
     "/api": {"versions": ["v1"]},
@@ -33,8 +33,10 @@ DISCOVERY = {
     "/apis": {
         "groups": [
             {"name": "ddp-trainer.dev", "versions": [VERSION], "preferredVersion": VERSION},
+            {"name": "networking.k8s.io", "versions": [V1], "preferredVersion": V1},
         ]
     },
+    "/apis/networking.k8s.io/v1": {"resources": [_resource("networkpolicies", "NetworkPolicy")]},
     "/apis/ddp-trainer.dev/v1alpha1": {"resources": [_resource("ddpjobs", "DDPJob")]},
 }
 
@@ -106,7 +108,7 @@ class FakeApi:
             return await self._lease(request)
         if request.path in DISCOVERY:
             return DISCOVERY[request.path]
-        if last in {"ddpjobs", "pods", "services"}:
+        if last in {"ddpjobs", "pods", "services", "networkpolicies"}:
             if request.query.get("watch") == "true":
                 self._watches.append(request)
                 await asyncio.sleep(3600)

@@ -20,7 +20,7 @@ from ddp_operator.cluster.base import (
 )
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.world import PodView
-from ddp_operator.runtime.cache import Cache
+from ddp_operator.runtime.cache import CHILD_KINDS, Cache
 from ddp_wire import contract
 from ddp_wire.contract import AgentStatus, AttemptOrder
 from tests.scenarios.pods import TERMINAL
@@ -39,7 +39,7 @@ class FakeCluster:
         self._versions = itertools.count(1)
         self._uids = itertools.count(1)
         self.jobs: dict[Key, Manifest] = {}
-        self.children: dict[str, dict[Key, Manifest]] = {"Pod": {}, "Service": {}}
+        self.children: dict[str, dict[Key, Manifest]] = {kind: {} for kind in CHILD_KINDS}
         self.agents: dict[str, AgentStatus] = {}
         """Agent statuses by pod uid."""
         self.writes: list[str] = []
@@ -106,6 +106,12 @@ class FakeCluster:
         """Remove the pod object."""
         self._drop_child("Pod", self.pod(name))
 
+    def change_owner(self, kind: str, name: str, uid: str) -> None:
+        """Give a child another owner, as somebody with permission to edit it can."""
+        [found] = [c for c in self.children[kind].values() if c["metadata"]["name"] == name]
+        owned = {**found["metadata"], "ownerReferences": [{"uid": uid}]}
+        self._store_child(kind, {**found, "metadata": owned})
+
     def pod(self, name: str) -> Manifest:
         return next(copy.deepcopy(p) for p in self.pods() if p["metadata"]["name"] == name)
 
@@ -117,7 +123,7 @@ class FakeCluster:
 
     def snapshot(self) -> Snapshot:
         version = next(self._versions)
-        kinds = (self.jobs, self.children["Pod"], self.children["Service"])
+        kinds = (self.jobs, *(self.children[kind] for kind in CHILD_KINDS))
         return Snapshot(*(Listing(copy.deepcopy(list(k.values())), version) for k in kinds))
 
     # --- `Cluster` ------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_wire import contract
 from tests.operator.fake_cluster import DirectReports, FakeCluster, Killed
-from tests.operator.support import DEFAULTS, NOW
+from tests.operator.support import GUARDED, NOW
 from tests.scenarios.flows import NAME, Flow, without_times
 from tests.scenarios.pods import (
     TERMINAL,
@@ -63,6 +63,7 @@ class Simulation:
             without_times(self.cluster.statuses[-1]),
             sorted(p["metadata"]["name"] for p in self.cluster.pods()),
             len(self.cluster.children["Service"]),
+            len(self.cluster.children["NetworkPolicy"]),
             KEY in self.cluster.jobs,
         )
 
@@ -84,7 +85,7 @@ class Simulation:
         self._keys = cache.replace(self.cluster.snapshot())
         self.cluster.watching = cache
         self._controller = Controller(
-            self.cluster, cache, DEFAULTS, lambda: self.now, reports=DirectReports(self.cluster)
+            self.cluster, cache, GUARDED, lambda: self.now, reports=DirectReports(self.cluster)
         )
 
     async def _settle(self) -> None:

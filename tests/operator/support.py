@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ from ddp_operator.api.status import (
     FailureStatus,
 )
 from ddp_operator.builders import names
+from ddp_operator.builders.network import PolicyPeer
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import Manifest
 from ddp_operator.cluster.used_fields import keep_used_fields
@@ -28,6 +30,18 @@ from ddp_wire.contract import AgentPhase, AgentStatus, Failure
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 UID = "6f1c4f0e-8d0c-4d55-9d4b-3f2f5b0a7c11"
 DEFAULTS = Defaults(image="registry.example/ddp-trainer:1")
+AGENT_CLIENTS = (
+    PolicyPeer(
+        namespace_selector={"matchLabels": {"kubernetes.io/metadata.name": "ddp-system"}},
+        pod_selector={"matchLabels": {"app.kubernetes.io/component": "operator"}},
+    ),
+    PolicyPeer(
+        namespace_selector={},
+        pod_selector={"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
+    ),
+)
+GUARDED = replace(DEFAULTS, agent_clients=AGENT_CLIENTS)
+"""Defaults of an operator that creates NetworkPolicies, as the chart installs it."""
 
 
 def after(seconds: float) -> datetime:

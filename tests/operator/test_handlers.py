@@ -19,9 +19,9 @@ KEY = ("team-a", "digits")
 
 
 class Bench:
-    def __init__(self) -> None:
+    def __init__(self, *, network_policies: bool = True) -> None:
         self.cache, self.queue = Cache(), WorkQueue[Key]()
-        self.registry = build_registry(self.cache, self.queue)
+        self.registry = build_registry(self.cache, self.queue, network_policies=network_policies)
 
     async def event(self, plural: str, kind: str | None, item: Manifest) -> None:
         """Call the handler of an event, as kopf does."""
@@ -48,7 +48,10 @@ async def test_deleted_job_is_dropped_and_queued() -> None:
     assert await bench.queue.get() == KEY
 
 
-@pytest.mark.parametrize(("plural", "kind"), [("pods", "Pod"), ("services", "Service")])
+@pytest.mark.parametrize(
+    ("plural", "kind"),
+    [("pods", "Pod"), ("services", "Service"), ("networkpolicies", "NetworkPolicy")],
+)
 async def test_event_of_a_child_queues_its_job(plural: str, kind: str) -> None:
     bench = Bench()
     child = pod_manifest(active_job())
@@ -79,12 +82,14 @@ async def test_foreign_pod_queues_nothing() -> None:
     assert len(bench.queue) == 0
 
 
-def test_kopf_only_watches() -> None:
+@pytest.mark.parametrize("policies", [True, False])
+def test_kopf_only_watches(policies: bool) -> None:
     """Without finalizers, daemons, timers, indexes and webhooks kopf never writes to an object."""
-    registry = Bench().registry
+    registry = Bench(network_policies=policies).registry
     watching: list[Any] = list(registry._watching.get_all_handlers())
     watched = {h.selector.any_name for h in watching}
-    assert watched == {"ddpjobs", "pods", "services"}
+    assert watched - {"networkpolicies"} == {"ddpjobs", "pods", "services"}
+    assert ("networkpolicies" in watched) is policies
     for other in (registry._changing, registry._spawning, registry._indexing, registry._webhooks):
         assert list(other.get_all_handlers()) == []
 
@@ -93,7 +98,7 @@ def test_kopf_watches_only_managed_children_and_posts_no_events() -> None:
     settings = build_settings()
     assert settings.posting.enabled is False
     assert settings.peering.standalone is True
-    for plural in ("pods", "services"):
+    for plural in ("pods", "services", "networkpolicies"):
         selector = settings.watching.label_selectors[plural]
         assert selector == "app.kubernetes.io/managed-by=ddp-trainer"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ddp_operator.api.crd import build_crd, to_yaml
 from ddp_operator.api.reference import build_reference
+from tests.tools.admission import build_pod_template_rules
 from tests.tools.dashboards.build import build_dashboards
 from tests.tools.metrics_page import build_metrics_page
 
@@ -21,6 +22,7 @@ def generated() -> dict[Path, str]:
         ROOT / "manifests" / "crd" / "ddpjobs.yaml": crd,
         ROOT / "charts" / "files" / "crd.yaml": crd,
         ROOT / "charts" / "files" / "rules.yaml": rules,
+        ROOT / "charts" / "files" / "pod-template-rules.yaml": build_pod_template_rules(),
         ROOT / "docs" / "reference" / "api.md": build_reference(),
         ROOT / "docs" / "reference" / "metrics.md": build_metrics_page(),
         **{ROOT / "charts" / "dashboards" / name: text for name, text in dashboards.items()},

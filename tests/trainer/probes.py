@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import time
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -30,12 +31,14 @@ from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
+from ddp_trainer.tools.verify_buffers import compare_buffers
 
 
 def profile_steady_step(config: dict[str, Any]) -> None:
     """Print the reductions, host syncs and buckets of one update after the first few."""
     ranks = Ranks.from_environment(os.environ)
-    request = RunRequest("sample_tasks:build", resolve(config))
+    path = config.pop("path", "sample_tasks:build")
+    request = RunRequest(path, resolve(config))
     run = open_run(request, ranks, StopFlag(), HeartbeatWriter(None, ranks, 0))
     updates = by_update(on_device(run.train_loader, run.learner.device))
     for step in range(4):
@@ -53,12 +56,30 @@ def profile_steady_step(config: dict[str, Any]) -> None:
         "other": [e.name for e in events if e.name.startswith("gloo:") and "reduce" not in e.name],
         "syncs": sum(e.name == "aten::_local_scalar_dense" and not _is_fused(e) for e in events),
         "buckets": len(sizes.split(",")),
+        "buffers": _difference(list(run.learner.model.buffers())),
     }
     if ranks.is_first:
         print(json.dumps({"event": "probe", **counts}), flush=True)
     del run, wrapped, updates
     gc.collect()
     process_group.leave()
+
+
+def report_buffers(config: dict[str, Any]) -> None:
+    """Print what `verify` reports about the buffers of two ranks."""
+    ranks = Ranks.from_environment(os.environ)
+    found = compare_buffers("buffer_tasks:build", resolve(config), ranks)
+    if ranks.is_first:
+        print(json.dumps({"event": "probe", "found": found and asdict(found)}), flush=True)
+    gc.collect()
+    process_group.leave()
+
+
+def _difference(tensors: list[Any]) -> float:
+    """Return the largest difference between this rank's numbers and the mean of all ranks."""
+    flat = torch.cat([torch.zeros(1), *(tensor.flatten().float() for tensor in tensors)])
+    mean = sum_over_ranks(flat.clone()) / torch.distributed.get_world_size()
+    return float((mean - flat).abs().max())
 
 
 def train_with_odd_rank(difference: str) -> int:

@@ -91,8 +91,8 @@ class AttemptReporter:
         self.cell.update(
             ranks=heartbeats,
             progress=first.progress if first else self.status.progress,
-            checkpoint=first.checkpoint if first else self.status.checkpoint,
         )
+        self.cell.set_checkpoint(first.checkpoint if first else self.status.checkpoint)
 
     def report_hang(self, hung: list[HungRank] | None) -> None:
         """Report the ranks of a node on which a rank hangs, or None if all make progress."""

@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from ddp_wire.contract import AgentPhase, AgentStatus, Failure, HungRank, Timeline
+from ddp_wire.contract import AgentPhase, AgentStatus, CheckpointInfo, Failure, HungRank, Timeline
 
 
 class AgentStatusCell:
@@ -77,6 +77,25 @@ class AgentStatusCell:
             self._publish(changed)
         else:
             self._status = changed
+
+    def set_checkpoint(self, checkpoint: CheckpointInfo | None) -> None:
+        """Store the newest checkpoint. Publish the first one that this attempt has saved.
+
+        It decides whether the attempt counts as stalled, and another node may fail right after it.
+        """
+        known = self._status.checkpoint
+        changed = self._status.model_copy(update={"checkpoint": checkpoint})
+        if self._is_own(checkpoint) and not self._is_own(known):
+            self._publish(changed)
+        else:
+            self._status = changed
+
+    def _is_own(self, checkpoint: CheckpointInfo | None) -> bool:
+        """Return whether this attempt saved a checkpoint. It may have resumed from an older one."""
+        timeline = self._status.timeline
+        if checkpoint is None or timeline is None or timeline.launched is None:
+            return False
+        return checkpoint.at >= timeline.launched
 
     def set_hang(self, hung: list[HungRank] | None) -> None:
         """Publish whether ranks hang. Do nothing if that is known."""

@@ -9,18 +9,18 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.config import Precision, RunConfig
+from ddp_trainer.numerics.buffers import LiveBuffers
 from ddp_trainer.numerics.ema import Ema
 from ddp_trainer.numerics.guard import Guard
 from ddp_trainer.numerics.model import prepare
 from ddp_trainer.numerics.optimizer import build_optimizer, init_momentum
-from ddp_trainer.numerics.parts import LossParts
 from ddp_trainer.numerics.precision import autocast, grad_scaler
 from ddp_trainer.numerics.schedule import peak_factor
-from ddp_trainer.numerics.totals import LossTotals
+from ddp_trainer.numerics.totals import LossParts, LossTotals
 from ddp_trainer.observe.trace import Trace
 from ddp_trainer.parallel.compression import Compression
 from ddp_trainer.parallel.local_sgd import LocalSgd, average_over_ranks
-from ddp_trainer.parallel.memory import Footprint
+from ddp_trainer.parallel.memory import Footprint, Size
 from ddp_trainer.parallel.objective import Objective
 from ddp_trainer.parallel.strategy import Strategy, choose_strategy
 from ddp_trainer.ranks.environment import Ranks
@@ -57,6 +57,8 @@ class Learner:
     rank: int
     totals: LossTotals
     parts: LossParts
+    buffers: LiveBuffers | None = None
+    """None in a single process, and for models without such buffers."""
     ema: Ema | None = None
     local_sgd: LocalSgd | None = None
     compression: Compression | None = None
@@ -78,16 +80,20 @@ class Learner:
                 # Before the weights are restored: the next update must gather them again.
                 self.strategy.free_gathered(self.model)
 
-    def synchronize(self) -> None:
+    def synchronize(self) -> list[str]:
         """Give all ranks the same weights, moments and averaged weights. Every rank must call it.
 
         Only local SGD makes them differ. The mean of the ranks' averages is the average of their
         mean weights, whenever it is taken. So it need not be taken after each period.
+
+        Returns:
+            Names of the buffers that became live since the last call (`LiveBuffers.synchronize`).
         """
         if self.local_sgd:
             self.local_sgd.average()
             if self.ema:
                 average_over_ranks(list(self.ema.state().values()))
+        return self.buffers.synchronize() if self.buffers else []
 
     def gradients(self) -> list[Tensor]:
         """Return the gradients of all parameters that have one."""
@@ -103,7 +109,7 @@ def build_learner(task: Task, config: RunConfig, ranks: Ranks, device: torch.dev
         ranks: This process's place.
         device: The device of this rank.
     """
-    strategy = choose_strategy(device, config.parallel)
+    strategy = choose_strategy(device, config.parallel, config.precision)
     task.model = prepare(task.model, config, device)
     objective = Objective(task.model, task.loss)
     wrapped = strategy.wrap(objective, compile_options=config.compile_options())
@@ -144,14 +150,20 @@ def _sum_scale(config: RunConfig, ranks: Ranks) -> float:
 
 
 def footprint(learner: Learner) -> Footprint:
-    """Return the memory for weights, gradients, optimizer state and average, before any split."""
-    weights = sum(param.numel() * param.element_size() for param in learner.model.parameters())
-    trained = sum(param.numel() * param.element_size() for param in learner.params)
+    """Return what the run holds for its model, before any split."""
     moments = MOMENTS
     if isinstance(learner.optimizer, torch.optim.SGD):
         moments = 1 if learner.optimizer.defaults["momentum"] else 0
-    average = sum(tensor.nbytes for tensor in learner.ema.state().values()) if learner.ema else 0
-    return Footprint(weights, trained, moments * trained, average)
+    return Footprint(
+        params=tuple(
+            Size(tuple(param.shape), param.element_size(), param.requires_grad)
+            for param in learner.model.parameters()
+        ),
+        moments=moments,
+        averaged=learner.ema is not None,
+        buffers=sum(buffer.nbytes for buffer in learner.model.buffers()),
+        full_gradients=learner.strategy.config.full_gradients,
+    )
 
 
 def _optimizer(task: Task, params: list[nn.Parameter], config: RunConfig) -> torch.optim.Optimizer:
@@ -161,7 +173,9 @@ def _optimizer(task: Task, params: list[nn.Parameter], config: RunConfig) -> tor
 
 
 def _equip(learner: Learner, config: RunConfig, world_size: int) -> None:
-    """Add moving average, local SGD and compression, where the config enables them."""
+    """Add buffers and moving average, and local SGD and compression if the config enables them."""
+    if world_size > 1:
+        learner.buffers = LiveBuffers(learner.model, config.parallel.buffers) or None
     if config.ema.decay is not None:
         learner.ema = Ema(learner.model, config.ema, config.ema.decay)
     parallel = config.parallel

@@ -8,7 +8,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ddp_trainer.data.sampler import MicroBatch
 from ddp_trainer.learner import Learner
-from ddp_trainer.numerics.batch_norm import kept_buffers
+from ddp_trainer.numerics.buffers import kept_buffers
 from ddp_trainer.parallel.dtensor import whole
 from ddp_trainer.seeds import derive_seed, seed_all
 from ddp_wire.activity import Activity
@@ -75,7 +75,8 @@ def rehearse(learner: Learner, micro_batch: MicroBatch) -> None:
 
     DDP orders its buckets by the first backward pass. The order changes how the numbers of three or
     more ranks are added. Without this pass the first update of an attempt would differ in the last
-    bit from the same update in an uninterrupted run. Every rank must call it.
+    bit from the same update in an uninterrupted run. The pass also finds the buffers that the loss
+    changes. Every rank must call it.
 
     Args:
         learner: Unchanged afterwards.
@@ -85,6 +86,8 @@ def rehearse(learner: Learner, micro_batch: MicroBatch) -> None:
         with learner.autocast():
             root, *_ = learner.objective(micro_batch.batch, learner.scaler.scale)
         root.backward()
+        if learner.buffers:
+            learner.buffers.rehearsed()
     learner.strategy.drop_unused(learner.params)
     learner.objective.zero_grad(set_to_none=True)
 
@@ -111,3 +114,7 @@ def _finish_update(learner: Learner, step: int) -> None:
         learner.ema.update(step)
     if learner.local_sgd:
         learner.local_sgd.after_update(step)
+    if learner.buffers:
+        learner.buffers.after_update(
+            local=learner.local_sgd is not None and learner.local_sgd.apart
+        )

@@ -150,6 +150,18 @@ class Hang(ApiModel):
     """Seconds for one checkpoint, 1 to 31,536,000 (one year)."""
 
 
+class Rdma(ApiModel):
+    """RDMA devices of each worker pod, for InfiniBand or RoCE."""
+
+    resource: Annotated[
+        str,
+        StringConstraints(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$", max_length=253),
+    ]
+    """Name of the resource that the device plugin offers, for example rdma/hca_shared_devices_a."""
+    count: Annotated[StrictInt, Field(ge=1, le=64)] = 1
+    """Number of devices in each pod, 1 to 64."""
+
+
 class Network(ApiModel):
     """Network settings of the ranks."""
 
@@ -160,6 +172,8 @@ class Network(ApiModel):
     """Network interface that NCCL and gloo use, for example eth0."""
     nccl_debug: NcclDebug | None = None
     """Level of NCCL messages in the log: Version, Warn, Info or Trace."""
+    rdma: Rdma | None = None
+    """RDMA devices of each worker pod. The worker container then has the capability IPC_LOCK, which the Pod Security Standards allow only in privileged namespaces."""  # noqa: E501
 
 
 class PodTemplateMetadata(ApiModel):
@@ -179,7 +193,7 @@ class PodTemplate(ApiModel):
     metadata: PodTemplateMetadata | None = None
     """Labels and annotations to add to the worker pods."""
     spec: RawObject | None = None
-    """Partial pod spec to merge into the generated one. Objects merge by key, and lists of named items merge by name. Any other value replaces the generated one."""  # noqa: E501
+    """Partial pod spec to merge into the generated one. Objects merge by key, and lists of named items merge by name. Any other value replaces the generated one. The podTemplate policy of the installation decides which fields a job may set."""  # noqa: E501
 
 
 class DDPJobSpec(ApiModel):
@@ -232,6 +246,8 @@ class DDPJobSpec(ApiModel):
     """Environment variables of the worker container, which all its ranks inherit."""
     resources: Resources | None = None
     """Compute resources of each worker pod, except GPUs."""
+    shared_memory: Quantity | None = None
+    """Size limit of /dev/shm, for example 16Gi. What is stored there counts as memory of the pod. The default is the limit in the operator's settings. Without one, the limit is that of the pod's memory."""  # noqa: E501
     volumes: (
         Annotated[
             list[Volume],

@@ -15,6 +15,11 @@ def service_name(job: DDPJob) -> str:
     return job.metadata.name
 
 
+def network_policy_name(job: DDPJob) -> str:
+    """Return the name of the NetworkPolicy."""
+    return job.metadata.name
+
+
 _HOSTNAME_DIGITS = 4
 """Digits of a node index in a host name: `nodes` is at most 9999."""
 

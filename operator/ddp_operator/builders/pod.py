@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.pod_policy import PodTemplatePolicy
+from ddp_operator.api.spec import Rdma
 from ddp_operator.builders import names
 from ddp_operator.builders.env import build_env
+from ddp_operator.builders.network import PolicyPeer
 from ddp_operator.builders.overlay import apply_overlay
 from ddp_wire import contract
 
@@ -15,8 +18,6 @@ AVOIDED_STRIKES = 2
 """Number of strikes from which new pods avoid a Kubernetes node."""
 LOST_NODE_SECONDS = 5
 """Seconds that a pod stays bound to a Kubernetes node after the node is marked as lost."""
-_USER = 1000
-"""User and group id of the worker process."""
 _GRACE_SECONDS = 60
 """Seconds between SIGTERM and SIGKILL, in which the ranks save a checkpoint."""
 _DNS_OPTIONS = [{"name": "timeout", "value": "1"}, {"name": "attempts", "value": "5"}]
@@ -31,6 +32,14 @@ class Defaults:
     image_pull_policy: str = "IfNotPresent"
     log_format: str = "text"
     """Format of the agents' log lines: text or json."""
+    user: int | None = 1000
+    """User and group id of the worker process, or None if the cluster assigns them."""
+    shared_memory: str | None = None
+    """Size limit of /dev/shm, a Kubernetes quantity, or None for that of the pod's memory."""
+    agent_clients: tuple[PolicyPeer, ...] | None = None
+    """Peers that the NetworkPolicy of a job lets connect to its agents. None for no policy."""
+    pod_template: PodTemplatePolicy = PodTemplatePolicy.SCHEDULING
+    """How much of a worker pod a job may set."""
 
 
 _SCRAPED = {
@@ -71,7 +80,28 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
     merged["spec"]["tolerations"] = _tolerations(merged["spec"].get("tolerations") or [])
     merged["metadata"]["labels"] |= pod["metadata"]["labels"]
     merged["metadata"]["annotations"] |= fixed
+    for kind in ("containers", "initContainers"):
+        if isinstance(merged["spec"].get(kind), list):
+            merged["spec"][kind] = [_restricted(item) for item in merged["spec"][kind]]
     return _with_grace(merged)
+
+
+def _restricted(container: Any) -> Any:
+    """Return a container of the overlay without the privileges that Kubernetes grants by default.
+
+    A container that asks for privileges keeps what it states, because the API server refuses
+    contradictions.
+    """
+    context = container.get("securityContext") if isinstance(container, dict) else None
+    if not isinstance(container, dict) or not isinstance(context, dict | None):
+        return container  # The API server reports it.
+    context = context or {}
+    capabilities = context.get("capabilities") or {}
+    if context.get("privileged") or capabilities.get("add"):
+        return container
+    defaults = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    given = {key: value for key, value in context.items() if value is not None}
+    return {**container, "securityContext": defaults | given}
 
 
 def with_secret(pod: dict[str, Any], secret: str) -> dict[str, Any]:
@@ -108,14 +138,7 @@ def _pod_spec(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": _GRACE_SECONDS,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": _pod_security(defaults),
         "topologySpreadConstraints": [
             {
                 "maxSkew": 1,
@@ -125,7 +148,7 @@ def _pod_spec(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
             }
         ],
         "containers": [_container(job, index, defaults)],
-        "volumes": _volumes(job),
+        "volumes": _volumes(job, defaults),
         "nodeSelector": spec.node_selector,
         "affinity": _affinity(job),
         "tolerations": _tolerations(spec.tolerations or []),
@@ -133,6 +156,18 @@ def _pod_spec(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
         "imagePullSecrets": [{"name": name} for name in spec.image_pull_secrets or []],
     }
     return {key: value for key, value in out.items() if value is not None and value != []}
+
+
+def _pod_security(defaults: Defaults) -> dict[str, Any]:
+    """Return the security context of the pod: the user id, unless the cluster assigns one."""
+    user = defaults.user
+    ids = {} if user is None else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
+    return {
+        "runAsNonRoot": True,
+        **ids,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
 
 
 def _tolerations(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -199,27 +234,42 @@ def _container(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
+            "capabilities": _capabilities(job),
         },
     }
+
+
+def _capabilities(job: DDPJob) -> dict[str, list[str]]:
+    """Return the capabilities: none, except that RDMA locks the memory of its buffers."""
+    added = {"add": ["IPC_LOCK"]} if _rdma(job) else {}
+    return {"drop": ["ALL"], **added}
+
+
+def _rdma(job: DDPJob) -> Rdma | None:
+    return job.spec.network.rdma if job.spec.network else None
 
 
 def _resources(job: DDPJob) -> dict[str, Any]:
     given = job.spec.resources
     out = given.model_dump(by_alias=True, exclude_none=True) if given else {}
-    if job.spec.gpus_per_node:
-        out["limits"] = {**out.get("limits", {}), GPU_RESOURCE: job.spec.gpus_per_node}
+    devices = {GPU_RESOURCE: job.spec.gpus_per_node} if job.spec.gpus_per_node else {}
+    if rdma := _rdma(job):
+        devices[rdma.resource] = rdma.count
+    if devices:
+        out["limits"] = {**out.get("limits", {}), **devices}
     return out
 
 
-def _volumes(job: DDPJob) -> list[dict[str, Any]]:
+def _volumes(job: DDPJob, defaults: Defaults) -> list[dict[str, Any]]:
+    size = job.spec.shared_memory or defaults.shared_memory
+    limit = {"sizeLimit": size} if size else {}
     attempt = f"metadata.annotations['{contract.ANNOTATION_ATTEMPT}']"
     items = [{"path": contract.ATTEMPT_FILE, "fieldRef": {"fieldPath": attempt}}]
     volumes: list[dict[str, Any]] = [
         {"name": "ddp-pod-info", "downwardAPI": {"items": items}},
         {"name": "ddp-tmp", "emptyDir": {}},
         # The default of 64 MiB is too small for data loaders and NCCL's shared memory transport.
-        {"name": "ddp-shm", "emptyDir": {"medium": "Memory"}},
+        {"name": "ddp-shm", "emptyDir": {"medium": "Memory", **limit}},
     ]
     if job.spec.checkpoint is not None:
         claim = {"claimName": job.spec.checkpoint.claim_name}

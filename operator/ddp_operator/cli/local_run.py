@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ddp_operator.api.job import DDPJob, parse_job
+from ddp_operator.api.pod_policy import PodTemplatePolicy
 from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults, build_pod
@@ -28,7 +29,11 @@ from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.workers import Activity, work
 from ddp_wire.contract import ExitCode
 
-DEFAULTS = Defaults(image="none: the interpreter that runs this process")
+DEFAULTS = Defaults(
+    image="none: the interpreter that runs this process",
+    pod_template=PodTemplatePolicy.FULL,
+)
+"""Values of a local run. Its pods are processes of the user, who needs no protection from them."""
 INTERRUPTED = 130
 """Exit code of a run that Ctrl-C stopped, by the shell's convention (128 + SIGINT)."""
 

@@ -53,6 +53,7 @@ class Snapshot:
     jobs: Listing
     pods: Listing
     services: Listing
+    network_policies: Listing
 
 
 @dataclass(frozen=True)

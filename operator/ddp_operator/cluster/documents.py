@@ -63,15 +63,37 @@ def namespace_in(path: str) -> str:
     return rest.partition("/")[0] if found else ""
 
 
+_OWNED_FIELDS: dict[str, tuple[str, ...]] = {
+    "Service": ("selector",),
+    "NetworkPolicy": ("podSelector", "ingress", "egress", "policyTypes"),
+}
+"""Fields of the spec of a child that nobody else may change."""
+
+
 def lost_fields(existing: Manifest, manifest: Manifest) -> Manifest:
-    """Return the labels of a child and the selector of a Service that must be restored."""
+    """Return a merge patch that restores the labels and the owned fields of a child."""
     lost: Manifest = {}
     labels = existing["metadata"].get("labels") or {}
     missing = {k: v for k, v in manifest["metadata"]["labels"].items() if labels.get(k) != v}
     if missing:
         lost["metadata"] = {"labels": missing}
-    if manifest["kind"] == "Service":
-        wanted, found = manifest["spec"]["selector"], existing["spec"].get("selector") or {}
-        if wanted != found:
-            lost["spec"] = {"selector": {**dict.fromkeys(found), **wanted}}
+    owned = _OWNED_FIELDS.get(manifest["kind"], ())
+    found, wanted = (
+        {k: o["spec"][k] for k in owned if k in o["spec"]} for o in (existing, manifest)
+    )
+    changed = _merge_patch(found, wanted)
+    if changed:
+        lost["spec"] = changed
     return lost
+
+
+def _merge_patch(found: Manifest, wanted: Manifest) -> Manifest:
+    """Return the merge patch (RFC 7386) that turns one object into the other."""
+    patch: Manifest = dict.fromkeys(found.keys() - wanted.keys())
+    for key, value in wanted.items():
+        now = found.get(key)
+        if value == now:
+            continue
+        nested = isinstance(value, dict) and isinstance(now, dict)
+        patch[key] = _merge_patch(now or {}, value) if nested else value
+    return patch

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio import client, config
 
-from ddp_operator.api.base import API_GROUP, API_VERSION, KIND, PLURAL
+from ddp_operator.api.base import API_GROUP, KIND, PLURAL
 from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import (
     AgentAnswer,
@@ -41,6 +41,7 @@ from ddp_operator.cluster.documents import (
     status_document,
 )
 from ddp_operator.cluster.fair_semaphore import FairSemaphore
+from ddp_operator.cluster.paths import object_path
 from ddp_operator.cluster.used_fields import keep_used_fields
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.world import PodView
@@ -49,7 +50,6 @@ from ddp_wire.contract import AttemptOrder
 
 _log = logging.getLogger(__name__)
 
-_PLURALS = {"Pod": "pods", "Service": "services"}
 _MERGE_PATCH = "application/merge-patch+json"
 _REQUEST_SECONDS = 30
 _STRICT = {"fieldValidation": "Strict"}
@@ -109,13 +109,21 @@ class KubeCluster:
         await self._api.close()
         await self._agents.close()
 
-    async def snapshot(self, namespace: str | None) -> Snapshot:
-        """Return all jobs and their children, of one namespace or of all."""
+    async def snapshot(
+        self, namespace: str | None, *, with_network_policies: bool = True
+    ) -> Snapshot:
+        """Return all jobs and their children, of one namespace or of all.
+
+        An operator that creates no NetworkPolicies need not have permission to list them.
+        """
         children = {"labelSelector": f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"}
         outcomes = await asyncio.gather(
             self._list_jobs(namespace),
-            self._list("Pod", _core_path("Pod", namespace), children),
-            self._list("Service", _core_path("Service", namespace), children),
+            self._list("Pod", namespace, children),
+            self._list("Service", namespace, children),
+            self._list("NetworkPolicy", namespace, children)
+            if with_network_policies
+            else _no_list(),
             return_exceptions=True,
         )
         listings = []
@@ -125,13 +133,14 @@ class KubeCluster:
             listings.append(outcome)
         return Snapshot(*listings)
 
-    async def _list(self, kind: str, path: str, query: Mapping[str, str]) -> Listing:
+    async def _list(self, kind: str, namespace: str | None, query: Mapping[str, str]) -> Listing:
         """List objects in pages, because the JSON of thousands would need much memory at once.
 
         Raises:
             ClusterError: A request failed, or the list became too old between two pages.
         """
         items: list[Manifest] = []
+        path = object_path(kind, namespace)
         pages = {**query, "limit": str(PAGE)}
         while True:
             page = await self._call("GET", path, query=pages)
@@ -142,7 +151,7 @@ class KubeCluster:
 
     async def _list_jobs(self, namespace: str | None) -> Listing:
         try:
-            return await self._list(KIND, _jobs_path(namespace), {})
+            return await self._list(KIND, namespace, {})
         except ClusterError as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
@@ -151,7 +160,7 @@ class KubeCluster:
 
     async def get_job(self, key: Key) -> Manifest | None:
         """See `Cluster`."""
-        found = await self._get(_jobs_path(*key))
+        found = await self._get(object_path(KIND, *key))
         return keep_used_fields(KIND, found) if found is not None else None
 
     async def list_pods(
@@ -161,21 +170,21 @@ class KubeCluster:
         selector = ",".join(f"{k}={v}" for k, v in labels.items())
         query = {"labelSelector": selector}
         if expected > PAGE:
-            return (await self._list("Pod", _core_path("Pod", namespace), query)).items
+            return (await self._list("Pod", namespace, query)).items
         # A list without a limit can come from the API server's cache. A page comes from etcd.
-        found = await self._call("GET", _core_path("Pod", namespace), query=query)
+        found = await self._call("GET", object_path("Pod", namespace), query=query)
         return [keep_used_fields("Pod", item) for item in found["items"]]
 
     async def create(self, manifest: Manifest) -> Manifest:
         """See `Cluster`."""
         kind, metadata = manifest["kind"], manifest["metadata"]
-        path = _core_path(kind, metadata["namespace"])
+        path = object_path(kind, metadata["namespace"])
         try:
             # Without this, the API server drops misspelt fields of the podTemplate in silence.
             created = await self._call("POST", path, body=manifest, query=_STRICT)
             return keep_used_fields(kind, created)
         except ConflictError:
-            path = f"{path}/{quote(metadata['name'])}"
+            path = object_path(kind, metadata["namespace"], metadata["name"])
             existing = await self._call("GET", path)
             if metadata["ownerReferences"][0]["uid"] not in owner_uids(existing):
                 name = f"{kind} {metadata['name']}"
@@ -183,7 +192,7 @@ class KubeCluster:
             lost = lost_fields(existing, manifest)
             if not lost:
                 return keep_used_fields(kind, existing)
-            # Somebody removed a label or the Service's selector, by which the child is found.
+            # Somebody removed a label or selector by which the child is found, or a rule.
             lost.setdefault("metadata", {})["uid"] = existing["metadata"]["uid"]
             return keep_used_fields(kind, await self._call("PATCH", path, body=lost))
 
@@ -194,7 +203,7 @@ class KubeCluster:
         body: Manifest = {"preconditions": {"uid": uid}}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
-        await self._delete(_core_path("Pod", namespace, name), body)
+        await self._delete(object_path("Pod", namespace, name), body)
 
     async def annotate_pod(
         self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]
@@ -210,7 +219,7 @@ class KubeCluster:
 
     async def _patch_pod(self, namespace: str, name: str, body: Manifest) -> Manifest | None:
         try:
-            pod = await self._call("PATCH", _core_path("Pod", namespace, name), body=body)
+            pod = await self._call("PATCH", object_path("Pod", namespace, name), body=body)
         except ClusterError as error:
             if error.status not in _GONE:
                 raise
@@ -220,12 +229,12 @@ class KubeCluster:
     async def delete_job(self, key: Key, uid: str) -> None:
         """See `Cluster`."""
         body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
-        await self._delete(_jobs_path(*key), body)
+        await self._delete(object_path(KIND, *key), body)
 
     async def write_status(self, job: Manifest, status: Manifest) -> Manifest:
         """See `Cluster`."""
         metadata = job["metadata"]
-        path = _jobs_path(metadata["namespace"], metadata["name"]) + "/status"
+        path = object_path(KIND, metadata["namespace"], metadata["name"]) + "/status"
         try:
             written = await self._call("PUT", path, body=status_document(job, status))
         except ClusterError as error:
@@ -237,7 +246,7 @@ class KubeCluster:
     async def emit(self, job: Manifest, event: Event) -> None:
         """See `Cluster`."""
         body = event_document(job, event, datetime.now(UTC))
-        path = _core_path("Event", job["metadata"]["namespace"])
+        path = object_path("Event", job["metadata"]["namespace"])
         try:
             await self._call("POST", path, body=body)
         except ClusterError as error:
@@ -256,11 +265,12 @@ class KubeCluster:
 
     async def get_lease(self, namespace: str, name: str) -> Manifest | None:
         """See `Leases`."""
-        return await self._get(_lease_path(namespace, name))
+        return await self._get(object_path("Lease", namespace, name))
 
     async def create_lease(self, lease: Manifest) -> Manifest:
         """See `Leases`."""
-        return await self._call("POST", _lease_path(lease["metadata"]["namespace"]), body=lease)
+        path = object_path("Lease", lease["metadata"]["namespace"])
+        return await self._call("POST", path, body=lease)
 
     async def update_lease(self, lease: Manifest) -> Manifest:
         """See `Leases`."""
@@ -269,7 +279,7 @@ class KubeCluster:
             raise ValueError(
                 "metadata.resourceVersion must be set: without it the update would be unconditional"
             )
-        path = _lease_path(metadata["namespace"], metadata["name"])
+        path = object_path("Lease", metadata["namespace"], metadata["name"])
         return await self._call("PUT", path, body=lease)
 
     async def _get(self, path: str) -> Manifest | None:
@@ -381,18 +391,5 @@ def _refusal(status: int, text: bytes, retry_after: str | None) -> ClusterError:
     return kind(str(message), status=status, retry_after=wait)
 
 
-def _jobs_path(namespace: str | None, name: str | None = None) -> str:
-    return _path(f"/apis/{API_VERSION}", namespace, PLURAL, name)
-
-
-def _lease_path(namespace: str, name: str | None = None) -> str:
-    return _path("/apis/coordination.k8s.io/v1", namespace, "leases", name)
-
-
-def _core_path(kind: str, namespace: str | None, name: str | None = None) -> str:
-    return _path("/api/v1", namespace, _PLURALS.get(kind, "events"), name)
-
-
-def _path(root: str, namespace: str | None, plural: str, name: str | None) -> str:
-    middle = f"/namespaces/{quote(namespace)}" if namespace else ""
-    return f"{root}{middle}/{plural}" + (f"/{quote(name)}" if name else "")
+async def _no_list() -> Listing:
+    return Listing((), 0)

@@ -25,7 +25,7 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def keep_used_fields(kind: str, manifest: Manifest) -> Manifest:
-    """Return the fields in use of a DDPJob, Pod or Service.
+    """Return the fields in use of a DDPJob, Pod, Service or NetworkPolicy.
 
     A job keeps its whole spec and status, because a status write sends both.
     """
@@ -41,6 +41,11 @@ def keep_used_fields(kind: str, manifest: Manifest) -> Manifest:
             return {
                 "metadata": _child_metadata(manifest["metadata"]),
                 "spec": {"selector": selector},
+            }
+        case "NetworkPolicy":
+            return {
+                "metadata": _child_metadata(manifest["metadata"]),
+                "spec": manifest.get("spec") or {},
             }
         case _:
             return {**manifest, "metadata": _job_metadata(manifest["metadata"])}

@@ -9,6 +9,7 @@ from ddp_operator.builders.pod import Defaults
 from ddp_operator.builders.service import build_service
 from ddp_operator.reconcile.abandoned import is_abandoned
 from ddp_operator.reconcile.escalation import pods_to_replace
+from ddp_operator.reconcile.network import ensure_network_policy
 from ddp_operator.reconcile.plan import (
     Action,
     CreatePod,
@@ -43,6 +44,7 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
     actions: list[Action] = []
     if not world.service_exists:
         actions.append(CreateService(build_service(job)))
+    actions += ensure_network_policy(world, defaults)
     replaced = pods_to_replace(job, status)
     for index in range(job.nodes):
         pod = world.pod(index)

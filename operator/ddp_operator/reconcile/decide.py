@@ -24,6 +24,8 @@ from ddp_operator.reconcile.conditions import (
     active_conditions,
     sentence_about,
 )
+from ddp_operator.reconcile.forbidden_pods import without_forbidden_pods
+from ddp_operator.reconcile.network import unprotected_events
 from ddp_operator.reconcile.next_action import next_action
 from ddp_operator.reconcile.plan import Event, EventType, Plan
 from ddp_operator.reconcile.progress import with_progress
@@ -42,7 +44,8 @@ def decide(world: World, defaults: Defaults) -> Plan:
     """Return the plan for a job, given its observed state."""
     if world.job.metadata.deletion_timestamp is not None:
         return Plan(world.job.status)  # The garbage collector deletes its children.
-    plan = _with_observation(world, _decide(world, defaults))
+    plan = without_forbidden_pods(world, _decide(world, defaults), defaults.pod_template)
+    plan = _with_observation(world, plan)
     if plan.status == world.job.status:
         return plan  # The time that passes is no reason to write the status.
     return replace(plan, status=goodput.advance(world, plan.status))
@@ -96,7 +99,8 @@ def _start_or_resume(world: World, defaults: Defaults) -> Plan:
         out = ConditionWriter(world, status)
         out.set(ConditionType.SUSPENDED, False, "Resumed", "")
         status = out.status
-    return _new_attempt(world, status, (event,), defaults)
+    events = (event, *unprotected_events(world.job, defaults))
+    return _new_attempt(world, status, events, defaults)
 
 
 def _restart_for_new_spec(world: World, defaults: Defaults) -> Plan:
@@ -111,7 +115,8 @@ def _restart_for_new_spec(world: World, defaults: Defaults) -> Plan:
     # The new spec may fix the stall.
     counts = {"stalled_attempts": 0, "attempts_without_progress": 0}
     status = status.model_copy(update=counts | {"pods": fresh_pods(world.job, defaults)})
-    return _new_attempt(world, status, (event,), defaults)
+    events = (event, *unprotected_events(world.job, defaults))
+    return _new_attempt(world, status, events, defaults)
 
 
 def _fail_by_deadline(world: World, reason: str, message: str) -> Plan:

@@ -18,6 +18,13 @@ class CreateService:
 
 
 @dataclass(frozen=True)
+class CreateNetworkPolicy:
+    """Creation of the NetworkPolicy, or its restoration if somebody has changed it."""
+
+    manifest: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class CreatePod:
     """Creation of a worker pod.
 
@@ -79,7 +86,9 @@ class DeleteJob:
     uid: str
 
 
-Action = CreateService | CreatePod | DeletePod | EndPod | SetAttempt | DeleteJob
+Action = (
+    CreateService | CreateNetworkPolicy | CreatePod | DeletePod | EndPod | SetAttempt | DeleteJob
+)
 
 
 class EventType(StrEnum):

@@ -83,6 +83,8 @@ class World:
     now: datetime
     pods: tuple[PodView, ...] = ()
     service_exists: bool = False
+    network_policy: Mapping[str, Any] | None = None
+    """Spec of the job's NetworkPolicy, or None if it does not exist."""
     reports: Mapping[str, AgentStatus] = field(default_factory=dict)
     """Newest agent report by pod uid."""
     silent: frozenset[str] = frozenset()

@@ -9,6 +9,7 @@ from ddp_operator.cluster.base import Key, Listing, Manifest, Snapshot
 from ddp_wire import contract
 
 _JOB = "DDPJob"
+CHILD_KINDS = ("Pod", "Service", "NetworkPolicy")
 _ObjectKey = tuple[str, str, str]
 """Kind, namespace and name."""
 
@@ -19,7 +20,7 @@ class _Contents:
 
     jobs: dict[Key, Manifest] = field(default_factory=dict)
     children: dict[str, dict[Key, dict[str, Manifest]]] = field(
-        default_factory=lambda: {"Pod": {}, "Service": {}}
+        default_factory=lambda: {kind: {} for kind in CHILD_KINDS}
     )
     listed_version: int = 0
     """Resource version of the last list of jobs."""
@@ -60,7 +61,7 @@ class Cache:
         return list(self._jobs.values())
 
     def children(self, kind: str, key: Key) -> list[Manifest]:
-        """Return the pods or Services of a job, and of earlier jobs with the same name."""
+        """Return the children of a kind of a job, and of earlier jobs with the same name."""
         return list(self._children[kind].get(key, {}).values())
 
     def put_job(self, job: Manifest) -> Key:
@@ -196,7 +197,8 @@ class PendingRequest:
                 del contents.jobs[key]
         for job in snapshot.jobs.items:
             self.put_job(job)
-        for kind, listing in (("Pod", snapshot.pods), ("Service", snapshot.services)):
+        listings = (snapshot.pods, snapshot.services, snapshot.network_policies)
+        for kind, listing in zip(CHILD_KINDS, listings, strict=True):
             self._replace_children(kind, listing)
         return affected | set(contents.jobs)
 

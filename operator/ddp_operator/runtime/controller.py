@@ -24,6 +24,7 @@ from ddp_operator.reconcile.invalid_spec import INVALID, invalid_spec_status
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import (
     Action,
+    CreateNetworkPolicy,
     CreatePod,
     CreateService,
     DeleteJob,
@@ -248,13 +249,15 @@ class Controller:
     def _observe(self, job: DDPJob, pods: Sequence[Manifest]) -> World:
         """Return the observed state. No observation waits for an agent. Any thread may call it."""
         views = self._views.of(job.key, [p for p in pods if _belongs(p, job)])
-        services = self._cache.children("Service", job.key)
+        services = self._children("Service", job)
+        policies = self._children("NetworkPolicy", job)
         known = self._reports.statuses(views)
         return World(
             job=job,
             now=self._clock(),
             pods=views,
-            service_exists=any(_belongs(s, job) and _selects(s, job) for s in services),
+            service_exists=any(_selects(service, job) for service in services),
+            network_policy=next((policy["spec"] for policy in policies), None),
             # The address may belong to a pod of another job by now.
             reports={u: s for u, s in known.items() if s.job_uid in {job.metadata.uid, ""}},
             silent=self._reports.silent(views),
@@ -262,6 +265,9 @@ class Controller:
             undecided_since=self._undecided_since.get(job.key),
             blocked=self._blocked.get(job.key),
         )
+
+    def _children(self, kind: str, job: DDPJob) -> list[Manifest]:
+        return [c for c in self._cache.children(kind, job.key) if _belongs(c, job)]
 
     async def _apply(self, key: Key, raw: Manifest, job: DDPJob, plan: Plan) -> float | None:
         if plan.status != job.status:
@@ -295,10 +301,10 @@ class Controller:
         return written
 
     async def _act(self, job: DDPJob, actions: Sequence[Action]) -> None:
-        """Run the actions: deletions first because they free names, the Service, then all pods."""
+        """Run the actions: deletions first because they free names, then the pods' network."""
         stages: tuple[tuple[type[Action], ...], ...] = (
             (DeletePod, EndPod, DeleteJob),
-            (CreateService,),
+            (CreateService, CreateNetworkPolicy),
         )
         slots = asyncio.Semaphore(self._in_flight)
         for stage in stages:
@@ -335,7 +341,7 @@ class Controller:
         namespace, cluster = job.metadata.namespace, self._cluster
         async with slots:
             match action:
-                case CreateService():
+                case CreateService() | CreateNetworkPolicy():
                     await self._create(action.manifest)
                 case CreatePod():
                     await self._create(with_secret(action.manifest, random_text()))

@@ -8,14 +8,19 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    Json,
     ValidationError,
     ValidationInfo,
     field_validator,
 )
 
+from ddp_operator.api.pod_policy import PodTemplatePolicy
+from ddp_operator.builders.network import PolicyPeer
 from ddp_operator.runtime.agent_watcher import STATUS_WRITES_PER_SECOND
 
 PREFIX = "DDP_OPERATOR_"
+ASSIGNED = "assigned"
+"""Value of `worker_user` in a cluster that assigns the user ids of pods."""
 
 
 class SettingsError(ValueError):
@@ -31,6 +36,16 @@ class Settings(BaseModel):
     """Image of jobs that set none."""
     image_pull_policy: str = "IfNotPresent"
     """Image pull policy of jobs that set none."""
+    worker_user: str = Field(default="1000", pattern=f"^([1-9][0-9]{{0,9}}|{ASSIGNED})$")
+    """User and group id of the worker pods, or `assigned` if the cluster assigns them, as OpenShift
+    does."""
+    shared_memory: str | None = None
+    """Size limit of /dev/shm of jobs that set none, a Kubernetes quantity, for example 16Gi."""
+    agent_clients: Json[tuple[PolicyPeer, ...]] | None = None
+    """JSON list of the NetworkPolicy peers that may connect to agents: the operator's own pods and
+    the scrapers of metrics. Without it the operator creates no NetworkPolicies."""
+    pod_template: PodTemplatePolicy = PodTemplatePolicy.SCHEDULING
+    """How much of a worker pod a job may set: full, scheduling or off."""
     namespace: str | None = None
     """The only namespace to serve, or None for all namespaces."""
     workers: int = Field(default=8, ge=1, le=256)

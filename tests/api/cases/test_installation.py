@@ -102,10 +102,10 @@ async def test_case_44_deleting_a_job_without_an_operator_deletes_its_children(
     async def gone() -> bool:
         await job.kubelet.finish_deletions()
         left = [await job.pods(), await api.list("ddpjobs", job.namespace)]
-        services = await api.list("services", job.namespace)
-        return not any([*left, services])
+        left += [await api.list(k, job.namespace) for k in ("services", "networkpolicies")]
+        return not any(left)
 
-    await eventually(gone, "job, pods and Service are deleted", 30)
+    await eventually(gone, "the job and its children are deleted", 30)
 
 
 async def test_case_45_namespace_of_a_running_job_is_deleted_fast_and_without_errors(

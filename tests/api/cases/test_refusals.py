@@ -1,15 +1,26 @@
 """Tests of pods that admission rejects: the job reports the reason, backs off and recovers."""
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.api.cases.conftest import OperatorLauncher
 from tests.api.client import Api, RefusedError, eventually, path_of
 from tests.api.job import Job
+from tests.api.operator_process import OperatorProcess
 from tests.api.proxy import FaultProxy
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
+
+
+@pytest.fixture(scope="module")
+def shared_operator(launcher: OperatorLauncher) -> Iterator[OperatorProcess]:
+    """Yield an operator that lets jobs ask for what admission then rejects."""
+    with launcher.operator("shared", settings={"pod_template": "full"}) as operator:
+        yield operator
+
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 CREATIONS_IN_TEN_SECONDS = 8

@@ -47,7 +47,7 @@ async def test_case_12_expired_watch_causes_one_list_and_one_attempt(
         await asyncio.to_thread(control_plane.cluster.apiserver_start)
         back = time.monotonic()
     await job.pods_of_attempt(2)
-    kinds = ("ddpjobs", "pods", "services")
+    kinds = ("ddpjobs", "pods", "services", "networkpolicies")
 
     def lists() -> dict[str, int]:
         return {k: proxy.count(back, verb="list", resource=k, namespace="") for k in kinds}

@@ -36,6 +36,8 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "a checkpoint": {**TASK, "checkpoint": {"claimName": "c", "path": "runs/a-1", "keep": 1}},
     "a checkpoint by steps": {**TASK, "checkpoint": {"claimName": "c", "everySteps": 100}},
     "a network": {**TASK, "network": {"interface": "eth0", "ncclDebug": "Info"}},
+    "RDMA devices": {**TASK, "network": {"rdma": {"resource": "rdma/hca", "count": 8}}},
+    "shared memory": {**TASK, "sharedMemory": "16Gi"},
     "an excluded interface": {**TASK, "network": {"interface": "^docker0,lo"}},
     "an overlay": {
         **TASK,
@@ -94,6 +96,9 @@ REJECTED: dict[str, dict[str, Any]] = {
     "an unknown pull policy": {**TASK, "imagePullPolicy": "Sometimes"},
     "an unknown clean-up policy": {**TASK, "cleanPodPolicy": "Running"},
     "an unknown debug level": {**TASK, "network": {"ncclDebug": "INFO"}},
+    "an RDMA resource without a domain": {**TASK, "network": {"rdma": {"resource": "hca"}}},
+    "no RDMA device": {**TASK, "network": {"rdma": {"resource": "rdma/hca", "count": 0}}},
+    "shared memory of no size": {**TASK, "sharedMemory": "much"},
     "an interface with a space": {**TASK, "network": {"interface": "eth 0"}},
     "a mount at a relative path": {
         **TASK,

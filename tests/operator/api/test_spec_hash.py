@@ -73,6 +73,7 @@ SHAPING: dict[str, Any] = {
     "imagePullSecrets": ["registry"],
     "env": [{"name": "A", "value": "1"}],
     "resources": {"limits": {"cpu": "1"}},
+    "sharedMemory": "16Gi",
     "volumes": [{"name": "other", "emptyDir": {}}],
     "volumeMounts": [{"name": "data", "mountPath": "/data", "readOnly": True}],
     "podTemplate": {"spec": {"hostIPC": True}},

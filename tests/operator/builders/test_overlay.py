@@ -89,6 +89,34 @@ def test_overlay_adds_a_sidecar() -> None:
     assert [c["name"] for c in pod["spec"]["containers"]] == ["worker", "sync"]
 
 
+RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+@pytest.mark.parametrize(
+    ("given", "context"),
+    [
+        (None, RESTRICTED),
+        ({"runAsUser": 5, "capabilities": None}, {**RESTRICTED, "runAsUser": 5}),
+        ({"privileged": True}, {"privileged": True}),
+        ({"capabilities": {"add": ["SYS_ADMIN"]}}, {"capabilities": {"add": ["SYS_ADMIN"]}}),
+    ],
+    ids=["none", "null", "privileged", "capability"],
+)
+@pytest.mark.parametrize("kind", ["containers", "initContainers"])
+def test_container_of_the_overlay_has_only_the_privileges_that_it_states(
+    kind: str, given: dict[str, Any] | None, context: dict[str, Any]
+) -> None:
+    sidecar = {"name": "sync", "image": "sync:1", "securityContext": given}
+    pod = build({"spec": {kind: [sidecar]}})
+    assert pod["spec"][kind][-1]["securityContext"] == context
+
+
+def test_overlay_cannot_take_the_restrictions_of_the_worker_by_null() -> None:
+    change = {"allowPrivilegeEscalation": None, "capabilities": None}
+    pod = build({"spec": {"containers": [{"name": "worker", "securityContext": change}]}})
+    assert pod["spec"]["containers"][0]["securityContext"].items() >= RESTRICTED.items()
+
+
 def test_overlay_changes_the_worker_by_name() -> None:
     change = {"name": "worker", "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
     worker = build({"spec": {"containers": [change]}})["spec"]["containers"][0]

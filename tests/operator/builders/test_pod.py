@@ -1,6 +1,7 @@
 """The worker pod: its metadata, its mounts, and the fields that a job can change."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,24 @@ def test_shared_memory_volume_replaces_the_64_mib_default() -> None:
     assert mounts(build())["/dev/shm"]["emptyDir"] == {"medium": "Memory"}
 
 
+def test_shared_memory_has_the_size_of_the_job_or_else_of_the_installation() -> None:
+    def size(defaults: Defaults, **spec: Any) -> Any:
+        pod = build_pod(new_job(**spec), 0, 1, defaults)
+        return mounts(pod)["/dev/shm"]["emptyDir"].get("sizeLimit")
+
+    installed = replace(DEFAULTS, shared_memory="8Gi")
+    assert size(DEFAULTS, sharedMemory="16Gi") == "16Gi"
+    assert size(installed, sharedMemory="16Gi") == "16Gi"
+    assert size(installed) == "8Gi"
+
+
+def test_rdma_devices_are_limits_beside_those_of_the_job() -> None:
+    rdma = {"resource": "rdma/hca", "count": 8}
+    pod = build(gpusPerNode=8, resources={"limits": {"memory": "1Gi"}}, network={"rdma": rdma})
+    limits = {"memory": "1Gi", GPU_RESOURCE: 8, "rdma/hca": 8}
+    assert container(pod)["resources"]["limits"] == limits
+
+
 def test_volumes_of_the_job_are_mounted_at_their_paths() -> None:
     pod = build(
         volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "d", "readOnly": True}}],
@@ -241,7 +260,8 @@ def test_secret_is_the_last_variable_of_the_worker_and_of_no_other_container() -
     signed = with_secret(pod, SECRET)
     worker, proxy = signed["spec"]["containers"]
     assert worker["env"][-1] == {"name": "DDP_AGENT_SECRET", "value": SECRET}
-    assert proxy == {"name": "proxy", "image": "proxy:1"}
+    restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert proxy == {"name": "proxy", "image": "proxy:1", "securityContext": restricted}
     assert with_secret(build_pod(job, 0, 1, DEFAULTS), SECRET) == signed
     for seen in (signed, keep_used_fields("Pod", {**signed, "metadata": signed["metadata"]})):
         view = view_pod({**seen, "metadata": {**signed["metadata"], "uid": "u"}})

@@ -5,6 +5,7 @@ Each control of https://kubernetes.io/docs/concepts/security/pod-security-standa
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,6 +98,19 @@ def test_worker_pod_has_no_api_token_and_no_service_links() -> None:
     assert spec["automountServiceAccountToken"] is False
     assert spec["enableServiceLinks"] is False
     assert "serviceAccountName" not in spec
+
+
+def test_pod_with_rdma_devices_adds_only_the_capability_to_lock_memory() -> None:
+    job = new_job(network={"rdma": {"resource": "rdma/hca"}})
+    pod = build_pod(job, 0, 1, DEFAULTS)
+    assert restricted_violations(pod) == {"capabilities added"}
+    assert _contexts(pod)[0]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+
+
+def test_pod_leaves_the_user_id_to_a_cluster_that_assigns_it() -> None:
+    pod = build_pod(new_job(), 0, 1, replace(DEFAULTS, user=None))
+    assert restricted_violations(pod) == set()
+    assert not {"runAsUser", "runAsGroup", "fsGroup"} & pod["spec"]["securityContext"].keys()
 
 
 def test_worker_has_a_read_only_root_filesystem() -> None:

@@ -4,9 +4,17 @@ import json
 from typing import Any
 
 from ddp_operator.api.job import parse_job
+from ddp_operator.builders.network import build_network_policy
 from ddp_operator.builders.pod import build_pod
 from ddp_operator.cluster.used_fields import keep_used_fields
-from tests.operator.support import DEFAULTS, active_job, job_manifest, pod_manifest
+from tests.operator.support import (
+    AGENT_CLIENTS,
+    DEFAULTS,
+    UID,
+    active_job,
+    job_manifest,
+    pod_manifest,
+)
 
 MANAGED = [{"manager": "kubelet", "fieldsV1": {f"f:{n}": {} for n in range(200)}}]
 
@@ -39,6 +47,15 @@ def test_service_keeps_its_selector_and_owner() -> None:
     assert kept["spec"] == {"selector": {"a": "b"}}
     assert kept["metadata"].items() >= metadata.items()
     assert kept["metadata"]["ownerReferences"] == [{"uid": "j"}]
+
+
+def test_network_policy_keeps_its_rules_and_owner() -> None:
+    policy = build_network_policy(active_job(), AGENT_CLIENTS)
+    policy["metadata"] |= {"uid": "n", "resourceVersion": "7", "managedFields": MANAGED}
+    kept = keep_used_fields("NetworkPolicy", policy)
+    assert kept["spec"] == policy["spec"]
+    assert kept["metadata"]["ownerReferences"] == [{"uid": UID}]
+    assert "managedFields" not in kept["metadata"]
 
 
 def test_job_keeps_spec_status_and_the_annotations_of_its_user() -> None:

@@ -166,7 +166,12 @@ def worlds(draw: st.DrawFn) -> World:
             reports[view.uid] = report
     observed = draw(OBSERVED)
     return World(
-        job, observed["now"], tuple(pods), observed["service"], reports, observed["blocked"]
+        job,
+        observed["now"],
+        tuple(pods),
+        service_exists=observed["service"],
+        reports=reports,
+        blocked=observed["blocked"],
     )
 
 

@@ -32,7 +32,7 @@ def listing(version: int, *items: Manifest) -> Listing:
 
 
 def snapshot(version: int, jobs: Any = (), pods: Any = ()) -> Snapshot:
-    return Snapshot(listing(version, *jobs), listing(version, *pods), listing(version))
+    return Snapshot(listing(version, *jobs), listing(version, *pods), *2 * [listing(version)])
 
 
 def known(cache: Cache) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ import pytest
 
 from ddp_operator.api.job import parse_job
 from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import ClusterError, ConflictError, NameTakenError
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import FIRST_BATCH, Controller
@@ -15,6 +16,7 @@ from ddp_wire.contract import AgentStatus, AttemptOrder, Progress
 from tests.operator.fake_cluster import DirectReports, FakeCluster
 from tests.operator.support import (
     DEFAULTS,
+    GUARDED,
     NOW,
     UID,
     after,
@@ -30,14 +32,14 @@ KEY = ("team-a", "digits")
 class Bench:
     """Cluster with one job, a cache, a controller and a clock."""
 
-    def __init__(self, *, watched: bool = True, **spec: Any) -> None:
+    def __init__(self, *, watched: bool = True, defaults: Defaults = DEFAULTS, **spec: Any) -> None:
         self.now: datetime = NOW
         self.cluster, self.cache = FakeCluster(), Cache()
         self.cluster.watching = self.cache if watched else None
         self.cache.put_job(self.cluster.apply(job_manifest(**({"nodes": 2} | spec))))
         self.reports = DirectReports(self.cluster)
         self.controller = Controller(
-            self.cluster, self.cache, DEFAULTS, lambda: self.now, reports=self.reports
+            self.cluster, self.cache, defaults, lambda: self.now, reports=self.reports
         )
 
     async def reconcile(self) -> float | None:
@@ -282,6 +284,27 @@ async def test_pods_are_not_created_before_their_service() -> None:
     with pytest.raises(ClusterError):
         await bench.reconcile()
     assert bench.cluster.pods() == []
+
+
+async def test_pods_are_not_created_before_their_network_policy() -> None:
+    bench = Bench(defaults=GUARDED)
+    bench.cluster.refusals["create NetworkPolicy"] = ClusterError("no", status=403)
+    with pytest.raises(ClusterError):
+        await bench.reconcile()
+    assert bench.cluster.pods() == []
+    bench.cluster.refusals.clear()
+    await bench.reconcile_until_idle()
+    assert len(bench.cluster.pods()) == 2
+    created = [write for write in bench.cluster.writes if "NetworkPolicy" in write]
+    assert created == ["create NetworkPolicy digits"] * 2
+
+
+async def test_network_policy_of_another_owner_does_not_count() -> None:
+    bench = Bench(defaults=GUARDED)
+    await bench.train()
+    bench.cluster.change_owner("NetworkPolicy", "digits", "another-job")
+    with pytest.raises(NameTakenError, match="NetworkPolicy digits exists already"):
+        await bench.reconcile()
 
 
 async def test_attempt_is_counted_once_when_its_actions_fail() -> None:

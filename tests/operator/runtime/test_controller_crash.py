@@ -20,7 +20,7 @@ async def test_run_has_the_expected_end(flow: Flow) -> None:
     assert end_of(simulation.cluster.statuses[-1]) == flow.end
     assert simulation.deaths == 0
     if flow.ttl:
-        assert simulation.outcome()[1:] == ([], 0, False)
+        assert simulation.outcome()[1:] == ([], 0, 0, False)
 
 
 # A kill after a write mostly leaves the same state as a kill before the next write.

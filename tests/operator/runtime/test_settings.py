@@ -1,5 +1,6 @@
 """Operator settings: an invalid one is reported in one sentence."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -17,7 +18,9 @@ IMAGE = {
 def test_only_image_and_lease_namespace_are_required() -> None:
     settings = Settings.from_environment(IMAGE)
     assert settings.trainer_image == "registry.example/ddp-trainer:1"
+    assert settings.pod_template == "scheduling"
     assert settings.namespace is None
+    assert settings.agent_clients is None
     assert settings.workers == 8
     assert settings.resync_seconds == 600
     assert settings.status_writes_per_second == 20
@@ -34,6 +37,10 @@ def test_every_setting_is_read_from_its_variable() -> None:
     given = {
         "trainer_image": "mine:1",
         "image_pull_policy": "Always",
+        "worker_user": "assigned",
+        "shared_memory": "16Gi",
+        "agent_clients": "()",
+        "pod_template": "full",
         "namespace": "team-a",
         "workers": "2",
         "resync_seconds": "30",
@@ -49,8 +56,19 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "renew_seconds": "20.0",
         "retry_seconds": "1.5",
     }
-    settings = Settings.from_environment({PREFIX + k.upper(): v for k, v in given.items()})
+    variables = {PREFIX + k.upper(): v for k, v in given.items()}
+    settings = Settings.from_environment(variables | {PREFIX + "AGENT_CLIENTS": "[]"})
     assert {k: str(v) for k, v in settings.model_dump().items()} == given
+
+
+def test_agent_clients_are_peers_of_a_network_policy() -> None:
+    text = '[{"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "prometheus"}}}]'
+    peers = Settings.from_environment({**IMAGE, PREFIX + "AGENT_CLIENTS": text}).agent_clients
+    assert peers is not None
+    assert [peer.to_manifest() for peer in peers] == json.loads(text)
+    for wrong in ("[{}]", '[{"podSelectr": {}}]', "prometheus"):
+        with pytest.raises(SettingsError, match="DDP_OPERATOR_AGENT_CLIENTS: "):
+            Settings.from_environment({**IMAGE, PREFIX + "AGENT_CLIENTS": wrong})
 
 
 def test_lease_namespace_is_not_needed_without_leader_election() -> None:
@@ -75,6 +93,7 @@ def test_other_variables_are_ignored() -> None:
             {**IMAGE, "DDP_OPERATOR_STATUS_WRITES_PER_SECOND": "0"},
             "DDP_OPERATOR_STATUS_WRITES_PER_SECOND: Input should be greater",
         ),
+        ({**IMAGE, "DDP_OPERATOR_POD_TEMPLATE": "some"}, "DDP_OPERATOR_POD_TEMPLATE: Input should"),
         ({**IMAGE, "DDP_OPERATOR_LOG_LEVEL": "LOUD"}, "DDP_OPERATOR_LOG_LEVEL: String should"),
         ({**IMAGE, "DDP_OPERATOR_LOG_FORMAT": "xml"}, "DDP_OPERATOR_LOG_FORMAT: String should"),
         (
@@ -97,6 +116,7 @@ def test_other_variables_are_ignored() -> None:
         "port out of range",
         "resync interval too short",
         "no status writes",
+        "podTemplate policy",
         "log level",
         "log format",
         "no lease namespace",

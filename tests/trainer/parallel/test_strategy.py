@@ -13,7 +13,6 @@ from ddp_trainer.config.settings import resolve
 from ddp_trainer.errors import InputError
 from ddp_trainer.numerics.model import prepare
 from ddp_trainer.parallel.blocks import repeated_blocks
-from ddp_trainer.parallel.memory import Footprint, advise
 from ddp_trainer.parallel.zero1 import owners
 from ddp_trainer.train import loop
 from tests.trainer.rank_processes import Launcher
@@ -193,28 +192,6 @@ def test_blocks_are_the_outermost_that_repeat_and_share_nothing() -> None:
     assert isinstance(linear, nn.Linear)
     model.head.weight = linear.weight
     assert repeated_blocks(model) == list(model.blocks)[1:]
-
-
-def test_the_memory_of_a_rank_and_the_advice_that_follows() -> None:
-    gib = 1 << 30
-    model = Footprint(weights=10 * gib, gradients=10 * gib, optimizer=20 * gib, average=0)
-    assert model.by_strategy(4) == {"ddp": 40 * gib, "zero1": 25 * gib, "fsdp2": 10 * gib}
-    assert advise(model, 4, "ddp", 80 * gib) is None
-    assert advise(model, 4, "ddp", 48 * gib) == (
-        "memory: weights, gradients and optimizer need 40.0 GiB of the 48.0 GiB of a device with"
-        " parallel.strategy ddp; zero1 needs 25.0 GiB"
-    )
-    advice = advise(model, 4, "zero1", 8 * gib)
-    assert advice
-    assert advice.endswith("fsdp2 needs 10.0 GiB, so more ranks are needed")
-
-
-def test_the_start_states_what_a_rank_needs(launcher: Launcher) -> None:
-    gang = launcher.train(TASK, "--max_steps=1", "--ema.decay=0.5", world=None)
-    assert gang.wait() == [0]
-    (start,) = gang.events("start")
-    weights = 4 * start["parameters"]
-    assert start["bytes_per_rank"]["ddp"] == 5 * weights
 
 
 def test_checkpointed_activations_change_no_number() -> None:

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ddp_trainer.data.loader import by_update
 from ddp_trainer.errors import InputError
-from ddp_trainer.numerics.parts import PLACES, LossParts
+from ddp_trainer.numerics.totals import PLACES, LossParts
 from ddp_trainer.run.run import Run
 from ddp_trainer.step import train_step
 from ddp_trainer.task import Weighted, check_task, stateful
@@ -77,6 +77,17 @@ def test_hook_reads_and_changes_whole_weights_with_each_strategy(
         one, two = (load_file(max((tmp_path / n).glob("step-*")) / file) for n in gangs)
         assert all(one[key].allclose(two[key], atol=1e-6, rtol=0) for key in one), file
         assert file == "task.safetensors" or max(t.abs().max() for t in one.values()) == 0.25
+
+
+def test_hook_has_exact_weights_when_fsdp2_gathers_bf16(launcher: Launcher, tmp_path: Path) -> None:
+    arguments = [f"--task={TEACHER}", "--precision=bf16", "--parallel.strategy=fsdp2"]
+    arguments += ["--global_batch=10", "--max_steps=3", f"--checkpoint.directory={tmp_path}"]
+    gang = launcher.train(*arguments, world=2)
+    assert gang.wait() == [0, 0], gang.err(0)
+    newest = max(tmp_path.glob("step-*"))
+    for file, prefix in (("model.safetensors", ""), ("task.safetensors", "teacher/")):
+        weight = load_file(newest / file)[f"{prefix}head.weight"]
+        assert not weight.equal(weight.bfloat16().float()), file
 
 
 def test_rollback_restores_the_state_of_the_task(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from ddp_trainer.tools.verify import largest_difference
+from tests.trainer.rank_processes import Launcher
 
 
 def verify(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -73,6 +75,40 @@ def test_command_reports_a_mistake_in_one_sentence(tmp_path: Path) -> None:
     done = verify(tmp_path, "sample_tasks:none")
     assert done.returncode == 2
     assert done.stderr.endswith('task: module "sample_tasks" has no function "none"\n')
+
+
+@pytest.mark.slow
+def test_command_states_what_happens_to_live_buffers(tmp_path: Path) -> None:
+    done = verify(tmp_path, "buffer_tasks:build", "--steps=2", "--task.kind=queue")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == (
+        'training changes 2 buffers, first "first.queue.items": after each update all ranks take'
+        " those of rank 0 (parallel.buffers is broadcast); on 2 ranks after 5 updates they are"
+        " equal  ok"
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "policy", "end", "valid"),
+    [
+        ({"kind": "none"}, "broadcast", None, True),
+        ({}, "average", "(parallel.buffers is average); on 2 ranks after 3 updates", True),
+        ({}, "per_rank", "of their numbers differ  ok", True),
+        ({"stray": True}, "broadcast", "6 of their numbers differ  NOT EQUAL", False),
+    ],
+)
+def test_buffers_of_two_ranks_are_compared(
+    launcher: Launcher, task: dict[str, Any], policy: str, end: str | None, valid: bool
+) -> None:
+    settings = {"max_steps": 3, "task": task, "parallel": {"buffers": policy}}
+    gang = launcher.call("probes:report_buffers", settings, world=2)
+    assert gang.wait() == [0, 0], gang.err(0)
+    (found,) = [event["found"] for event in gang.events("probe")]
+    if end is None:
+        assert found is None
+        return
+    assert end in found["sentence"]
+    assert found["valid"] == valid
 
 
 def test_difference_is_infinite_for_nan_or_a_missing_tensor() -> None:

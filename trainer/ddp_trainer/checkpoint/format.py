@@ -6,6 +6,7 @@
         optimizer.json          the optimizer's other state and its groups
         ema.safetensors         moving average of the weights, by the same names; optional
         compression.safetensors residues and matrices of gradient compression; optional
+        buffers.safetensors     buffers of each rank as <rank>/<name>; optional
         task.json               the task's own state (see `checkpoint.tree`); optional
         task.safetensors        the tensors in it; optional
         state.json              position, loss scaling, configuration, versions
@@ -33,6 +34,7 @@ OPTIMIZER = "optimizer.safetensors"
 OPTIMIZER_REST = "optimizer.json"
 AVERAGE = "ema.safetensors"
 COMPRESSION = "compression.safetensors"
+BUFFERS = "buffers.safetensors"
 TASK = "task.safetensors"
 TASK_REST = "task.json"
 STATE = "state.json"

@@ -15,6 +15,7 @@ from torch import Tensor
 from ddp_trainer.checkpoint.format import (
     AVERAGE,
     BROKEN,
+    BUFFERS,
     COMPRESSION,
     MODEL,
     OPTIMIZER,
@@ -140,6 +141,7 @@ def receive(path: Path | None, device: torch.device, sleep: Sleep = time.sleep) 
         state=state,
         average=broadcast_tensors(read.average, device),
         compression=broadcast_tensors(read.compression, device),
+        buffers=broadcast_tensors(read.buffers, device),
         task=broadcast_tensors(read.task, device),
         task_rest=task_rest,
     )
@@ -202,6 +204,7 @@ def _read(path: Path) -> Snapshot:
             state=read_json(path / STATE),
             average=read_tensors(path / AVERAGE),
             compression=read_tensors(path / COMPRESSION),
+            buffers=read_tensors(path / BUFFERS),
             task=read_tensors(path / TASK),
             task_rest=read_json(path / TASK_REST) if _exists(path / TASK_REST) else None,
         )

@@ -27,6 +27,8 @@ class Snapshot:
     """Moving average of the weights by parameter name; empty without EMA."""
     compression: Tensors = field(default_factory=dict)
     """State of gradient compression; empty without compression."""
+    buffers: Tensors = field(default_factory=dict)
+    """Buffers by `<rank>/<name>`; empty unless each rank keeps its own."""
     task: Tensors = field(default_factory=dict)
     """Tensors of the task's own state."""
     task_rest: Any = None

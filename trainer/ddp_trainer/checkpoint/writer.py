@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from ddp_trainer.checkpoint.format import (
     AVERAGE,
+    BUFFERS,
     COMPRESSION,
     MODEL,
     OPTIMIZER,
@@ -84,6 +85,7 @@ def _files(snapshot: Snapshot) -> dict[str, Tensors]:
     optional = {
         AVERAGE: snapshot.average,
         COMPRESSION: snapshot.compression,
+        BUFFERS: snapshot.buffers,
         TASK: snapshot.task,
     }
     always = {MODEL: snapshot.model, OPTIMIZER: snapshot.optimizer}

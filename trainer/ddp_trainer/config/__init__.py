@@ -11,6 +11,7 @@ from ddp_trainer.config.learning import (
     ScheduleConfig,
 )
 from ddp_trainer.config.parallel import (
+    BufferPolicy,
     CompressionConfig,
     DebugLevel,
     LocalSgdConfig,
@@ -31,6 +32,7 @@ from ddp_trainer.config.section import Section
 
 __all__ = [
     "BatchSplit",
+    "BufferPolicy",
     "CheckpointConfig",
     "CompressionConfig",
     "DataConfig",

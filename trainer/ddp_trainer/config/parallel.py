@@ -7,6 +7,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 from ddp_trainer.config.section import Section
 
 StrategyName = Literal["ddp", "zero1", "fsdp2"]
+BufferPolicy = Literal["broadcast", "average", "per_rank"]
 DebugLevel = Literal["off", "info", "detail"]
 
 POWERSGD_EARLIEST = 2
@@ -90,9 +91,16 @@ class ParallelConfig(Section):
     find_unused_parameters: bool = False
     """Whether an update may leave parameters without a gradient. Costs a graph traversal, and one
     more reduction. With fsdp2 the whole model is then gathered at once."""
+    full_gradients: bool = False
+    """Whether each rank accumulates whole gradients with fsdp2 and reduces them once per update. It
+    saves reductions, but needs memory for all gradients. By default every micro-batch reduces."""
     static_graph: bool = False
     """Whether every update uses the same parts of the model. DDP then finds unused parameters only
     once, and every form of activation checkpointing works."""
+    buffers: BufferPolicy = "broadcast"
+    """What happens to buffers that the loss changes, such as codebooks, queues and running
+    normalisers: all ranks take those of rank 0 after each update (broadcast) or their mean
+    (average), or each rank keeps and saves its own (per_rank). BatchNorm is not concerned."""
     compression: CompressionConfig = CompressionConfig()
     local_sgd: LocalSgdConfig = LocalSgdConfig()
 
@@ -109,6 +117,8 @@ class ParallelConfig(Section):
                 raise ValueError(f'"{key}" has no effect with fsdp2')
             if self.compression.name != "none":
                 raise ValueError('"compression" requires strategy ddp or zero1')
+        elif self.full_gradients:
+            raise ValueError(f'"full_gradients" has no effect with {self.strategy}')
         if self.static_graph and self.find_unused_parameters:
             raise ValueError('"find_unused_parameters" has no effect with static_graph')
         if self.local_sgd.period is not None:

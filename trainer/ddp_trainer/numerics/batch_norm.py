@@ -4,9 +4,6 @@ Only evaluation uses running statistics. One reduction before each evaluation an
 them equal on all ranks. DDP would broadcast each buffer at each update instead.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -17,18 +14,6 @@ from ddp_trainer.ranks.collectives import is_joined, sum_over_ranks
 def norms_in(model: nn.Module) -> list[_BatchNorm]:
     """Return the BatchNorm modules of a model."""
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
-
-
-@contextmanager
-def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Restore all buffers, such as running statistics, at the end of the context."""
-    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in kept:
-                buffer.copy_(value)
 
 
 def average_norm_statistics(model: nn.Module, world_size: int) -> None:

@@ -1,10 +1,23 @@
-"""Sums over the updates since the last report, kept on the device without a host sync."""
+"""Sums over the updates since the last report, kept on the device without a host sync.
+
+The named parts of the loss travel with the exchange of each report in a fixed number of places, so
+that they cost no collective of their own, and different names on different ranks cannot make a
+collective hang.
+"""
+
+import zlib
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from ddp_trainer.errors import InputError
+from ddp_trainer.task import LOSS_PARTS
+
 ROWS = 64
 """Updates whose sums are kept apart. Their addition costs less per update if it comes seldom."""
+PLACES = LOSS_PARTS + 1
+"""Numbers per rank: the sums, then a checksum of the names."""
 
 
 class LossTotals:
@@ -62,3 +75,83 @@ class LossTotals:
         self._sums += self._updates.sum(0)
         self._updates.zero_()
         self._use_row(0)
+
+
+class LossParts:
+    """Sums of this rank by the names of the parts, which the first loss determines."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._names: list[str] = []
+        self._values: Tensor | None = None
+        self._update = torch.zeros(0)
+        """Sums of the update so far, and of its loss."""
+
+    def add(self, parts: Mapping[str, Tensor], total: Tensor) -> None:
+        """Add the parts of one micro-batch, without a host sync.
+
+        Args:
+            parts: Scalars without gradients, by name.
+            total: Scalar, the loss sum, without a gradient.
+
+        Raises:
+            InputError: If the names differ from those of the first micro-batch.
+        """
+        if self._values is None:
+            self._names = sorted(parts)
+            self._values = torch.zeros(len(parts), dtype=torch.float64, device=self._device)
+            self._update = self._values.new_zeros(len(parts) + 1)
+        if len(parts) != len(self._names) or any(name not in parts for name in self._names):
+            raise InputError(
+                f"task: the parts of the loss must have the same names for every batch, first"
+                f" {self._names}, now {sorted(parts)}"
+            )
+        if parts:
+            self._update += torch.stack([*(parts[name] for name in self._names), total])
+
+    def add_update(self, nonfinite: Tensor) -> None:
+        """Add one update, right after its micro-batches, unless its loss is left out.
+
+        `LossTotals` leaves out the loss of an update if neither it nor the gradients were finite.
+
+        Args:
+            nonfinite: Scalar, 1 if its gradients were not finite, else 0.
+        """
+        if self._values is not None and self._names:
+            left_out = (nonfinite > 0) & ~self._update[-1].isfinite()
+            self._values += self._update[:-1].masked_fill(left_out, 0.0)
+            self._update.zero_()
+
+    def read(self) -> Tensor:
+        """Return shape (`PLACES`,), fp64, on the device: the sums, then the checksum."""
+        places = torch.zeros(PLACES, dtype=torch.float64, device=self._device)
+        if self._values is not None and self._names:
+            places[: len(self._names)] = self._values
+            places[-1].fill_(self._checksum())
+        return places
+
+    def means(self, summed: Sequence[float], count: float, world_size: int) -> dict[str, float]:
+        """Return the mean of each part, over all ranks, and set the sums to zero.
+
+        Args:
+            summed: The places of all ranks together.
+            count: Loss count of all ranks.
+            world_size: Number of ranks.
+
+        Raises:
+            InputError: On every rank, if the ranks have different names.
+        """
+        if summed[-1] != self._checksum() * world_size:
+            raise InputError(
+                "task: the parts of the loss must have the same names on every rank, on this one"
+                f" {self._names}"
+            )
+        if self._values is not None:
+            self._values.zero_()
+        nan = float("nan")
+        pairs = zip(self._names, summed, strict=False)
+        return {name: value / count if count else nan for name, value in pairs}
+
+    def _checksum(self) -> float:
+        """Return a whole number below 2**32, so that sums of fp64 are exact; 0 without names."""
+        return float(zlib.crc32("\n".join(self._names).encode()))

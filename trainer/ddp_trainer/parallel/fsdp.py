@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.modules.batchnorm import _NormBase
 
 from ddp_trainer.parallel.blocks import repeated_blocks
-from ddp_trainer.parallel.dtensor import is_split, laid_out_like, local
+from ddp_trainer.parallel.dtensor import is_split, laid_out_like, local, whole
 from ddp_trainer.parallel.objective import Objective
 from ddp_trainer.parallel.strategy import Strategy
 from ddp_trainer.parallel.unused import UnusedWeights
@@ -43,11 +44,13 @@ class FullySharded(Strategy):
             self._place(block)
             if compile_options is not None:
                 block.compile(**compile_options)
-            fully_shard(block, mesh=mesh)
+            fully_shard(block, mesh=mesh, mp_policy=self._policy(block, cast_inputs=True))
         self._place(objective)
         if compile_options is not None and not blocks:
             objective.model.compile(**compile_options)
-        fully_shard(objective.model, mesh=mesh)
+        # Inputs of the model may be numbers that bf16 rounds too much, such as times.
+        rest = self._policy(objective.model, cast_inputs=False)
+        fully_shard(objective.model, mesh=mesh, mp_policy=rest)
         return objective
 
     def _place(self, part: nn.Module) -> None:
@@ -57,10 +60,33 @@ class FullySharded(Strategy):
             if not is_split(tensor):
                 dist.broadcast(tensor.detach(), src=0)
 
+    def _policy(self, part: nn.Module, *, cast_inputs: bool) -> MixedPrecisionPolicy:
+        """Return the number formats of a part: with bf16, gather bf16 weights and reduce in fp32.
+
+        A part with normalisation over the batch gathers fp32, because torch normalises bf16 with
+        fp32 weights or statistics only if both are fp32.
+
+        Args:
+            part: A block, or the model.
+            cast_inputs: Whether the part receives its floating-point inputs in bf16.
+        """
+        normalises = any(isinstance(module, _NormBase) for module in part.modules())
+        if self.precision != "bf16" or normalises:
+            return MixedPrecisionPolicy()
+        return MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16,
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=cast_inputs,
+        )
+
     def gradient_sync(self, wrapped: nn.Module, *, reduce: bool) -> AbstractContextManager[object]:
-        """Reduce the gradients in the backward pass, or accumulate unsplit ones."""
+        """Reduce the gradients in the backward pass.
+
+        A pass that only accumulates reduces them too, because whole gradients would need the memory
+        that fsdp2 saves. With `full_gradients` it accumulates whole gradients.
+        """
         model = wrapped.model
-        if isinstance(model, FSDPModule):
+        if self.config.full_gradients and isinstance(model, FSDPModule):
             model.set_requires_gradient_sync(reduce)
         return nullcontext()
 
@@ -99,6 +125,7 @@ class FullySharded(Strategy):
                     # A forward pass of the hook must not free them.
                     module.set_reshard_after_forward(False, recurse=False)
                     module.unshard()
+                _use_exact(parts, model)
             return model
 
         try:
@@ -117,9 +144,23 @@ def _split_modules(model: nn.Module) -> list[FSDPModule]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
+def _use_exact(parts: list[nn.Parameter], model: nn.Module) -> None:
+    """Replace gathered weights that are rounded to bf16 by exact ones."""
+    pairs = list(zip(parts, model.parameters(), strict=True))
+    exact = {
+        id(gathered): nn.Parameter(whole(part.detach()), requires_grad=part.requires_grad)
+        for part, gathered in pairs
+        if gathered.dtype != part.dtype
+    }
+    for module in model.modules():
+        for name, gathered in list(module.named_parameters(recurse=False)):
+            if id(gathered) in exact:
+                setattr(module, name, exact[id(gathered)])
+
+
 @torch.no_grad()
 def _keep_changes(parts: list[nn.Parameter], model: nn.Module) -> None:
     """Copy the gathered weights of the model to this rank's parts of them."""
-    for part, whole in zip(parts, model.parameters(), strict=True):
-        if whole is not part:
-            part.copy_(laid_out_like(whole, part))
+    for part, gathered in zip(parts, model.parameters(), strict=True):
+        if gathered is not part:
+            part.copy_(laid_out_like(gathered, part))

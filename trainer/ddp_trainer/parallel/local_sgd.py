@@ -28,6 +28,11 @@ class LocalSgd:
         self._period = period
         self._apart = False
 
+    @property
+    def apart(self) -> bool:
+        """Whether the ranks have trained separately since their last average."""
+        return self._apart
+
     def is_local(self, step: int) -> bool:
         """Return whether the update with this index stays local to each rank."""
         return step >= self._start

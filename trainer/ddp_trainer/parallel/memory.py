@@ -1,44 +1,88 @@
-"""Estimate of a rank's memory by strategy, and advice on the strategy."""
+"""Memory of a rank by strategy, and advice on the strategy."""
 
+import math
 from dataclasses import dataclass
 
 from ddp_trainer.config import StrategyName
+from ddp_trainer.parallel.zero1 import owners
 
 STRATEGIES: tuple[StrategyName, ...] = ("ddp", "zero1", "fsdp2")
 ADVISABLE_PART = 0.6
 """Part of a device's memory for weights, gradients and state; the rest is for activations."""
 _GIB = 1 << 30
+_AVERAGE_BYTES = 4
+"""Bytes per weight of the moving average, which is in fp32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Size of a whole parameter."""
+
+    shape: tuple[int, ...]
+    element: int
+    """Bytes per element."""
+    trained: bool = True
+    """Whether it has a gradient and optimizer state."""
+
+    def part(self, ranks: int) -> int:
+        """Return the most elements on a rank. fsdp2 splits the first dimension, rounded up."""
+        if not self.shape:
+            return 1
+        return -(-self.shape[0] // ranks) * math.prod(self.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of the whole model, before a strategy splits it."""
+    """What a run holds for its model: weights, gradients, optimizer state and average."""
 
-    weights: int
-    gradients: int
-    optimizer: int
-    """Optimizer state, in bytes."""
-    average: int = 0
-    """Moving average of the weights, in bytes."""
+    params: tuple[Size, ...]
+    moments: int
+    """Numbers per trained weight in the optimizer's state."""
+    averaged: bool = False
+    """Whether there is a moving average of the weights."""
+    buffers: int = 0
+    """Bytes of the model's buffers, which no strategy splits."""
+    full_gradients: bool = False
+    """Whether fsdp2 accumulates whole gradients."""
 
     def per_rank(self, strategy: StrategyName, ranks: int) -> int:
-        """Return the bytes on each rank, without activations and temporarily gathered blocks.
+        """Return the bytes on the rank that holds the most.
+
+        Activations, temporarily gathered blocks and the optimizer's counters are not included.
 
         Args:
             strategy: The strategy.
             ranks: Number of ranks.
         """
-        whole = {
-            "ddp": self.weights + self.gradients + self.optimizer + self.average,
-            "zero1": self.weights + self.gradients + self.average,
-            "fsdp2": 0,
-        }[strategy]
-        split = self.weights + self.gradients + self.optimizer + self.average - whole
-        return whole + -(-split // ranks)
+        split = ranks if strategy == "fsdp2" else 1
+        gradients = 1 if self.full_gradients else split
+        optimizer = self._owned(ranks) if strategy == "zero1" else self._optimizer(split)
+        return (
+            self.buffers
+            + sum(size.part(split) * size.element for size in self.params)
+            + sum(size.part(gradients) * size.element for size in self._trained())
+            + optimizer
+            + self.averaged * sum(s.part(split) * _AVERAGE_BYTES for s in self._trained())
+        )
 
     def by_strategy(self, ranks: int) -> dict[StrategyName, int]:
-        """Return the bytes on each rank, for each strategy."""
+        """Return the bytes on the rank that holds the most, for each strategy."""
         return {name: self.per_rank(name, ranks) for name in STRATEGIES}
+
+    def _trained(self) -> list[Size]:
+        return [size for size in self.params if size.trained]
+
+    def _optimizer(self, ranks: int) -> int:
+        """Return the bytes of the optimizer's state, split like the weights."""
+        return self.moments * sum(s.part(ranks) * s.element for s in self._trained())
+
+    def _owned(self, ranks: int) -> int:
+        """Return the bytes of the optimizer's state of the rank that owns the most."""
+        loads = [0] * ranks
+        trained = self._trained()
+        for size, rank in zip(trained, owners([s.part(1) for s in trained], ranks), strict=True):
+            loads[rank] += self.moments * size.part(1) * size.element
+        return max(loads)
 
 
 def advise(footprint: Footprint, ranks: int, chosen: StrategyName, device_bytes: int) -> str | None:

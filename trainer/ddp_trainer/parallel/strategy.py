@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddp_trainer.config import ParallelConfig, StrategyName
+from ddp_trainer.config import ParallelConfig, Precision, StrategyName
 from ddp_trainer.parallel.objective import Objective
 from ddp_trainer.ranks.collectives import is_joined
 
@@ -24,9 +24,12 @@ class Strategy:
     splits_optimizer = False
     """Whether ranks hold optimizer state of different parameters."""
 
-    def __init__(self, device: torch.device, config: ParallelConfig) -> None:
+    def __init__(
+        self, device: torch.device, config: ParallelConfig, precision: Precision = "fp32"
+    ) -> None:
         self.device = device
         self.config = config
+        self.precision = precision
 
     def wrap(self, objective: Objective, *, compile_options: Mapping[str, Any] | None) -> nn.Module:
         """Move the objective to the device, and make its gradients those of all ranks.
@@ -95,15 +98,15 @@ class Strategy:
         yield lambda: model
 
 
-def choose_strategy(device: torch.device, config: ParallelConfig) -> Strategy:
+def choose_strategy(device: torch.device, config: ParallelConfig, precision: Precision) -> Strategy:
     """Return the configured strategy, or the default one in a process without a group."""
     if not is_joined():
-        return Strategy(device, config)
+        return Strategy(device, config, precision)
     kinds: dict[StrategyName, str] = {
         "ddp": "ddp_trainer.parallel.ddp:Replicated",
         "zero1": "ddp_trainer.parallel.zero1:SplitOptimizer",
         "fsdp2": "ddp_trainer.parallel.fsdp:FullySharded",
     }
     # Import only the one in use: each needs modules of torch that take long to import.
-    found: Strategy = pkgutil.resolve_name(kinds[config.strategy])(device, config)
+    found: Strategy = pkgutil.resolve_name(kinds[config.strategy])(device, config, precision)
     return found

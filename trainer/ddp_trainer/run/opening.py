@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.checkpoint.initial import WeightMatch, load_initial
 from ddp_trainer.checkpoint.manager import CheckpointManager
@@ -37,18 +36,15 @@ from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.ranks.preflight import RankInfo, build_and_compare, rank_info
 from ddp_trainer.ranks.topology import Location, rank_map, ring_warning
 from ddp_trainer.run.building import build_task, document_of
+from ddp_trainer.run.rehearsal import rehearse_if_needed
 from ddp_trainer.run.reporting import make_reporter
 from ddp_trainer.run.run import Position, Run
-from ddp_trainer.run.state import missing_task_state, restore, task_state
-from ddp_trainer.step import rehearse
+from ddp_trainer.run.state import restore, task_state, unused_state
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import Task
 from ddp_wire.activity import Activity
 from ddp_wire.contract import CheckpointInfo, RankPhase
 from ddp_wire.machine import cpu_count
-
-COMMUTATIVE_RANKS = 2
-"""Above two ranks the order of summation changes the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +166,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
         data_wait_monitor=DataWaitMonitor(report.times.data_wait, ranks.rank, ranks.world_size),
     )
     _report_opened(run, resume.opened, group, built.locations, data.loaders.budget.workers)
-    other = (group.route.warning, missing_task_state(built.task, resume.saved))
+    other = [group.route.warning, *unused_state(learner, built.task, resume.saved)]
     _report_warnings(run, built, other, data.loaders.budget)
     _report_notes(run, data.choice, initial)
     _report_memory(run)
@@ -266,8 +262,8 @@ def _learner(
     task_state(built.task)  # Raise its InputError before the training, not at the first save.
     if saved:
         restore(learner, built.task, saved)
-    if step < data.total_steps and _needs_rehearsal(learner, ranks):
-        rehearse(learner, to_device(data.first(), device))
+    if step < data.total_steps:
+        rehearse_if_needed(learner, ranks, lambda: to_device(data.first(), device))
     return learner
 
 
@@ -286,18 +282,6 @@ def _profile_directory(config: RunConfig, ranks: Ranks) -> Path | None:
     """Return the directory that rank 0 polls for profile requests; None on other ranks."""
     directory = config.checkpoint.directory
     return Path(directory) if directory and ranks.is_first else None
-
-
-def _needs_rehearsal(learner: Learner, ranks: Ranks) -> bool:
-    """Return whether an attempt's first update would differ in its bits from later updates.
-
-    This concerns the order of summation and the state of compressed buckets. A static graph needs a
-    rehearsal too: torch records it in the first pass, and fails if that pass does not reduce.
-    """
-    if not isinstance(learner.objective, DistributedDataParallel):
-        return False
-    static = learner.strategy.config.static_graph
-    return static or ranks.world_size > COMMUTATIVE_RANKS or learner.compression is not None
 
 
 def _position(saved: Snapshot, sampler: Sampler) -> Position:
@@ -377,7 +361,10 @@ def _report_warnings(
 
 
 def _report_notes(run: Run, choice: WorkerChoice | None, initial: WeightMatch | None) -> None:
-    """Report the number of workers, if it was chosen, and initial weights, if any were loaded."""
+    """Report the policy of live buffers, a chosen number of workers, and loaded weights."""
+    buffers, local = run.learner.buffers, run.learner.local_sgd is not None
+    if buffers and (sentence := buffers.sentence(local=local)):
+        run.report.note(sentence)
     if choice:
         run.report.note(choice.sentence())
     if initial and initial.complete:

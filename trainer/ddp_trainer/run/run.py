@@ -305,7 +305,12 @@ class Run:
         if self.synchronized_step == self.position.step:
             return
         average_norm_statistics(self.learner.model, self.ranks.world_size)
-        self.learner.synchronize()
+        late = self.learner.synchronize()
+        if late:
+            self.report.warn(
+                f"the loss began to change {len(late)} buffers after the first update, first"
+                f' "{late[0]}"; from now on parallel.buffers applies to them'
+            )
         self.synchronized_step = self.position.step
         Collector.collect_all()
 

@@ -38,6 +38,7 @@ def gather(learner: Learner, task: Task) -> Snapshot | None:
     own = take(learner.model, learner.optimizer)
     own.average = learner.ema.state() if learner.ema else {}
     own.compression = learner.compression.state(learner.rank) if learner.compression else {}
+    own.buffers = learner.buffers.own(learner.rank) if learner.buffers else {}
     own.task, own.task_rest = task_state(task)
     gathered = replace(
         own,
@@ -45,6 +46,7 @@ def gather(learner: Learner, task: Task) -> Snapshot | None:
         optimizer=_gathered(own.optimizer, learner, union=learner.strategy.splits_optimizer),
         average=_gathered(own.average, learner),
         compression=_gathered(own.compression, learner, union=bool(own.compression)),
+        buffers=_gathered(own.buffers, learner, union=bool(own.buffers)),
         task=_gathered(own.task, learner),
     )
     if learner.strategy.splits_optimizer:
@@ -61,6 +63,7 @@ def learner_state(learner: Learner) -> dict[str, Any]:
         "scaler": learner.scaler.state_dict(),
         "compression_on": switched_on,
         "optimizer": type(learner.optimizer).__name__,
+        "live_buffers": learner.buffers.names if learner.buffers else None,
     }
 
 
@@ -74,14 +77,37 @@ def task_state(task: Task) -> tuple[Tensors, Any]:
     return ({}, None) if owner is None else encode(owner.state_dict(), "task")
 
 
-def missing_task_state(task: Task, saved: Snapshot | None) -> str | None:
+def unused_state(learner: Learner, task: Task, saved: Snapshot | None) -> list[str]:
+    """Return a sentence for each kind of saved state that this attempt lacks or cannot use."""
+    if saved is None:
+        return []
+    found = (_missing_task_state(task, saved), _dropped_buffers(learner, saved))
+    return [sentence for sentence in found if sentence]
+
+
+def _missing_task_state(task: Task, saved: Snapshot) -> str | None:
     """Return a sentence if only one of task and checkpoint has state of the task."""
     owner = stateful(task)
-    if saved is None or (owner is None) == (saved.task_rest is None):
+    if (owner is None) == (saved.task_rest is None):
         return None
     if owner is None:
         return "the checkpoint has state of the task, but the task has no load_state_dict for it"
     return "the checkpoint has no state of the task, so the task keeps its initial state"
+
+
+def _dropped_buffers(learner: Learner, saved: Snapshot) -> str | None:
+    """Return a sentence if this attempt cannot use the buffers that each rank had saved."""
+    if not saved.buffers:
+        return None
+    kept = learner.buffers is not None and learner.buffers.policy == "per_rank"
+    before, world_size = saved.state["world_size"], _world_size()
+    if kept and before == world_size:
+        return None
+    why = f"now there are {world_size} ranks" if kept or world_size == 1 else "now they share them"
+    return (
+        f"the checkpoint has the buffers of each of {before} ranks (parallel.buffers was per_rank),"
+        f" but {why}: all ranks start with those of rank 0"
+    )
 
 
 def restore(learner: Learner, task: Task, saved: Snapshot) -> None:
@@ -113,12 +139,18 @@ def restore(learner: Learner, task: Task, saved: Snapshot) -> None:
         learner.ema.load(saved.average)
     if saved.state["scaler"] and learner.scaler.is_enabled():
         learner.scaler.load_state_dict(saved.state["scaler"])
+    same_world = saved.state["world_size"] == _world_size()
+    if learner.buffers:
+        own = saved.buffers if same_world and learner.buffers.policy == "per_rank" else {}
+        learner.buffers.load(saved.state.get("live_buffers"), own, learner.rank)
     if learner.compression:
-        world_size = dist.get_world_size() if is_joined() else 1
-        same_world = saved.state["world_size"] == world_size
         learner.compression.load(saved.compression, learner.rank, same_world=same_world)
         if saved.state.get("compression_on"):
             learner.compression.switched_on = True
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if is_joined() else 1
 
 
 def _check_optimizer(learner: Learner, state: dict[str, Any], *, configured: bool) -> None:
@@ -168,11 +200,17 @@ def _receive_missing(gathered: Tensors, own: Tensors, src: int, device: torch.de
         if name not in wanted:
             continue
         if rank == src:
-            dist.send(own[name].detach().to(device).contiguous(), dst=0)
+            sent = own[name].detach().to(device).contiguous()
+            dist.send(_as_bytes(sent), dst=0)
         elif rank == 0:
             buffer = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-            dist.recv(buffer, src=src)
+            dist.recv(_as_bytes(buffer), src=src)
             gathered[name] = _host_copy(buffer)
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    """Return a view of a contiguous tensor as bytes, because NCCL does not know all types."""
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def _host_copy(tensor: Tensor) -> Tensor:

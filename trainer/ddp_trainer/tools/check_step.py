@@ -10,7 +10,7 @@ from ddp_trainer.config import RunConfig
 from ddp_trainer.data.evaluation import evaluation_mode
 from ddp_trainer.data.loader import collate_of
 from ddp_trainer.errors import InputError
-from ddp_trainer.numerics.batch_norm import kept_buffers
+from ddp_trainer.numerics.buffers import kept_buffers
 from ddp_trainer.seeds import derive_seed, seed_all
 from ddp_trainer.task import HasMetrics, Task, Weighted
 

@@ -22,10 +22,13 @@ from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.run.state import gather
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import HasOptimizer
+from ddp_trainer.tools.verify_buffers import BufferReport, compare_buffers
 from ddp_trainer.train import loop
 
 ACCUMULATION = 4
 """Micro-batches per rank and update in the cases with accumulation."""
+BUFFER_STEPS = 5
+"""Updates after which the buffers of the ranks are compared."""
 WORLD_SIZES = (2, 4)
 """World sizes that are compared with one process."""
 
@@ -56,6 +59,16 @@ STRATEGIES: tuple[tuple[StrategyName, int], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
+class Differences:
+    """The differences of all cases from one process."""
+
+    weights: dict[Case, float]
+    """Largest difference of a weight, by case."""
+    buffers: BufferReport | None
+    """The buffers that training changes; None if there are none."""
+
+
+@dataclass(frozen=True, slots=True)
 class CaseRunner:
     """Task, settings and folder with which the cases are trained."""
 
@@ -65,13 +78,14 @@ class CaseRunner:
     """Settings of `parallel` about the parts of the model that an update uses."""
     folder: Path
 
-    def differences(self, cases: Sequence[Case], precision: Precision) -> dict[Case, float]:
-        """Train the cases and return how far the weights of each are from those of one process.
+    def differences(self, cases: Sequence[Case], precision: Precision) -> Differences:
+        """Train the cases and compare the weights of each with those of one process.
 
         Args:
             cases: The cases to compare.
             precision: The precision of all cases and of the one process.
         """
+        buffers: BufferReport | None = None
         reference = Case(1)
         document = self.document | {"precision": precision}
         for world in sorted({1} | {case.ranks for case in cases}):
@@ -79,11 +93,13 @@ class CaseRunner:
             if world == 1:
                 here = [reference, *here]
             settings = [(case, self._settings(case, document)) for case in here]
-            run_ranks(world, _train_all, settings, self.task, str(self.folder))
+            found = run_ranks(world, _train_all, settings, self.task, str(self.folder))
+            buffers = buffers or found
         weights = load_file(self.folder / reference.file)
-        return {
+        by_case = {
             case: largest_difference(weights, load_file(self.folder / case.file)) for case in cases
         }
+        return Differences(by_case, buffers)
 
     def _settings(self, case: Case, document: Document) -> Document:
         """Return the settings of a case. fsdp2 has no static graph."""
@@ -129,14 +145,18 @@ def verify(
         if not optimizer_stated:
             document = _without_unused_optimizer(task, document)
         runner = CaseRunner(task, document, _graph_settings(config), Path(folder))
-        in_fp32 = runner.differences(cases, "fp32")
+        found = runner.differences(cases, "fp32")
+        in_fp32 = found.weights
         repeated = [case for case in cases if in_fp32[case] > tolerance]
-        in_fp64 = runner.differences(repeated, "fp64") if repeated else {}
+        in_fp64 = runner.differences(repeated, "fp64").weights if repeated else {}
     print(f"{steps} updates of {config.global_batch} samples, tolerance {tolerance:g}")
     print("ranks  strategy  accumulation  largest difference")
     for case in cases:
         print(_row(case, in_fp32[case], in_fp64.get(case), tolerance))
-    return all(difference <= tolerance for difference in in_fp64.values())
+    if found.buffers:
+        print(found.buffers.sentence)
+    equal = all(difference <= tolerance for difference in in_fp64.values())
+    return equal and (found.buffers is None or found.buffers.valid)
 
 
 def _row(case: Case, in_fp32: float, in_fp64: float | None, tolerance: float) -> str:
@@ -178,7 +198,10 @@ def _comparable_settings(config: RunConfig, steps: int) -> Document:
     }
     without = {"checkpoint", "ema", "nonfinite"}
     document = config.model_dump(mode="json", exclude=without, exclude_unset=True)
-    document["parallel"] = {"timeout_seconds": config.parallel.timeout_seconds}
+    document["parallel"] = {
+        "timeout_seconds": config.parallel.timeout_seconds,
+        "buffers": config.parallel.buffers,
+    }
     return merge(document, over)
 
 
@@ -201,13 +224,20 @@ def _has_optimizer(ranks: Ranks, task: str, document: Document) -> bool:
 
 def _train_all(
     ranks: Ranks, cases: Sequence[tuple[Case, Document]], task: str, folder: str
-) -> None:
+) -> BufferReport | None:
     """Train this rank's part of the cases with their settings, one after another."""
+    live = False
     for case, document in cases:
-        _train(case, ranks, task, document, Path(folder))
+        live |= _train(case, ranks, task, document, Path(folder))
+    if not live:
+        return None
+    document = merge(cases[0][1], {"micro_batch": None, "max_steps": BUFFER_STEPS})
+    with contextlib.redirect_stdout(io.StringIO()):
+        return compare_buffers(task, resolve(document), ranks)
 
 
-def _train(case: Case, ranks: Ranks, task: str, document: Document, folder: Path) -> None:
+def _train(case: Case, ranks: Ranks, task: str, document: Document, folder: Path) -> bool:
+    """Train one case, save its weights, and return whether training changes buffers."""
     micro_batch = document["global_batch"] // case.ranks // case.accumulation
     over = {"micro_batch": micro_batch, "parallel": {"strategy": case.strategy}}
     request = RunRequest(task, resolve(merge(document, over)))
@@ -219,3 +249,4 @@ def _train(case: Case, ranks: Ranks, task: str, document: Document, folder: Path
         snapshot = gather(run.learner, run.task)
     if snapshot:
         save_file(snapshot.model, folder / case.file)
+    return run.learner.buffers is not None and bool(run.learner.buffers.names)

@@ -1,0 +1,77 @@
+"""The NetworkPolicy exists before the pods, is restored, and hostNetwork is reported once."""
+
+from dataclasses import replace
+from typing import Any
+
+from ddp_operator.api.pod_policy import PodTemplatePolicy
+from ddp_operator.builders.network import build_network_policy
+from ddp_operator.reconcile.decide import decide
+from ddp_operator.reconcile.plan import CreateNetworkPolicy, CreatePod, CreateService, Plan
+from ddp_operator.reconcile.world import World
+from tests.operator.support import (
+    AGENT_CLIENTS,
+    DEFAULTS,
+    GUARDED,
+    active_job,
+    all_pods,
+    new_job,
+    with_status,
+    world,
+)
+
+TOLERANT = replace(GUARDED, pod_template=PodTemplatePolicy.FULL)
+"""Values of an installation in which a job may use the network of its Kubernetes nodes."""
+ON_THE_HOST: dict[str, Any] = {"podTemplate": {"spec": {"hostNetwork": True}}}
+
+
+def protected(seen: World) -> World:
+    """Return the world with the NetworkPolicy that the job should have."""
+    return replace(seen, network_policy=build_network_policy(seen.job, AGENT_CLIENTS)["spec"])
+
+
+def warnings(plan: Plan) -> list[str]:
+    return [event.reason for event in plan.events if event.reason == "NetworkPolicyIgnored"]
+
+
+def test_new_job_gets_a_network_policy_beside_its_service() -> None:
+    plan = decide(world(new_job(nodes=2), service=False), GUARDED)
+    kinds = [type(action) for action in plan.actions]
+    assert kinds == [CreateService, CreateNetworkPolicy, CreatePod, CreatePod]
+
+
+def test_running_job_of_an_older_operator_gets_its_policy_and_keeps_its_pods() -> None:
+    job = active_job()
+    plan = decide(world(job, all_pods(job)), GUARDED)
+    assert [type(action) for action in plan.actions] == [CreateNetworkPolicy]
+    assert decide(protected(world(job, all_pods(job))), GUARDED).actions == ()
+
+
+def test_changed_policy_is_restored() -> None:
+    job = active_job()
+    seen = replace(world(job, all_pods(job)), network_policy={"podSelector": {}})
+    [action] = decide(seen, GUARDED).actions
+    assert action == CreateNetworkPolicy(build_network_policy(job, AGENT_CLIENTS))
+
+
+def test_operator_without_network_policies_neither_creates_nor_changes_one() -> None:
+    job = active_job()
+    seen = replace(world(job, all_pods(job)), network_policy={"podSelector": {}})
+    assert decide(seen, DEFAULTS).actions == ()
+    tolerant = replace(TOLERANT, agent_clients=None)
+    assert decide(world(new_job(**ON_THE_HOST)), tolerant).events[1:] == ()
+
+
+def test_job_on_the_network_of_its_kubernetes_nodes_is_warned_once() -> None:
+    first = decide(world(new_job(**ON_THE_HOST)), TOLERANT)
+    assert warnings(first) == ["NetworkPolicyIgnored"]
+    job = active_job(**ON_THE_HOST)
+    later = decide(world(job, all_pods(job)), TOLERANT)
+    lost = decide(world(job, all_pods(job, phase="Failed")), TOLERANT)
+    assert warnings(later) == warnings(lost) == []
+    assert warnings(decide(world(new_job()), TOLERANT)) == []
+
+
+def test_job_that_is_edited_to_use_the_host_network_is_warned() -> None:
+    job = with_status(active_job(**ON_THE_HOST), attempt_spec_hash="older")
+    plan = decide(world(job, all_pods(job)), TOLERANT)
+    assert (plan.events[0].reason, warnings(plan)) == ("SpecChanged", ["NetworkPolicyIgnored"])

@@ -1,0 +1,142 @@
+"""Buffers that the loss changes follow `parallel.buffers`, and a resumed run keeps their bits."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.trainer.rank_processes import Launcher
+
+TASK = "--task=buffer_tasks:build"
+BASE = {"epochs": 2, "global_batch": 6, "checkpoint": {"every_steps": 5}}
+SAMPLES = {"samples": 37, "dropout": 0.3, "noise": 0.1}
+
+
+def config(parallel: dict[str, Any], **task: Any) -> str:
+    return f"--config={json.dumps({**BASE, 'parallel': parallel, 'task': {**SAMPLES, **task}})}"
+
+
+def newest(folder: Path) -> dict[str, bytes]:
+    files = max(folder.glob("step-*")).glob("*.safetensors")
+    return {path.name: path.read_bytes() for path in files}
+
+
+def tensors(folder: Path, file: str = "model.safetensors") -> dict[str, Tensor]:
+    return load_file(max(folder.glob("step-*")) / file)
+
+
+LIVE = [
+    "first.channels.norm.num_batches_tracked",
+    "first.channels.norm.running_mean",
+    "first.channels.norm.running_var",
+    "first.codebook.codes",
+    "first.codebook.size",
+    "first.normalizer.mean",
+    "first.normalizer.passes",
+    "first.normalizer.seen",
+    "first.queue.items",
+    "first.queue.place",
+]
+CASES = [
+    (2, {}),
+    (3, {"buffers": "average"}),
+    (2, {"buffers": "per_rank"}),
+    pytest.param(2, {"strategy": "zero1"}, marks=pytest.mark.sweep),
+    pytest.param(2, {"strategy": "fsdp2"}, marks=pytest.mark.sweep),
+    pytest.param(2, {"local_sgd": {"period": 3, "start_step": 2}}, marks=pytest.mark.sweep),
+]
+
+
+@pytest.mark.parametrize(("world", "parallel"), CASES, ids=json.dumps)
+def test_killed_run_ends_with_the_bits_of_an_uninterrupted_one(
+    launcher: Launcher, tmp_path: Path, world: int, parallel: dict[str, Any]
+) -> None:
+    # With fsdp2 a frozen parameter is split, so that only buffers can be live.
+    task = {"kind": "normalizer"} if parallel.get("strategy") == "fsdp2" else {}
+    settings = config(parallel, **task)
+    whole = launcher.train(TASK, settings, world=world, DDP_CHECKPOINT_DIR=str(tmp_path / "a"))
+    broken = {"DDP_CHECKPOINT_DIR": str(tmp_path / "b")}
+    die = ["--task.die_after=8", "--task.die_rank=1"]
+    assert launcher.train(TASK, settings, *die, world=world, **broken).wait()[1] == -9
+    last = launcher.train(TASK, settings, world=world, **broken)
+    assert last.wait() == [0] * world, last.err(0)
+    assert whole.wait() == [0] * world, whole.err(0)
+    assert [event["step"] for event in last.events("resume")] == [5]
+    assert newest(tmp_path / "a") == newest(tmp_path / "b")
+    ends = [gang.events("summary")[0]["metrics"] for gang in (whole, last)]
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "parallel", "reductions", "others"),
+    [
+        ("none", {}, 1, []),
+        ("all", {"buffers": "broadcast"}, 1, ["gloo:broadcast"]),
+        ("all", {"buffers": "average"}, 2, ["gloo:broadcast"]),
+        ("all", {"buffers": "per_rank"}, 1, []),
+    ],
+)
+def test_policy_costs_one_collective_and_makes_ranks_equal(
+    launcher: Launcher,
+    kind: str,
+    parallel: dict[str, Any],
+    reductions: int,
+    others: list[str],
+) -> None:
+    settings = {"path": TASK.removeprefix("--task="), "global_batch": 8, "micro_batch": 2}
+    settings |= {"parallel": parallel, "task": {"kind": kind}}
+    gang = launcher.call("probes:profile_steady_step", settings, world=2)
+    assert gang.wait() == [0, 0], gang.err(0)
+    (counts,) = gang.events("probe")
+    assert (counts["reductions"], counts["other"], counts["syncs"]) == (reductions, others, 0)
+    assert (counts["buffers"] > 0) == (parallel.get("buffers") == "per_rank")
+    notes = [event["message"] for event in gang.events("note")]
+    assert len(notes) == (kind == "all")
+    for note in notes:
+        assert note.startswith(f'training changes {len(LIVE)} buffers, first "{LIVE[0]}": ')
+        assert note.endswith(f"(parallel.buffers is {parallel['buffers']})")
+
+
+def test_buffers_of_each_rank_are_dropped_at_another_world_size(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    folder = {"DDP_CHECKPOINT_DIR": str(tmp_path / "a")}
+    settings = config({"buffers": "per_rank"})
+    first = launcher.train(TASK, settings, "--max_steps=3", world=2, **folder)
+    assert first.wait() == [0, 0], first.err(0)
+    saved, model = tensors(tmp_path / "a", "buffers.safetensors"), tensors(tmp_path / "a")
+    assert sorted(saved) == [f"{rank}/{name}" for rank in range(2) for name in LIVE]
+    assert all(saved[f"0/{name}"].equal(model[name]) for name in LIVE)
+    assert not saved["1/first.queue.items"].equal(model["first.queue.items"])
+    other = launcher.train(TASK, settings, "--max_steps=4", world=3, **folder)
+    assert other.wait() == [0] * 3, other.err(0)
+    (warning,) = [event["message"] for event in other.events("warning")]
+    assert warning == (
+        "the checkpoint has the buffers of each of 2 ranks (parallel.buffers was per_rank), but now"
+        " there are 3 ranks: all ranks start with those of rank 0"
+    )
+
+
+def test_buffer_that_changes_later_is_found_at_a_checkpoint(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    settings = config({}, kind="late")
+    gang = launcher.train(TASK, settings, world=2, DDP_CHECKPOINT_DIR=str(tmp_path))
+    assert gang.wait() == [0, 0], gang.err(0)
+    (warning,) = [event["message"] for event in gang.events("warning")]
+    assert warning == (
+        "the loss began to change 3 buffers after the first update, first"
+        ' "first.late.mean"; from now on parallel.buffers applies to them'
+    )
+    state = json.loads((max(tmp_path.glob("step-*")) / "state.json").read_text())
+    assert state["live_buffers"] == ["first.late.mean", "first.late.passes", "first.late.seen"]
+
+
+def test_buffer_that_grows_is_refused(launcher: Launcher) -> None:
+    gang = launcher.train(TASK, config({}, grows=True), world=2)
+    assert gang.wait() == [2, 2]
+    assert gang.err(0).startswith('task: the loss changes the shape of buffer "still" from (4,) to')
+    assert len(gang.err(0).splitlines()) == 1

@@ -1,0 +1,263 @@
+"""Live buffers: those that the loss changes, such as running normalisers, codebooks and queues.
+
+Each rank's loss changes its own, so without a policy they differ between ranks. Which buffers are
+live is found by their content in a pass before the first update, so other models cost nothing.
+BatchNorm's statistics have a policy of their own (`numerics.batch_norm`).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ddp_trainer.config import BufferPolicy
+from ddp_trainer.errors import InputError
+from ddp_trainer.names import plain_name
+from ddp_trainer.parallel.dtensor import is_split
+from ddp_trainer.ranks.collectives import broadcast, sum_over_ranks
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+"""Integer type by the bytes of a number; int64 for larger ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of a buffer. A module may put another tensor there in each pass."""
+
+    name: str
+    module: nn.Module
+    key: str
+
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor that is there now."""
+        found: Tensor = getattr(self.module, self.key)
+        return found.detach()
+
+
+def slots_in(model: nn.Module) -> list[Slot]:
+    """Return the places of all tensors that a forward pass may change, each once.
+
+    These are the buffers. Some codebooks are parameters without a gradient instead. They count,
+    too, but not those of torch's own layers, which never change in a forward pass.
+    """
+    found: dict[int, Slot] = {}
+    for path, module in model.named_modules():
+        named: dict[str, Tensor] = dict(module.named_buffers(recurse=False))
+        if not type(module).__module__.startswith("torch."):
+            params = module.named_parameters(recurse=False)
+            named |= {key: param for key, param in params if not param.requires_grad}
+        for key, tensor in named.items():
+            if tensor.layout == torch.strided and not is_split(tensor):
+                name = plain_name(f"{path}.{key}" if path else key)
+                found.setdefault(id(tensor), Slot(name, module, key))
+    return list(found.values())
+
+
+@contextmanager
+def kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Restore all buffers, such as running statistics, at the end of the context."""
+    kept = [(s, getattr(s.module, s.key), s.tensor.clone()) for s in slots_in(model)]
+    try:
+        yield
+    finally:
+        for slot, tensor, value in kept:
+            tensor.detach().copy_(value)
+            setattr(slot.module, slot.key, tensor)
+
+
+class LiveBuffers:
+    """The live buffers of a model on several ranks, and the policy that they follow.
+
+    If one buffer of a module is live, all of that module are, because a module changes some of its
+    buffers rarely. Only buffers that checkpoints contain are live.
+    """
+
+    def __init__(self, model: nn.Module, policy: BufferPolicy) -> None:
+        """Watch the buffers of a model.
+
+        Args:
+            model: The bare model, on its device.
+            policy: What happens to its live buffers.
+        """
+        saved = {id(value) for value in model.state_dict(keep_vars=True).values()}
+        self._slots = [
+            slot
+            for slot in slots_in(model)
+            if id(getattr(slot.module, slot.key)) in saved
+            and not isinstance(slot.module, _BatchNorm)
+        ]
+        self.policy = policy
+        self.names: list[str] | None = None
+        """Names of the live buffers; None if they are not known yet."""
+        self._apart = False
+        self._seen: dict[str, int] = {}
+        self._shapes = {slot.name: slot.tensor.shape for slot in self._slots}
+
+    def __bool__(self) -> bool:
+        """Return whether the model has a buffer that may be live."""
+        return bool(self._slots)
+
+    def watch(self) -> None:
+        """Record the content of all buffers, with one host sync."""
+        self._seen = _checksums(self._slots)
+
+    def rehearsed(self) -> None:
+        """Find the live buffers after a pass since `watch`, unless a checkpoint named them.
+
+        Every rank must call it.
+
+        Raises:
+            InputError: If a buffer has another shape now.
+        """
+        if self.names is None:
+            self.names = []
+            self._find()
+
+    def after_update(self, *, local: bool) -> None:
+        """Apply the policy after an update. Every rank must call it.
+
+        Args:
+            local: Whether the ranks stay apart after this update (local SGD).
+        """
+        self._apart = local
+        if self.names and not local:
+            self._share()
+
+    def synchronize(self) -> list[str]:
+        """Apply the policy before an evaluation or a checkpoint. Every rank must call it.
+
+        Returns:
+            Names of the buffers that the loss began to change after the first pass. From now on
+            they are live.
+        """
+        if self.names is None:
+            return []
+        late = self._find()
+        if late or self._apart:
+            self._share()
+        self._apart = False
+        return late
+
+    def tensors(self) -> list[Tensor]:
+        """Return the live buffers; not copies."""
+        return [slot.tensor for slot in self._live()]
+
+    def own(self, rank: int) -> dict[str, Tensor]:
+        """Return the buffers of this rank by `<rank>/<name>` if each rank keeps its own."""
+        if self.policy != "per_rank":
+            return {}
+        return {f"{rank}/{slot.name}": slot.tensor for slot in self._live()}
+
+    def load(self, names: list[str] | None, saved: dict[str, Tensor], rank: int) -> None:
+        """Restore which buffers are live, and the buffers of this rank.
+
+        Args:
+            names: Names of the live buffers in the checkpoint; None if it states none.
+            saved: Buffers by `<rank>/<name>`; empty if all ranks take those of rank 0.
+            rank: This rank's number.
+        """
+        if names is not None:
+            self.names = sorted({*names, *(self.names or ())})
+        for slot in self._live():
+            value = saved.get(f"{rank}/{slot.name}")
+            if value is not None:
+                slot.tensor.copy_(value)
+
+    def sentence(self, *, local: bool) -> str | None:
+        """Return the live buffers and their policy for the log; None without live buffers.
+
+        Args:
+            local: Whether the run uses local SGD.
+        """
+        if not self.names:
+            return None
+        when = "at each average of the ranks" if local else "after each update"
+        what = {
+            "broadcast": f"{when} all ranks take those of rank 0",
+            "average": f"{when} all ranks take their mean (of whole numbers, those of rank 0)",
+            "per_rank": "each rank keeps its own, and checkpoints save them for each rank",
+        }[self.policy]
+        return (
+            f'training changes {len(self.names)} buffers, first "{self.names[0]}": {what}'
+            f" (parallel.buffers is {self.policy})"
+        )
+
+    def _live(self) -> list[Slot]:
+        return [slot for slot in self._slots if slot.name in (self.names or ())]
+
+    def _find(self) -> list[str]:
+        """Add the buffers that have changed on any rank, and return their names."""
+        quiet = [slot for slot in self._slots if slot.name not in (self.names or ())]
+        if not quiet:
+            return []
+        self._check_shapes(quiet)
+        now = _checksums(quiet)
+        changed = [float(self._seen[name] != value) for name, value in now.items()]
+        flags = sum_over_ranks(torch.tensor(changed, device=quiet[0].tensor.device)).tolist()
+        modules = {slot.module for slot, flag in zip(quiet, flags, strict=True) if flag}
+        found = sorted(slot.name for slot in quiet if slot.module in modules)
+        self.names = sorted([*(self.names or ()), *found])
+        return found
+
+    def _check_shapes(self, slots: list[Slot]) -> None:
+        for slot in slots:
+            if slot.tensor.shape != self._shapes[slot.name]:
+                raise InputError(
+                    f'task: the loss changes the shape of buffer "{slot.name}" from'
+                    f" {tuple(self._shapes[slot.name])} to {tuple(slot.tensor.shape)}; register it"
+                    " in build with its largest shape, so that ranks and checkpoints agree"
+                )
+
+    @torch.no_grad()
+    def _share(self) -> None:
+        """Give all ranks the same live buffers, unless each rank keeps its own."""
+        if self.policy == "per_rank":
+            return
+        self._check_shapes(self._live())
+        tensors = self.tensors()
+        averaged = self.policy == "average"
+        floats = [t for t in tensors if averaged and t.is_floating_point()]
+        others = [t for t in tensors if not (averaged and t.is_floating_point())]
+        if floats:
+            _average(floats)
+        if others:
+            _take_from_first_rank(others)
+
+
+def _checksums(slots: list[Slot]) -> dict[str, int]:
+    """Return a checksum of the content of each buffer. It differs if one number has changed."""
+    if not slots:
+        return {}
+    sums = []
+    for slot in slots:
+        tensor = slot.tensor
+        words = _WORDS.get(tensor.element_size(), torch.int64)
+        flat = tensor.contiguous().reshape(-1)
+        flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+        sums.append(flat.view(words).sum(dtype=torch.int64))
+    numbers = torch.stack(sums).tolist()
+    return {slot.name: number for slot, number in zip(slots, numbers, strict=True)}
+
+
+def _average(tensors: list[Tensor]) -> None:
+    """Set tensors to their mean over ranks, in place, by one reduction."""
+    exact = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+    flat = torch.cat([tensor.flatten().to(exact) for tensor in tensors])
+    parts = sum_over_ranks(flat).div_(dist.get_world_size()).split([t.numel() for t in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view(tensor.shape))
+
+
+def _take_from_first_rank(tensors: list[Tensor]) -> None:
+    """Overwrite tensors with those of rank 0, by one broadcast of their bytes."""
+    # The largest numbers first, so that each tensor begins at a multiple of its numbers' size.
+    tensors = sorted(tensors, key=lambda tensor: -tensor.element_size())
+    flat = torch.cat([t.contiguous().reshape(-1).view(torch.uint8) for t in tensors])
+    parts = broadcast(flat).split([tensor.nbytes for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
