@@ -199,6 +199,27 @@ class TeacherTask(ProbeTask):
         self.steps, self.extra = state["steps"], state["extra"]
 
 
+class HookTask(TeacherTask):
+    """A task whose hook computes with the model, reads its weights and changes them."""
+
+    def __init__(self, cfg: ProbeConfig, env: RunEnv) -> None:
+        super().__init__(cfg, env)
+        self.model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+        self.teacher = copy.deepcopy(self.model)
+        self.extra = {"output": torch.zeros(3)}
+
+    @torch.no_grad()
+    def after_update(self, update: Update) -> None:
+        self.extra["output"] += update.model(torch.ones(6))
+        super().after_update(update)
+        for weight in update.model.parameters():
+            weight.clamp_(-0.25, 0.25)
+
+
+def build_hook(cfg: ProbeConfig, env: RunEnv) -> HookTask:
+    return HookTask(cfg, env)
+
+
 def build_teacher(cfg: ProbeConfig, env: RunEnv) -> TeacherTask:
     return TeacherTask(cfg, env)
 

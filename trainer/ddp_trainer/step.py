@@ -88,11 +88,13 @@ def rehearse(learner: Learner, micro_batch: MicroBatch) -> None:
         root.backward()
         if learner.buffers:
             learner.buffers.rehearsed()
+    learner.strategy.drop_unused(learner.params)
     learner.objective.zero_grad(set_to_none=True)
 
 
 def _finish_update(learner: Learner, step: int) -> None:
     """Turn the reduced gradients of sums into those of the mean, and apply them."""
+    learner.strategy.drop_unused(learner.params)
     learner.scaler.unscale_(learner.optimizer)
     gradients = learner.gradients()
     count = learner.strategy.mean(cast("Tensor", learner.count_param.grad))

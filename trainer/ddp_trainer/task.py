@@ -148,12 +148,22 @@ class Update:
     """Updates of the whole run."""
     epoch: int | None
     """Epoch of the update, from 1; None for data without length."""
-    model: nn.Module
-    """The bare model with the new weights. With fsdp2 its parameters are this rank's shards."""
     optimizer: torch.optim.Optimizer
-    """The schedule sets the learning rates of its groups again before the next update."""
+    """The schedule sets the learning rates of its groups again before the next update. With fsdp2
+    it has this rank's parts of the weights."""
     metrics: Mapping[str, float]
     """Metrics of the newest evaluation of this attempt, by name. Empty before it."""
+    find_model: Callable[[], nn.Module]
+    """Function that returns `model`."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The bare model with the new weights, which the hook may change.
+
+        With fsdp2 the first access gathers the weights until the hook returns. So all ranks must
+        access it alike, and a hook that does not access it costs nothing.
+        """
+        return self.find_model()
 
 
 @runtime_checkable

@@ -81,7 +81,7 @@ def loop(run: Run) -> bool:
             try:
                 run.advance(train_step(run.learner, micro_batches, step, factor))
                 if after_update is not None:
-                    after_update(run.newest_update())
+                    run.call_hook(after_update)
             except Exception as error:
                 _add_location(error, run.ranks, step)
                 raise

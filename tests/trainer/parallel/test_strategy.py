@@ -97,8 +97,16 @@ def test_any_strategy_resumes_the_checkpoint_of_another(launcher: Launcher, tmp_
             assert value.allclose(ours[key], atol=1e-6, rtol=0), (file, key)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero1"])
-@pytest.mark.parametrize("setting", ["find_unused_parameters", "static_graph"])
+@pytest.mark.parametrize(
+    ("setting", "strategy"),
+    [
+        ("find_unused_parameters", "ddp"),
+        ("find_unused_parameters", "zero1"),
+        ("find_unused_parameters", "fsdp2"),
+        ("static_graph", "ddp"),
+        ("static_graph", "zero1"),
+    ],
+)
 def test_weights_that_no_update_goes_through(
     launcher: Launcher, tmp_path: Path, setting: str, strategy: str
 ) -> None:

@@ -60,6 +60,36 @@ def test_hook_sees_every_update_and_its_state_survives_a_resume(tmp_path: Path) 
     assert {"task.json", "task.safetensors"} <= manifest["files"].keys()
 
 
+@pytest.mark.parametrize("strategy", ["zero1", "fsdp2"])
+def test_hook_reads_and_changes_whole_weights_with_each_strategy(
+    launcher: Launcher, tmp_path: Path, strategy: str
+) -> None:
+    arguments = ["--task=sample_tasks:build_hook", "--global_batch=10", "--max_steps=6"]
+    arguments += ["--checkpoint.every_steps=2", "--optimizer.name=sgd"]
+    arguments += ["--schedule.name=constant", "--schedule.warmup_steps=0"]
+    gangs = {}
+    for name, world, extra in (("one", 1, []), ("two", 2, [f"--parallel.strategy={strategy}"])):
+        folder = f"--checkpoint.directory={tmp_path / name}"
+        gangs[name] = launcher.train(*arguments, folder, *extra, world=world)
+    for gang in gangs.values():
+        assert set(gang.wait()) == {0}, gang.err(0)
+    for file in ("model.safetensors", "task.safetensors"):
+        one, two = (load_file(max((tmp_path / n).glob("step-*")) / file) for n in gangs)
+        assert all(one[key].allclose(two[key], atol=1e-6, rtol=0) for key in one), file
+        assert file == "task.safetensors" or max(t.abs().max() for t in one.values()) == 0.25
+
+
+def test_hook_has_exact_weights_when_fsdp2_gathers_bf16(launcher: Launcher, tmp_path: Path) -> None:
+    arguments = [f"--task={TEACHER}", "--precision=bf16", "--parallel.strategy=fsdp2"]
+    arguments += ["--global_batch=10", "--max_steps=3", f"--checkpoint.directory={tmp_path}"]
+    gang = launcher.train(*arguments, world=2)
+    assert gang.wait() == [0, 0], gang.err(0)
+    newest = max(tmp_path.glob("step-*"))
+    for file, prefix in (("model.safetensors", ""), ("task.safetensors", "teacher/")):
+        weight = load_file(newest / file)[f"{prefix}head.weight"]
+        assert not weight.equal(weight.bfloat16().float()), file
+
+
 def test_rollback_restores_the_state_of_the_task(tmp_path: Path) -> None:
     run = trained(TEACHER, max_steps=2, checkpoint={"directory": str(tmp_path)})
     run.save(required=True)

@@ -89,7 +89,8 @@ class ParallelConfig(Section):
     bucket_mb: PositiveInt = 25
     """Size of one gradient bucket in megabytes. Each bucket is one reduction."""
     find_unused_parameters: bool = False
-    """Whether an update may leave parameters without a gradient. Costs a graph traversal."""
+    """Whether an update may leave parameters without a gradient. Costs a graph traversal, and one
+    more reduction. With fsdp2 the whole model is then gathered at once."""
     full_gradients: bool = False
     """Whether each rank accumulates whole gradients with fsdp2 and reduces them once per update. It
     saves reductions, but needs memory for all gradients. By default every micro-batch reduces."""
@@ -111,7 +112,7 @@ class ParallelConfig(Section):
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         if self.strategy == "fsdp2":
-            of_ddp = {"bucket_mb", "find_unused_parameters", "static_graph"}
+            of_ddp = {"bucket_mb", "static_graph"}
             for key in sorted(of_ddp & self.changed()):
                 raise ValueError(f'"{key}" has no effect with fsdp2')
             if self.compression.name != "none":

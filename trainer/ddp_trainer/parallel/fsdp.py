@@ -5,8 +5,8 @@ afterwards (Zhao et al. 2023, arXiv:2304.11277). `count_param` is not split, so 
 reductions of one number more than with ddp.
 """
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,18 +17,29 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.modules.batchnorm import _NormBase
 
 from ddp_trainer.parallel.blocks import repeated_blocks
-from ddp_trainer.parallel.dtensor import is_split, local
+from ddp_trainer.parallel.dtensor import is_split, laid_out_like, local, whole
 from ddp_trainer.parallel.objective import Objective
 from ddp_trainer.parallel.strategy import Strategy
+from ddp_trainer.parallel.unused import UnusedWeights
 
 
 class FullySharded(Strategy):
     """Each repeated block is split separately, and the rest of the model as one."""
 
+    _unused: UnusedWeights | None = None
+
     def wrap(self, objective: Objective, *, compile_options: Mapping[str, Any] | None) -> nn.Module:
-        """Move the model to the device and split it, one block at a time."""
+        """Move the model to the device and split it, one block at a time.
+
+        A block that only some ranks use cannot be gathered alone. So with `find_unused_parameters`
+        the whole model is one block.
+        """
         mesh = init_device_mesh(self.device.type, (dist.get_world_size(),))
         blocks = repeated_blocks(objective.model)
+        if self.config.find_unused_parameters:
+            blocks = []
+            unused = self._unused = UnusedWeights(objective.model)
+            objective.register_forward_hook(lambda *_: unused.before_backward())
         for block in blocks:
             self._place(block)
             if compile_options is not None:
@@ -88,12 +99,68 @@ class FullySharded(Strategy):
         """Return this rank's parts of the gradients, without a copy."""
         return [local(gradient) for gradient in gradients]
 
+    def drop_unused(self, params: list[nn.Parameter]) -> None:
+        """Drop gradients of weights that no pass of any rank has used."""
+        if self._unused is not None:
+            self._unused.drop(params)
+
     def any(self, flag: Tensor) -> None:
         """Reduce the flag, because each rank sees only its part of the gradients."""
         dist.all_reduce(flag, dist.ReduceOp.MAX)
 
     def free_gathered(self, model: nn.Module) -> None:
         """Free the root's weights, which torch keeps gathered for a backward pass."""
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
+        for module in _split_modules(model):
+            module.reshard()
+
+    @contextmanager
+    def whole_weights(self, model: nn.Module) -> Iterator[Callable[[], nn.Module]]:
+        """Return the context of a hook, which gathers the weights when it asks for the model."""
+        parts: list[nn.Parameter] = []
+
+        def gathered() -> nn.Module:
+            if not parts:
+                parts.extend(model.parameters())
+                for module in _split_modules(model):
+                    # A forward pass of the hook must not free them.
+                    module.set_reshard_after_forward(False, recurse=False)
+                    module.unshard()
+                _use_exact(parts, model)
+            return model
+
+        try:
+            yield gathered
+            if parts:
+                _keep_changes(parts, model)
+        finally:
+            for number, module in enumerate(_split_modules(model)):
+                # torch keeps the root, which is the first, gathered for the backward pass.
+                module.set_reshard_after_forward(number > 0, recurse=False)
                 module.reshard()
+
+
+def _split_modules(model: nn.Module) -> list[FSDPModule]:
+    """Return the parts of the model that gather their weights separately, the root first."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def _use_exact(parts: list[nn.Parameter], model: nn.Module) -> None:
+    """Replace gathered weights that are rounded to bf16 by exact ones."""
+    pairs = list(zip(parts, model.parameters(), strict=True))
+    exact = {
+        id(gathered): nn.Parameter(whole(part.detach()), requires_grad=part.requires_grad)
+        for part, gathered in pairs
+        if gathered.dtype != part.dtype
+    }
+    for module in model.modules():
+        for name, gathered in list(module.named_parameters(recurse=False)):
+            if id(gathered) in exact:
+                setattr(module, name, exact[id(gathered)])
+
+
+@torch.no_grad()
+def _keep_changes(parts: list[nn.Parameter], model: nn.Module) -> None:
+    """Copy the gathered weights of the model to this rank's parts of them."""
+    for part, gathered in zip(parts, model.parameters(), strict=True):
+        if gathered is not part:
+            part.copy_(laid_out_like(gathered, part))

@@ -6,8 +6,8 @@ optimizer lacks the parameters of other ranks. So checkpoints work alike for all
 """
 
 import pkgutil
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -65,6 +65,13 @@ class Strategy:
         """Return this rank's parts of the gradients, without a copy."""
         return gradients
 
+    def drop_unused(self, params: list[nn.Parameter]) -> None:
+        """Drop gradients of weights that no pass of the update has used, if there may be any.
+
+        Args:
+            params: The trained parameters.
+        """
+
     def any(self, flag: Tensor) -> None:
         """Set a flag, 0 or 1, of this rank's part of the gradients if it is set on any rank."""
 
@@ -77,6 +84,18 @@ class Strategy:
         Args:
             model: The bare model.
         """
+
+    @contextmanager
+    def whole_weights(self, model: nn.Module) -> Iterator[Callable[[], nn.Module]]:
+        """Return the context of a task's hook. It yields a function that returns the model.
+
+        That model has whole weights until the context ends. Changes of its weights stay. If one
+        rank calls the function, all ranks must.
+
+        Args:
+            model: The bare model.
+        """
+        yield lambda: model
 
 
 def choose_strategy(device: torch.device, config: ParallelConfig, precision: Precision) -> Strategy:

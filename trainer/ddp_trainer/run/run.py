@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -120,16 +120,20 @@ class Run:
             self.before_first_update = False
             process_group.set_timeout(self.config.parallel.timeout_seconds)
 
-    def newest_update(self) -> Update:
-        """Return the newest update as the task's hook receives it."""
-        return Update(
-            step=self.position.step,
-            total_steps=self.total_steps,
-            epoch=self.epoch,
-            model=self.learner.model,
-            optimizer=self.learner.optimizer,
-            metrics=self.metrics,
-        )
+    def call_hook(self, hook: Callable[[Update], None]) -> None:
+        """Call the task's hook with the newest update."""
+        learner = self.learner
+        with learner.strategy.whole_weights(learner.model) as find_model:
+            hook(
+                Update(
+                    step=self.position.step,
+                    total_steps=self.total_steps,
+                    epoch=self.epoch,
+                    optimizer=learner.optimizer,
+                    metrics=self.metrics,
+                    find_model=find_model,
+                )
+            )
 
     def stop_clock(self) -> None:
         """Stop the time of training, after the last update of this attempt."""

@@ -75,7 +75,7 @@ class CaseRunner:
     task: str
     document: Document
     graph: Document
-    """Settings of `parallel` for the strategies that reduce with DDP."""
+    """Settings of `parallel` about the parts of the model that an update uses."""
     folder: Path
 
     def differences(self, cases: Sequence[Case], precision: Precision) -> Differences:
@@ -102,8 +102,10 @@ class CaseRunner:
         return Differences(by_case, buffers)
 
     def _settings(self, case: Case, document: Document) -> Document:
-        """Return the settings of a case. fsdp2 accepts none of those of DDP's graph."""
-        graph = {} if case.strategy == "fsdp2" else self.graph
+        """Return the settings of a case. fsdp2 has no static graph."""
+        graph = dict(self.graph)
+        if case.strategy == "fsdp2":
+            graph.pop("static_graph", None)
         return merge(document, {"parallel": graph})
 
 
@@ -190,6 +192,8 @@ def _comparable_settings(config: RunConfig, steps: int) -> Document:
         "compile": False,
         "eval_every_steps": steps + 1,
         "sync_batch_norm": False,
+        # The number of workers changes no result, but each of them takes seconds to start.
+        "data": {"workers": 0},
         "log": {"every_steps": steps + 1},
     }
     without = {"checkpoint", "ema", "nonfinite"}
