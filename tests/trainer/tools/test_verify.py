@@ -52,7 +52,18 @@ def test_command_detects_a_task_whose_ranks_differ(tmp_path: Path) -> None:
     done = verify(tmp_path, "sample_tasks:build", "--steps=3", "--task.noise=0.5")
     assert done.returncode == 1
     assert "TOO LARGE" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("train_data[0] depends on the seed, and each")
     assert "Traceback" not in done.stderr
+
+
+def test_command_refuses_augmentation_without_a_seed(tmp_path: Path) -> None:
+    done = verify(tmp_path, "mistakes:build", "--task.name=augmentation_without_a_seed")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "verify: train_data[0] is not the same when it is read twice with the same seeds, so a"
+        " resumed run gets other data: draw from the global generators of random, numpy or torch,"
+        " which the trainer seeds for each sample, and do not change the data set\n"
+    )
 
 
 @pytest.mark.slow

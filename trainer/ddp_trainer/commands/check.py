@@ -59,32 +59,8 @@ def run(
     path, config = task_and_config("check", options, rest, environ)
     config.batch_split(options.world_size)
 
-    import torch  # noqa: PLC0415 - slow to import
+    from ddp_trainer.observe.events import EventLog  # noqa: PLC0415 - it imports torch, slowly
+    from ddp_trainer.tools.check_run import check_run  # noqa: PLC0415
 
-    from ddp_trainer.data.loader import make_sampler  # noqa: PLC0415
-    from ddp_trainer.observe.events import EventLog  # noqa: PLC0415
-    from ddp_trainer.run.building import build_task  # noqa: PLC0415
-    from ddp_trainer.tools.check import (  # noqa: PLC0415
-        check_batch_norm,
-        check_data,
-        check_training,
-    )
-    from ddp_trainer.tools.check_step import check_task  # noqa: PLC0415
-
-    events = EventLog(Ranks(), 0)
-    task, config = build_task(path, config, Ranks(), torch.device("cpu"))
-    make_sampler(task, config)
-    check_task(task, config)
-    check_batch_norm(task, config, options.world_size)
-    for name in ("train_data", "eval_data"):
-        data = getattr(task, name)
-        if data is not None:
-            summary = check_data(task, name, config, options.samples)
-            size = len(data) if hasattr(data, "__len__") else None
-            events.emit("check", data=name, size=size, **summary.event_fields())
-    problem = check_training(task, config, options.samples)
-    if problem and options.world_size > 1:
-        raise InputError(f"check: {problem}")
-    if problem:
-        events.emit("warning", message=f"on several ranks this would fail: {problem}")
+    check_run(path, config, options.samples, options.world_size, EventLog(Ranks(), 0).emit)
     return ExitCode.OK

@@ -33,8 +33,8 @@ def fingerprint(data: Any) -> str:
     size = len(data)
     digest = hashlib.blake2b(digest_size=4)
     for index in sorted({size * number // HASHED_SAMPLES for number in range(HASHED_SAMPLES)}):
-        first, second = (_encode(_sample(data, index), values=True) for _ in range(2))
-        digest.update(first if first == second else _encode(_sample(data, index), values=False))
+        first, second = (encode(_sample(data, index), values=True) for _ in range(2))
+        digest.update(first if first == second else encode(_sample(data, index), values=False))
     return f"{kind}, {size} samples, {digest.hexdigest()}"
 
 
@@ -43,7 +43,7 @@ def _sample(data: Any, index: int) -> Any:
     return data[index]
 
 
-def _encode(value: Any, *, values: bool) -> bytes:
+def encode(value: Any, *, values: bool) -> bytes:
     """Encode a sample as bytes: equal samples have equal bytes.
 
     Args:
@@ -58,10 +58,10 @@ def _encode(value: Any, *, values: bool) -> bytes:
         head = f"{value.dtype}{value.shape}".encode()
         return head + (value.tobytes() if values else b"")
     if isinstance(value, Mapping):
-        pairs = sorted((str(key), _encode(item, values=values)) for key, item in value.items())
+        pairs = sorted((str(key), encode(item, values=values)) for key, item in value.items())
         return b"".join(key.encode() + item for key, item in pairs)
     if isinstance(value, (list, tuple)):
-        return b"(" + b",".join(_encode(item, values=values) for item in value) + b")"
+        return b"(" + b",".join(encode(item, values=values) for item in value) + b")"
     if isinstance(value, (bool, int, float, str, bytes)) and values:
         return repr(value).encode()
     return type(value).__name__.encode()

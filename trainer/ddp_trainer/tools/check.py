@@ -45,6 +45,8 @@ class DataSummary:
     columns: dict[str, Column] = field(default_factory=dict)
     loss_sum: float = 0.0
     loss_count: float = 0.0
+    names: tuple[list[str], list[str]] | None = None
+    """Names of the metrics and of the parts of the loss, from the first batch."""
 
     def event_fields(self) -> dict[str, Any]:
         """Return the summary as the fields of an event."""
@@ -79,6 +81,12 @@ def check_data(task: Task, name: str, config: RunConfig, limit: int) -> DataSumm
             summary.samples += len(batch)
     if not summary.samples:
         raise InputError(f'check: "{name}" holds no samples')
+    used = name == "train_data" or not isinstance(task, HasMetrics)
+    if used and not summary.loss_count:
+        raise InputError(
+            f"task: the count of loss is 0 for all {summary.samples} samples of {name} that were"
+            " read; Weighted takes a sum and the number of samples or tokens in it"
+        )
     return summary
 
 
@@ -134,11 +142,30 @@ def check_training(task: Task, config: RunConfig, limit: int) -> str | None:
     size = min(config.micro_batch or config.global_batch, limit)
     batch = list(islice(_samples(task.train_data, "train_data", config.seed, size), size))
 
+    if not batch:
+        raise InputError(
+            'task: "train_data" is an iterator that ends after one pass, as a generator does; each'
+            " pass needs its own: return an object with __iter__"
+        )
+
     def prepare(first: int, end: int) -> Any:
         return collate_of(task)(_collate_input(task.train_data, batch[first:end]))
 
     check_parts(task, prepare, len(batch))
     return check_gradients(task, prepare(0, len(batch)), config)
+
+
+def training_batch(task: Task, config: RunConfig, limit: int) -> Any:
+    """Return a collated batch of training data.
+
+    Args:
+        task: A task that was built for the CPU.
+        config: The settings of the run.
+        limit: Maximum number of samples to use.
+    """
+    size = min(config.micro_batch or config.global_batch, limit)
+    samples = _samples(task.train_data, "train_data", config.seed, size)
+    return collate_of(task)(_collate_input(task.train_data, list(islice(samples, size))))
 
 
 def _last_batch(task: Task, config: RunConfig) -> int:
@@ -167,7 +194,7 @@ def _check_loss(task: Task, name: str, batch: list[tuple[int, Any]], summary: Da
     """Compute the loss of a batch. If that fails, name the first sample that fails alone."""
     data = getattr(task, name)
     try:
-        total = _loss(task, _collate_input(data, batch))
+        total, *names = _loss(task, _collate_input(data, batch))
     except InputError:
         raise
     except Exception as error:
@@ -179,10 +206,11 @@ def _check_loss(task: Task, name: str, batch: list[tuple[int, Any]], summary: Da
     if not math.isfinite(total.sum.item()):
         for index, sample in batch:
             single = _collate_input(data, [(index, sample)])
-            if not math.isfinite(_loss(task, single).sum.item()):
+            if not math.isfinite(_loss(task, single)[0].sum.item()):
                 raise InputError(f"check: the loss of {name}[{index}] is not finite")
         where = f"{name}[{batch[0][0]}] to [{batch[-1][0]}]"
         raise InputError(f"check: the loss of {where} together is not finite")
+    _check_names(summary, names, where=f"{name}[{batch[0][0]}] to [{batch[-1][0]}]")
     summary.loss_sum += total.sum.item()
     summary.loss_count += total.count_tensor().item()
 
@@ -194,15 +222,38 @@ def _collate_input(data: Data, samples: list[tuple[int, Any]]) -> Any:
     return [sample for _, sample in samples]
 
 
-def _loss(task: Task, samples: Any) -> Weighted:
+def _check_names(summary: DataSummary, names: list[list[str]], where: str) -> None:
+    """Compare the names of metrics and parts with those of the first batch."""
+    first = summary.names or names
+    for kind, before, now in zip(("metrics", "parts of the loss"), first, names, strict=True):
+        # Only an evaluation computes metrics.
+        if now != before and not (kind == "metrics" and where.startswith("train_data")):
+            raise InputError(
+                f"task: {kind} must have the same names for every batch, first {before}, but {now}"
+                f" for {where}; count 0 where a batch has nothing to count"
+            )
+    summary.names = (first[0], first[1])
+
+
+def _loss(task: Task, samples: Any) -> tuple[Weighted, list[str], list[str]]:
+    """Return the loss of a batch, and the names of its metrics and of its parts."""
+    metrics: object = {}
     with torch.no_grad():
         batch = collate_of(task)(samples)
         if isinstance(task, HasMetrics):
-            task.metrics(task.model, batch)
+            metrics = task.metrics(task.model, batch)
         weighted: object = task.loss(task.model, batch)
     if not isinstance(weighted, Weighted) or weighted.sum.dim():
         raise InputError("task: loss must return Weighted(sum, count) with a scalar sum")
-    return weighted
+    count = weighted.count_tensor()
+    if count.dim() or not 0 <= count.item() < math.inf:
+        raise InputError(
+            "task: the count of loss must be one number of at least 0, not"
+            f" {f'{count.numel()} numbers' if count.dim() else count.item()}; for weighted samples"
+            " it is the sum of their weights"
+        )
+    names = sorted(map(str, metrics)) if isinstance(metrics, Mapping) else []
+    return weighted, names, sorted(weighted.parts)
 
 
 def _check_value(

@@ -1,11 +1,13 @@
 """Check a task's loss as training uses it: its gradients, and its sum over parts of a batch."""
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
+from ddp_trainer.checkpoint.snapshot import own_tensors
 from ddp_trainer.config import RunConfig
 from ddp_trainer.data.evaluation import evaluation_mode
 from ddp_trainer.data.loader import collate_of
@@ -57,9 +59,11 @@ def check_gradients(task: Task, batch: Any, config: RunConfig) -> str | None:
         A sentence about weights without a gradient, which several ranks do not accept, or None.
 
     Raises:
-        InputError: If the loss has no gradient.
+        InputError: If the loss has no finite gradient, does not depend on the model, or adds
+            tensors to it.
     """
     model = task.model
+    names = own_tensors(model).keys()
     seed_all(derive_seed(config.seed, "check"))
     with kept_buffers(model):
         total = task.loss(model, batch).sum
@@ -68,10 +72,17 @@ def check_gradients(task: Task, batch: Any, config: RunConfig) -> str | None:
                 "task: the loss has no gradient; return its sum without detach, item or no_grad,"
                 " and leave some parameters trainable"
             )
+        _check_names(names, own_tensors(model).keys())
         total.backward()
     trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
     unused = [name for name, param in trained if param.grad is None]
+    _check_finite(trained)
     model.zero_grad(set_to_none=True)
+    if len(unused) == len(trained):
+        raise InputError(
+            "task: the loss does not depend on the model, because no parameter gets a gradient;"
+            " compute it with the model that loss receives"
+        )
     parallel = config.parallel
     if not unused or parallel.strategy == "fsdp2":
         return None
@@ -81,6 +92,25 @@ def check_gradients(task: Task, batch: Any, config: RunConfig) -> str | None:
         f'{len(unused)} of {len(trained)} parameters get no gradient, first "{unused[0]}": set'
         " parallel.find_unused_parameters=true, or call requires_grad_(False) in build"
     )
+
+
+def _check_names(before: Iterable[str], after: Iterable[str]) -> None:
+    """Refuse a model whose first pass adds tensors: a resumed run could not load them."""
+    added = sorted(set(after) - set(before))
+    if added:
+        raise InputError(
+            f'task: the first forward pass adds "{added[0]}" to the model, so no checkpoint of it'
+            " can be loaded: create it in build"
+        )
+
+
+def _check_finite(trained: Iterable[tuple[str, nn.Parameter]]) -> None:
+    for name, param in trained:
+        if param.grad is not None and not param.grad.isfinite().all():
+            raise InputError(
+                f'task: the gradient of "{name}" is not finite for the first batch, although its'
+                " loss is: avoid sqrt, log, norm and division at zero, for example with clamp"
+            )
 
 
 def check_parts(task: Task, prepare: Prepare, samples: int) -> None:
@@ -114,7 +144,7 @@ def check_parts(task: Task, prepare: Prepare, samples: int) -> None:
                 " them; Weighted takes a sum and the number of samples or tokens in it"
             )
         mean = (sums[0] * counts[0] + sums[1] * counts[1]) / count if count else 0.0
-        if _is_close(total, mean) and not _is_close(total, sum(sums)):
+        if is_close(total, mean) and not is_close(total, sum(sums)):
             raise InputError(
                 f"task: the sum of {name} is a mean: {total:.4g} for {samples} samples,"
                 f" {sums[0]:.4g} and {sums[1]:.4g} for its halves; Weighted takes a sum, for"
@@ -141,5 +171,6 @@ def _sums(task: Task, batch: Any) -> dict[str, tuple[float, float]]:
     return pairs
 
 
-def _is_close(one: float, other: float) -> bool:
+def is_close(one: float, other: float) -> bool:
+    """Return whether two sums are the same but for rounding."""
     return abs(one - other) <= _CLOSE * max(abs(one), abs(other))

@@ -22,6 +22,7 @@ from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.run.state import gather
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import HasOptimizer
+from ddp_trainer.tools.check_reading import random_sample, unrepeatable_sample
 from ddp_trainer.tools.verify_buffers import BufferReport, compare_buffers
 from ddp_trainer.train import loop
 
@@ -130,7 +131,8 @@ def verify(
         Whether every difference is within the tolerance, in fp32 or else in fp64.
 
     Raises:
-        InputError: If the global batch cannot be divided among the ranks.
+        InputError: If the global batch cannot be divided among the ranks, or if a sample differs
+            when it is read twice with the same seeds.
         ReportedError: If a rank reports an error.
     """
     divisor = max(WORLD_SIZES) * ACCUMULATION
@@ -144,6 +146,7 @@ def verify(
         document = _comparable_settings(config, steps)
         if not optimizer_stated:
             document = _without_unused_optimizer(task, document)
+        random = run_ranks(1, _random_sample, task, document)
         runner = CaseRunner(task, document, _graph_settings(config), Path(folder))
         found = runner.differences(cases, "fp32")
         in_fp32 = found.weights
@@ -155,6 +158,11 @@ def verify(
         print(_row(case, in_fp32[case], in_fp64.get(case), tolerance))
     if found.buffers:
         print(found.buffers.sentence)
+    if repeated and random:
+        print(
+            f"{random} depends on the seed, and each rank has its own: turn off random preparation"
+            " of samples in the settings of the task to compare the ranks"
+        )
     equal = all(difference <= tolerance for difference in in_fp64.values())
     return equal and (found.buffers is None or found.buffers.valid)
 
@@ -220,6 +228,19 @@ def _without_unused_optimizer(task: str, document: Document) -> Document:
 def _has_optimizer(ranks: Ranks, task: str, document: Document) -> bool:
     built, _ = build_task(task, resolve(document), ranks, torch.device("cpu"))
     return isinstance(built, HasOptimizer)
+
+
+def _random_sample(ranks: Ranks, task: str, document: Document) -> str | None:
+    """Return the place of a training sample that depends on the seed; None if none does.
+
+    Raises:
+        InputError: If a sample cannot be repeated even with the same seeds.
+    """
+    built, _ = build_task(task, resolve(document), ranks, torch.device("cpu"))
+    sentence = unrepeatable_sample(built.train_data, "train_data")
+    if sentence:
+        raise InputError(f"verify: {sentence}")
+    return random_sample(built.train_data, "train_data")
 
 
 def _train_all(

@@ -1,0 +1,91 @@
+"""Check the model and the optimizer of a task, before any sample is read."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
+
+from ddp_trainer.errors import InputError
+from ddp_trainer.task import HasOptimizer, Task
+
+
+def check_model(model: nn.Module) -> str | None:
+    """Check the parameters of a model, and the mode in which it trains.
+
+    Returns:
+        A sentence if the whole model is in evaluation mode, although that has an effect.
+
+    Raises:
+        InputError: If a parameter has no shape yet, or two of them share their memory.
+    """
+    _check_shapes(model)
+    _check_memory(dict(model.named_parameters()))
+    modes = {module.training for module in model.modules()}
+    odd = next((m for m in model.modules() if isinstance(m, (_BatchNorm, _DropoutNd))), None)
+    if modes != {False} or odd is None:
+        return None
+    return (
+        f"the model is in evaluation mode, so {type(odd).__name__} has no effect on the training:"
+        " call model.train() in build (from_pretrained of transformers returns this mode)"
+    )
+
+
+def check_optimizer(task: Task) -> None:
+    """Create the task's own optimizer, if it has one.
+
+    Raises:
+        InputError: If it cannot be created, or updates other parameters than those it received.
+    """
+    if not isinstance(task, HasOptimizer):
+        return
+    named = {n: p for n, p in task.model.named_parameters() if p.requires_grad}
+    try:
+        optimizer: object = task.optimizer(list(named.values()))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"task: optimizer: {type(error).__name__}: {error}") from error
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(
+            "task: optimizer must return a torch.optim.Optimizer, not"
+            f" {type(optimizer).__name__}; the config has the schedule"
+        )
+    updated = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    missing = [name for name, param in named.items() if id(param) not in updated]
+    if missing:
+        raise InputError(
+            f"task: optimizer leaves out {len(missing)} of {len(named)} parameters, first"
+            f' "{missing[0]}": give it all parameters, or call requires_grad_(False) in build'
+        )
+    if len(updated) > len(named):
+        raise InputError(
+            f"task: optimizer has {len(updated) - len(named)} parameters that it did not receive:"
+            " make them part of the model, and use the list that optimizer is called with"
+        )
+
+
+def _check_shapes(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise InputError(
+                f'task: "{name}" of the model has no shape before the first forward pass, which'
+                " the strategies need: state its size in build instead of a Lazy module"
+            )
+
+
+def _check_memory(named: Mapping[str, Tensor]) -> None:
+    """Refuse two parameters with the same memory: on a GPU they would be two."""
+    places: dict[tuple[int, torch.device], list[str]] = defaultdict(list)
+    for name, param in named.items():
+        if param.numel() and param.data_ptr():
+            places[param.data_ptr(), param.device].append(name)
+    for names in places.values():
+        if len(names) > 1:
+            one, other = names[:2]
+            raise InputError(
+                f'task: the parameters "{one}" and "{other}" share their memory, which ends when'
+                " the model moves to a GPU: assign the parameter itself (head.weight ="
+                " embedding.weight) to share it"
+            )
