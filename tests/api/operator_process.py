@@ -20,6 +20,8 @@ from tests.operator.support import AGENT_CLIENTS
 from tests.tools.install import ROOT
 from tests.tools.ports import free_port
 
+WATCHED = ("ddpjobs", "pods", "services", "networkpolicies")
+"""Resources that the operator lists and watches."""
 IMAGE = "ghcr.io/example/trainer:test"
 _END_SECONDS = 20.0
 

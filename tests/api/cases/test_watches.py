@@ -12,6 +12,7 @@ import pytest
 from tests.api.client import eventually
 from tests.api.control_plane import ControlPlane
 from tests.api.job import Job
+from tests.api.operator_process import WATCHED
 from tests.api.proxy import FaultProxy
 from tests.harness import paths
 
@@ -47,10 +48,9 @@ async def test_case_12_expired_watch_causes_one_list_and_one_attempt(
         await asyncio.to_thread(control_plane.cluster.apiserver_start)
         back = time.monotonic()
     await job.pods_of_attempt(2)
-    kinds = ("ddpjobs", "pods", "services", "networkpolicies")
 
     def lists() -> dict[str, int]:
-        return {k: proxy.count(back, verb="list", resource=k, namespace="") for k in kinds}
+        return {k: proxy.count(back, verb="list", resource=k, namespace="") for k in WATCHED}
 
     async def relisted() -> bool:
         return all(lists().values())
@@ -95,8 +95,8 @@ async def test_case_13_repeatedly_broken_watches_cause_no_delay_and_no_lists(
     finally:
         cutting.cancel()
     assert (await job.status())["attempt"] == attempt
-    assert proxy.count(since=started, verb="list", namespace="") <= 3
-    assert proxy.count(since=started, verb="watch") <= 3 * (
+    assert proxy.count(since=started, verb="list", namespace="") <= len(WATCHED)
+    assert proxy.count(since=started, verb="watch") <= len(WATCHED) * (
         1 + (time.monotonic() - started) / every
     )
 
@@ -106,7 +106,7 @@ async def test_case_14_operator_detects_a_silent_watch_within_75_seconds(
     proxy: FaultProxy, job: Job, other_job: Job
 ) -> None:
     await job.train()
-    assert proxy.mute_watches() == 3
+    assert proxy.mute_watches() == len(WATCHED)
     silent = time.monotonic()
     await other_job.create()
     pod = (await job.pods())[1]
