@@ -88,6 +88,10 @@ $(BENCH_READY): requirements/bench.lock requirements/torch-$(TORCH).lock
 bench-trainer: $(BENCH_READY) ## Measure milliseconds per step beside a hand-written loop and other frameworks
 	@PYTHONPATH=trainer $(BENCH)/bin/python -m tests.benchmarks.trainer --seed $(SEED)
 
+.PHONY: bench-zero1
+bench-zero1: $(READY) ## Measure an update with zero1 beside torch's ZeroRedundancyOptimizer
+	@$(BIN)/python -m tests.benchmarks.zero1 --seed $(SEED)
+
 .PHONY: bench-scale
 bench-scale: $(READY) ## Measure the operator with 1,000 pods, 1,000 jobs and 9,999 pods on fake nodes
 	@$(BIN)/python -m tests.benchmarks.scale

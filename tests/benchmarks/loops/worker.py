@@ -10,7 +10,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from ddp_trainer.ranks.collectives import broadcast_json
 from ddp_trainer.ranks.environment import Ranks
 from tests.benchmarks.loops.counts import FIRST, STEPS, count
 from tests.benchmarks.loops.findings import MIN_ROUNDS, Block, Findings, decided
-from tests.benchmarks.loops.systems import SYSTEMS, Weights
+from tests.benchmarks.loops.systems import SYSTEMS, Train, Weights
 from tests.benchmarks.loops.turns import Turn, take_turns
 from tests.benchmarks.loops.workloads import TURN, Setting, StepTimer, Workload
 
@@ -103,7 +103,9 @@ def measure(work: Workload, at: Setting, seconds: float) -> Findings:
             return found
 
 
-def play_round(work: Workload, at: Setting, order: Sequence[str]) -> dict[str, list[float]]:
+def play_round(
+    work: Workload, at: Setting, order: Sequence[str], systems: Mapping[str, Train] = SYSTEMS
+) -> dict[str, list[float]]:
     """Train once with each system, and return the seconds of each step.
 
     The systems take turns of a few steps. On a GPU they run one after another, because its queue
@@ -112,14 +114,14 @@ def play_round(work: Workload, at: Setting, order: Sequence[str]) -> dict[str, l
     timers = {name: StepTimer(at.device) for name in order}
     if at.device.type == "cuda":
         for name in order:
-            SYSTEMS[name](work, at, timers[name])
+            systems[name](work, at, timers[name])
             gc.collect()
     else:
         in_turns = replace(work, shares=len(order))
 
         def loop(name: str, turn: Turn) -> None:
             timers[name].pause = turn.pause
-            SYSTEMS[name](in_turns, at, timers[name])
+            systems[name](in_turns, at, timers[name])
 
         take_turns(order, loop, f"{at.seed} {order}")
     return {name: timer.steps() for name, timer in timers.items()}

@@ -142,6 +142,8 @@ class Workload:
     local_batch: int
     optimizer: dict[str, Any]
     precision: Precision = "fp32"
+    parallel: dict[str, Any] = field(default_factory=dict)
+    """Settings of `parallel` for the product's loop."""
     report_every: int = REPORT_EVERY
     """Steps between two reports of the product's loop."""
     shares: int = 1
@@ -167,7 +169,7 @@ class Workload:
                 "schedule": {"name": "constant", "warmup_steps": 0},
                 "data": {"shuffle": False, "workers": 0},
                 "log": {"every_steps": self.report_every},
-                "parallel": {"agree_seconds": AGREE_SECONDS * self.shares},
+                "parallel": {"agree_seconds": AGREE_SECONDS * self.shares} | self.parallel,
                 "task": settings,
             }
         )
