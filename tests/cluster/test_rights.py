@@ -3,8 +3,9 @@
 `conftest.py` runs this file last, because it also reads the requests of all other tests.
 """
 
+import itertools
 import json
-import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
@@ -16,6 +17,8 @@ from tests.tools.rights import Right, granted_rights, used_rights
 
 pytestmark = pytest.mark.cluster
 
+EDITORS = 4
+"""Edits of a job at the same time."""
 JOBS = ("ddp-trainer.dev", "ddpjobs")
 
 
@@ -39,15 +42,26 @@ def use_rare_rights(cluster: Cluster, namespace: str) -> None:
     selector = '{"spec":{"selector":{"ddp-trainer.dev/job-uid":"none"}}}'
     job.kubectl("patch", "service", "steady", "--type=merge", "-p", selector)
     eventually(lambda: Right("", "services", "patch") in used(cluster), "a repaired Service")
+    closed = '{"spec":{"ingress":[]}}'
+    job.kubectl("patch", "networkpolicy", "steady", "--type=merge", "-p", closed)
+    repaired = Right("networking.k8s.io", "networkpolicies", "patch")
+    eventually(lambda: repaired in used(cluster), "a repaired NetworkPolicy")
     # The operator takes the pod for lost, finds that its name is taken, and repairs the label.
     job.kubectl("label", "pod", "steady-0", "ddp-trainer.dev/job-uid-")
     eventually(lambda: Right("", "pods", "get") in used(cluster), "a repaired pod", 120)
 
+    def edit(restarts: int) -> None:
+        patch = f'{{"spec":{{"maxRestarts":{restarts}}}}}'
+        job.kubectl("patch", "ddpjob", "steady", "--type=merge", "-p", patch)
+
     def was_read() -> bool:
-        # The operator reads a job again when its write was refused because the job was edited.
-        job.kubectl("annotate", "ddpjob", "steady", "--overwrite", f"edited={time.time_ns()}")
+        # Each edit causes a status write. The next edit makes the API server refuse that write, and
+        # then the operator reads the job.
+        with ThreadPoolExecutor(EDITORS) as editors:
+            list(editors.map(edit, range(next(first), 1000, 1000 // (2 * EDITORS))))
         return Right(*JOBS, "get") in used(cluster)
 
+    first = itertools.count(1)
     eventually(was_read, "an edit just before a status write", 180, every=0.0)
     job.kubectl("patch", "ddpjob", "steady", "--type=merge", "-p", '{"spec":{"suspend":true}}')
     eventually(lambda: Right("", "pods", "delete") in used(cluster), "pods of a suspended job")
