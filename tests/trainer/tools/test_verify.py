@@ -14,7 +14,9 @@ from tests.trainer.rank_processes import Launcher
 
 
 def verify(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # The folder of the tasks, and that from which they import `tests`.
+    own = [str(Path(__file__).parents[number]) for number in (1, 3)]
+    paths = [*own, *filter(None, [os.environ.get("PYTHONPATH")])]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.run(
         [sys.executable, "-m", "ddp_trainer", "verify", *arguments],
