@@ -40,7 +40,7 @@ class Release:
 
 
 def main() -> None:
-    """Build what was asked for. Exit with code 1 if an image is larger than its goal."""
+    """Write the images, or all files of a release. Exit with 1 if an image exceeds its goal."""
     options = _options()
     release = Release(_version(), _revision(), options.source)
     shutil.rmtree(DIST, ignore_errors=True)
