@@ -18,6 +18,42 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end -}}
 
+{{/* Labels of the objects of `helm test`, which are no part of the operator. */}}
+{{- define "ddp-trainer.testLabels" -}}
+{{- $labels := include "ddp-trainer.labels" . | fromYaml -}}
+{{- set $labels "app.kubernetes.io/component" "test" | toYaml -}}
+{{- end -}}
+
+{{/* Annotations of what the pod of `helm test` needs. The argument is the place in their order. */}}
+{{- define "ddp-trainer.testHook" -}}
+helm.sh/hook: test
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}
+
+{{- define "ddp-trainer.pullSecrets" -}}
+{{- with .Values.imagePullSecrets -}}
+imagePullSecrets:
+  {{- range . }}
+  - {name: {{ . }}}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Security contexts of the Restricted Pod Security Standard. */}}
+{{- define "ddp-trainer.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 1000
+runAsGroup: 1000
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "ddp-trainer.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
 {{- define "ddp-trainer.serviceAccount" -}}
 {{- .Values.serviceAccount.name | default (include "ddp-trainer.name" .) -}}
 {{- end -}}

@@ -24,7 +24,8 @@ def template(*flags: str) -> subprocess.CompletedProcess[str]:
 
 
 def rendered(*flags: str) -> list[dict[str, Any]]:
-    result = template("--namespace", "ddp-system", *flags)
+    """Return what `helm install` creates, without the objects of `helm test`."""
+    result = template("--namespace", "ddp-system", "--no-hooks", *flags)
     assert result.returncode == 0, result.stderr
     return [document for document in yaml.safe_load_all(result.stdout) if document]
 

@@ -61,7 +61,7 @@ def test_install_manifest_has_the_namespace_and_the_objects_of_the_chart() -> No
     namespace, *objects = installed()
     assert namespace["metadata"]["name"] == "ddp-system"
     assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
-    expected = [without_helm(d) for d in rendered("--no-hooks")]
+    expected = [without_helm(d) for d in rendered()]
     assert by_name(objects) == by_name(expected)
     assert "helm" not in INSTALL.read_text("utf-8").lower()
 
