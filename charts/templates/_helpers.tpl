@@ -1,5 +1,5 @@
 {{- define "ddp-trainer.name" -}}
-{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | default .Release.Name | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- define "ddp-trainer.labels" -}}
@@ -40,21 +40,10 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
-{{/* Security contexts of the Restricted Pod Security Standard. */}}
-{{- define "ddp-trainer.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 1000
-runAsGroup: 1000
-seccompProfile: {type: RuntimeDefault}
-{{- end -}}
-
-{{- define "ddp-trainer.containerSecurity" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities: {drop: [ALL]}
-{{- end -}}
-
 {{- define "ddp-trainer.serviceAccount" -}}
+{{- if not (or .Values.serviceAccount.create .Values.serviceAccount.name) -}}
+{{- fail "serviceAccount.name must be set when serviceAccount.create is false, because the operator needs a ServiceAccount of its own." -}}
+{{- end -}}
 {{- .Values.serviceAccount.name | default (include "ddp-trainer.name" .) -}}
 {{- end -}}
 
