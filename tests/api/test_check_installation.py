@@ -47,7 +47,7 @@ class HelmTest:
 
 
 @pytest.fixture
-def helm_test(control_plane: ControlPlane, namespace: str) -> HelmTest:
+def helm_test(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> HelmTest:
     """Return the test of a release in the namespace of this test, with its rights."""
     cluster = control_plane.cluster
     chart = cluster.helm(
@@ -58,9 +58,13 @@ def helm_test(control_plane: ControlPlane, namespace: str) -> HelmTest:
     *rights, pod = documents
     cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(rights))
     [container] = pod["spec"]["containers"]
-    account = f"system:serviceaccount:{namespace}:{pod['spec']['serviceAccountName']}"
-    user = cluster.kubeconfig_for(account)
-    return HelmTest([*container["command"], *container["args"]], user)
+    account = pod["spec"]["serviceAccountName"]
+    token = cluster.kubectl("-n", namespace, "create", "token", account).stdout.strip()
+    document = yaml.safe_load(cluster.kubeconfig.read_text(encoding="utf-8"))
+    document["users"][0]["user"] = {"token": token}
+    kubeconfig = tmp_path / "kubeconfig.yaml"
+    kubeconfig.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return HelmTest([*container["command"], *container["args"]], kubeconfig)
 
 
 async def make_pod_ready(api: Api, namespace: str) -> None:
