@@ -64,6 +64,10 @@ check: $(READY) ## Check lint, types, import layers and drift of generated files
 	$(BIN)/hadolint --failure-threshold style Dockerfile
 	$(BIN)/python -m tests.tools.generate --check
 
+.PHONY: lint-chart
+lint-chart: $(READY) ## Check the chart and the objects of a job with kube-score (builds it once with Go)
+	$(BIN)/pytest -q tests/chart/test_kube_score.py
+
 .PHONY: faults
 faults: $(READY) ## Play every known fault, measure recoveries, kill 30 times (PART=gpus|api|cluster|recovery|kills)
 	@$(BIN)/python -m tests.fault_player $(if $(PART),--part $(PART)) --wheels "$(WHEELS)" --seed $(SEED)

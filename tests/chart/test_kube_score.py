@@ -1,6 +1,7 @@
 """kube-score's findings about the objects of the chart and of a job: each has a reason here.
 
-kube-score is built from its Go module, as helm is. That costs a minute, so `make faults` runs this.
+kube-score is built from its Go module, as helm is. That costs a minute, so `make lint-chart` runs
+this and `make test` does not.
 """
 
 import json
