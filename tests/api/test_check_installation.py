@@ -1,4 +1,4 @@
-"""The command of `helm test`, with the chart's rights for it, on a real API server."""
+"""The command of `helm test` with the rights of the chart, and the manifest without Helm."""
 
 import asyncio
 import os
@@ -123,3 +123,15 @@ async def test_helm_test_names_a_missing_crd(helm_test: HelmTest, api: Api) -> N
             return sentence == "the CRD ddpjobs.ddp-trainer.dev is not installed"
 
         await eventually(names_it, "helm test names the CRD")
+
+
+def test_api_server_accepts_the_manifest_of_an_installation_without_helm(
+    control_plane: ControlPlane,
+) -> None:
+    """The API server checks each object with strict validation, and stores none."""
+    folder = ROOT / "manifests"
+    applied = control_plane.cluster.kubectl("apply", "-k", str(folder), "--dry-run=server")
+    lines = applied.stdout.splitlines()
+    objects = [d for d in yaml.safe_load_all((folder / "install.yaml").read_text("utf-8")) if d]
+    assert len(lines) == len(objects)
+    assert all(line.endswith("(server dry run)") for line in lines), lines

@@ -78,7 +78,8 @@ def test_operator_starts_as_any_user_without_the_unused_half_of_its_client(
 ) -> None:
     assert operator.settings["User"] == "1000:1000"
     assert not list(operator.root.glob(f"{PREFIX[1:]}lib/*/*/kubernetes/**/core_v1_api.py"))
-    done = operator.run("python3", "-c", "import ddp_operator.app, ddp_operator.handlers")
+    modules = "ddp_operator.app, ddp_operator.handlers, ddp_operator.check_installation"
+    done = operator.run("python3", "-c", f"import {modules}")
     assert (done.returncode, done.stderr) == (0, "")
     started = operator.run("ddp-operator", DDP_OPERATOR_LEASE_NAMESPACE="")
     assert "Traceback" not in started.stderr
