@@ -10,6 +10,7 @@ from ddp_trainer.data.sampler import MicroBatch
 from ddp_trainer.learner import Learner
 from ddp_trainer.numerics.buffers import kept_buffers
 from ddp_trainer.parallel.dtensor import whole
+from ddp_trainer.parallel.objective import backward
 from ddp_trainer.seeds import derive_seed, seed_all
 from ddp_wire.activity import Activity
 
@@ -62,11 +63,10 @@ def _accumulate(
     with learner.strategy.gradient_sync(learner.objective, reduce=reduce):
         learner.trace.enter(Activity.FORWARD)
         with learner.autocast():
-            root, total, count, parts = learner.objective(micro_batch.batch, learner.scaler.scale)
+            roots, total, count, parts = learner.objective(micro_batch.batch, learner.scaler.scale)
         learner.trace.enter(Activity.BACKWARD)
         # A placeholder takes part in the reduction but adds nothing to the gradient.
-        scale = learner.sum_scale if micro_batch.weight else 0.0
-        (root if scale == 1.0 else root * scale).backward()
+        backward(roots, count, learner.sum_scale if micro_batch.weight else 0.0)
     return total, count, parts
 
 
@@ -84,8 +84,8 @@ def rehearse(learner: Learner, micro_batch: MicroBatch) -> None:
     """
     with kept_buffers(learner.model):
         with learner.autocast():
-            root, *_ = learner.objective(micro_batch.batch, learner.scaler.scale)
-        root.backward()
+            roots, _, count, _ = learner.objective(micro_batch.batch, learner.scaler.scale)
+        backward(roots, count)
         if learner.buffers:
             learner.buffers.rehearsed()
     learner.strategy.drop_unused(learner.params)

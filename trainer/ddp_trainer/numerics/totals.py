@@ -25,7 +25,8 @@ class LossTotals:
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)
-        self._updates = self._sums.new_zeros(ROWS, 3)
+        # In the losses' own type: an addition of another one makes copies first.
+        self._updates = torch.zeros(ROWS, 3, device=device)
         self._rows = [row.unbind() for row in self._updates]
         self._use_row(0)
 
@@ -72,7 +73,7 @@ class LossTotals:
         loss, _, nonfinite = self._updates.unbind(1)
         left_out = (nonfinite > 0) & ~loss.isfinite()
         self._updates[:, :2].masked_fill_(left_out.unsqueeze(1), 0.0)
-        self._sums += self._updates.sum(0)
+        self._sums += self._updates.sum(0, dtype=torch.float64)
         self._updates.zero_()
         self._use_row(0)
 

@@ -30,11 +30,12 @@ class Replicated(Strategy):
             "static_graph": self.config.static_graph,
             "gradient_as_bucket_view": True,
         }
-        # Newer torch renamed the switch for buffers, and can copy gradients in one kernel.
+        # Newer torch renamed the switch for buffers, and can copy gradients in one kernel. A CPU has
+        # no such kernel, and the single copies also divide by the number of ranks.
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         settings[buffers] = False
         if "batched_grad_copy" in known:
-            settings["batched_grad_copy"] = True
+            settings["batched_grad_copy"] = self.device.type == "cuda"
         return DistributedDataParallel(objective, **settings)
 
     def gradient_sync(self, wrapped: nn.Module, *, reduce: bool) -> AbstractContextManager[object]:

@@ -14,8 +14,8 @@ class Objective(nn.Module):
     """Model and loss as one module: the loss is computed inside the wrapped forward pass.
 
     The user's loss receives the bare model and may call it in any way. `count_param` is a parameter
-    that is always zero. The loss adds `count_param * count`, so the gradient of `count_param` is
-    the count. It lies in DDP's buckets, so the global count costs no collective of its own.
+    that is always zero. The backward pass sets its gradient to the count. That gradient lies in
+    DDP's buckets, so the global count costs no collective of its own.
     """
 
     def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Any], object]) -> None:
@@ -28,7 +28,7 @@ class Objective(nn.Module):
 
     def forward(
         self, batch: Any, scale: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+    ) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor, dict[str, Tensor]]:
         """Compute the loss of one batch.
 
         Args:
@@ -36,8 +36,8 @@ class Objective(nn.Module):
             scale: Applied to the differentiated sum but not to the count: an fp16 gradient scaler.
 
         Returns:
-            Three fp32 scalars: the root of the backward pass, the loss sum and the loss count. And
-            the named parts of the loss, as scalars without gradients.
+            Fp32 scalars: the two roots of the backward pass (`backward`), the loss sum and the loss
+            count. And the named parts of the loss, as scalars without gradients.
 
         Raises:
             InputError: If the task's loss returned anything but a weighted scalar with scalar
@@ -47,8 +47,27 @@ class Objective(nn.Module):
         if not isinstance(weighted, Weighted) or weighted.sum.dim():
             raise InputError("task: loss must return Weighted(sum, count) with a scalar sum")
         total, count = weighted.sum.float(), weighted.count_tensor()
-        root = scale(total) + self.count_param.squeeze() * count
-        return root, total.detach(), count, _detached(weighted.parts)
+        # A view of it, because DDP searches the graph of what `forward` returns for parameters.
+        roots = scale(total), self.count_param.squeeze()
+        return roots, total.detach(), count, _detached(weighted.parts)
+
+
+def backward(roots: tuple[Tensor, Tensor], count: Tensor, factor: float = 1.0) -> None:
+    """Add the gradients of a loss, and its count as that of `count_param`.
+
+    Args:
+        roots: What `Objective.forward` returned first.
+        count: The loss count.
+        factor: Factor of all gradients.
+    """
+    total, counted = roots
+    if factor == 1.0:
+        gradients = [None, count]
+    else:
+        gradients = [torch.full_like(total, factor), count * factor]
+    # A batch may have a loss that no weight has influenced.
+    used = slice(None) if total.requires_grad else slice(1, None)
+    torch.autograd.backward([total, counted][used], gradients[used])
 
 
 def _detached(parts: Mapping[str, object]) -> dict[str, Tensor]:
