@@ -6,7 +6,8 @@ import platform
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -228,15 +229,17 @@ def _safetensors(traced: TracedModel, folder: Path) -> tuple[str, Callable[..., 
 
 def _torch(traced: TracedModel, folder: Path) -> tuple[str, Callable[..., Any]]:
     file = "model.pt2"
-    torch.export.save(_program(traced), folder / file)
-    return file, torch.export.load(folder / file).module()
+    with _tracing():
+        torch.export.save(_program(traced), folder / file)
+        return file, torch.export.load(folder / file).module()
 
 
 def _onnx(traced: TracedModel, folder: Path) -> tuple[str, Callable[..., Any]]:
     import onnxruntime  # noqa: PLC0415 - an optional dependency
 
     file = "model.onnx"
-    program = torch.onnx.export(_program(traced), dynamo=True, verbose=False)
+    with _tracing():
+        program = torch.onnx.export(_program(traced), dynamo=True, verbose=False)
     if program is None:
         raise RuntimeError("torch.onnx.export returned no program")
     program.save(str(folder / file))
@@ -255,11 +258,7 @@ WRITERS: dict[str, Writer] = {"safetensors": _safetensors, "torch": _torch, "onn
 
 
 def _program(traced: TracedModel) -> torch.export.ExportedProgram:
-    """Return the exported graph, in which the dimensions that differ between calls are dynamic.
-
-    Raises:
-        InputError: If torch cannot trace the model.
-    """
+    """Return the exported graph, in which the dimensions that differ between calls are dynamic."""
     model, call = traced.model, traced.call
     shapes = _dynamic(
         *(
@@ -267,8 +266,16 @@ def _program(traced: TracedModel) -> torch.export.ExportedProgram:
             for one in (call, traced.other_call)
         )
     )
+    return torch.export.export(model, call.positional, call.named, dynamic_shapes=shapes)
+
+
+@contextmanager
+def _tracing() -> Iterator[None]:
+    """Raise an InputError in place of any error of torch.export."""
     try:
-        return torch.export.export(model, call.positional, call.named, dynamic_shapes=shapes)
+        yield
+    except OSError:
+        raise
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise InputError(
