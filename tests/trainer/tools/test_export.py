@@ -83,6 +83,28 @@ def test_export_reports_a_file_with_other_outputs(
     assert result.differences["model.bad"] == pytest.approx(0.01, rel=1e-3)
 
 
+class Repeated(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        block = torch.nn.Linear(3, 3)
+        self.blocks = torch.nn.Sequential(block, torch.nn.Tanh(), block)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.blocks(x)
+        return found
+
+
+def test_model_that_lists_a_module_twice_is_exported_in_all_formats(tmp_path: Path) -> None:
+    x = torch.ones(2, 3)
+    traced = export.TracedModel(Repeated().eval(), export.Call((x,)), export.Call((x[:1],)))
+    result = export.export(traced, ["safetensors", "torch"], tmp_path / "out", {})
+    assert result.differences == {"model.safetensors": 0.0, "model.pt2": 0.0}
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == {
+        "blocks.0.weight",
+        "blocks.0.bias",
+    }
+
+
 class Scaled(torch.nn.Module):
     def forward(self, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
         return x * factor if x.sum() > 0 else x

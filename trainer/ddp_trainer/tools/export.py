@@ -1,5 +1,6 @@
 """Export a checkpoint to files for other programs, and compare each file with the model."""
 
+import contextlib
 import inspect
 import json
 import platform
@@ -7,7 +8,6 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -34,7 +34,6 @@ from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
 from ddp_trainer.data.loader import collate_of, fetch
 from ddp_trainer.data.prefetch import tensors_in
 from ddp_trainer.errors import InputError
-from ddp_trainer.names import plain_name
 from ddp_trainer.task import Task, is_indexed
 
 RELATIVE, ABSOLUTE = 1e-3, 1e-4
@@ -220,9 +219,13 @@ def _safetensors(traced: TracedModel, folder: Path) -> tuple[str, Callable[..., 
     read = {name: tensor.clone() for name, tensor in load_file(folder / MODEL).items()}
 
     def compute(*arguments: Any, **named: Any) -> Any:
-        own = dict(traced.model.state_dict())
-        twins = {key: read[name] for key in own if (name := plain_name(key)) in read}
-        return torch.func.functional_call(traced.model, twins, arguments, named, tie_weights=True)
+        # In place: torch's functional_call leaves another kind of tensor in a module that the
+        # model lists twice.
+        put_model(traced.model, read)
+        try:
+            return traced.model(*arguments, **named)
+        finally:
+            put_model(traced.model, tensors)
 
     return MODEL, compute
 
@@ -260,16 +263,12 @@ WRITERS: dict[str, Writer] = {"safetensors": _safetensors, "torch": _torch, "onn
 def _program(traced: TracedModel) -> torch.export.ExportedProgram:
     """Return the exported graph, in which the dimensions that differ between calls are dynamic."""
     model, call = traced.model, traced.call
-    shapes = _dynamic(
-        *(
-            one.of(inspect.signature(model.forward).bind).arguments
-            for one in (call, traced.other_call)
-        )
-    )
+    bind = inspect.signature(model.forward).bind
+    shapes = _dynamic(call.of(bind).arguments, traced.other_call.of(bind).arguments)
     return torch.export.export(model, call.positional, call.named, dynamic_shapes=shapes)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _tracing() -> Iterator[None]:
     """Raise an InputError in place of any error of torch.export."""
     try:
@@ -285,10 +284,10 @@ def _tracing() -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """Return the newest line outside torch that an error came from, for a sentence."""
-    torch_folder = str(Path(torch.__file__).parent)
+    """Return the newest line of the task that an error came from, for a sentence."""
+    others = (str(Path(torch.__file__).parent), __file__, contextlib.__file__, "<")
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames[1:] if not frame.filename.startswith((torch_folder, "<"))]
+    own = [frame for frame in frames if not frame.filename.startswith(others)]
     return f" at {own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else ""
 
 
