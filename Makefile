@@ -55,7 +55,7 @@ test-fast: $(READY) ## Run the fast tests, which need neither root nor a cluster
 	$(BIN)/pytest -q -m 'not api and not cluster and not sweep and not slow'
 
 .PHONY: test-tasks
-test-tasks: $(READY) ## Run twelve users' tasks through check, verify, export and a resume after SIGKILL (20 minutes)
+test-tasks: $(READY) ## Run twelve users' tasks through check, verify, export and a resume after SIGKILL
 	$(BIN)/pytest -q tests/trainer/user_tasks
 
 .PHONY: check

@@ -85,7 +85,7 @@ def test_workers_read_all_of_a_stream_that_divides_itself_among_them() -> None:
     stream = MicroBatchStream(portions, collate=str)
     alone = [batch.batch for batch in stream]
     assert alone[:2] == ["[(0, 0), (0, 1)]", "[(0, 2), (0, 3)]"]
-    assert len(alone) == 13  # four updates read 20 samples in 10 of them, the fifth has 3
+    assert len(alone) == 13  # 3 + 3 + 3 + 1 of the first pass, and 3 of the next
     loader: DataLoader[Any] = DataLoader(
         stream, batch_size=None, num_workers=2, multiprocessing_context="fork"
     )

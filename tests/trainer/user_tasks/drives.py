@@ -24,6 +24,8 @@ UPDATES = 9
 SAVED = 5
 """Update after which a run saves: the first of the second epoch."""
 RUN = ("--global_batch=12", f"--max_steps={UPDATES}", f"--checkpoint.every_steps={SAVED}")
+WAIT = 240
+"""Seconds for a run. The first compilation of a model takes minutes on a busy machine."""
 SEED = int(os.environ.get("DDP_SEED") or "0")
 
 
@@ -111,7 +113,7 @@ class Runs:
         rank, step = draw.randrange(world), draw.choice((SAVED + 1, SAVED + 2))
         argument = {"arguments": ["train", *self._arguments(name)], "rank": rank, "step": step}
         gang = self.launcher.call("user_tasks.drives:killed", argument, world=world)
-        codes = gang.wait()
+        codes = gang.wait(WAIT)
         assert codes[rank] == -signal.SIGKILL, (codes, gang.err(rank))
         assert all(codes), "a rank without its peer must not end well"
         assert newest(self.home / name).name.startswith(f"step-{SAVED:08}")
@@ -138,7 +140,7 @@ def killed(argument: dict[str, object]) -> int:
 
 def finish(gang: Gang, resumed: bool = False) -> Gang:
     """Wait for a run that must end well, and check from where it began."""
-    codes = gang.wait(timeout=120)
+    codes = gang.wait(WAIT)
     assert not any(codes), f"{codes}\n{gang.err(0)}\n{gang.err(len(codes) - 1)}"
     assert [event["step"] for event in gang.events("resume")] == [SAVED] * resumed
     return gang

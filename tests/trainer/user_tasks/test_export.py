@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.rank_processes import Gang, Launcher
-from tests.trainer.user_tasks.drives import FIGURES, Figure, Runs, cases, command, finish
+from tests.trainer.user_tasks.drives import FIGURES, WAIT, Figure, Runs, cases, command, finish
 from tests.trainer.user_tasks.table import UserTask
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2 * WAIT)
 @pytest.mark.parametrize(("task", "weights"), cases(2, "last", "average"))
 def test_exported_files_compute_the_outputs_of_the_model(
     launcher: Launcher, tmp_path: Path, task: UserTask, weights: str
@@ -25,7 +26,7 @@ def test_exported_files_compute_the_outputs_of_the_model(
     else:
         files.add("model.pt2")
         gang = export(launcher, tmp_path, task)
-    assert gang.wait() == [0], gang.err(0)
+    assert gang.wait(WAIT) == [0], gang.err(0)
     events = gang.events("export")
     assert {Path(event["file"]).name for event in events} == files
     largest = max(event["largest_difference"] for event in events)

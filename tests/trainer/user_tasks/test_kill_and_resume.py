@@ -9,6 +9,7 @@ from tests.trainer.rank_processes import Launcher
 from tests.trainer.user_tasks.drives import (
     FIGURES,
     TOLERANCE,
+    WAIT,
     Figure,
     Runs,
     Variant,
@@ -26,6 +27,7 @@ SGD = ("--optimizer.name=sgd", "--optimizer.lr=0.05")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(4 * WAIT)
 @pytest.mark.parametrize(("task", "variant"), cases(1, *VARIANTS))
 def test_same_number_of_ranks_gives_the_same_bits(
     launcher: Launcher, tmp_path: Path, task: UserTask, variant: Variant
@@ -40,6 +42,7 @@ def test_same_number_of_ranks_gives_the_same_bits(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(4 * WAIT)
 @pytest.mark.parametrize(("task", "variant"), cases(2, *VARIANTS))
 def test_other_numbers_of_ranks_give_the_same_weights(
     launcher: Launcher, tmp_path: Path, task: UserTask, variant: Variant
