@@ -54,6 +54,10 @@ test: check ## Run all that CI runs: checks, unit tests, a real API server, a re
 test-fast: $(READY) ## Run the fast tests, which need neither root nor a cluster
 	$(BIN)/pytest -q -m 'not api and not cluster and not sweep and not slow'
 
+.PHONY: test-tasks
+test-tasks: $(READY) ## Run twelve users' tasks through check, verify, export and a resume after SIGKILL
+	$(BIN)/pytest -q tests/trainer/user_tasks
+
 .PHONY: check
 check: $(READY) ## Check lint, types, import layers and drift of generated files
 	$(BIN)/ruff check

@@ -13,7 +13,7 @@ from ddp_trainer.numerics.buffers import LiveBuffers
 from ddp_trainer.numerics.ema import Ema
 from ddp_trainer.numerics.guard import Guard
 from ddp_trainer.numerics.model import prepare
-from ddp_trainer.numerics.optimizer import build_optimizer, init_momentum
+from ddp_trainer.numerics.optimizer import build_optimizer, check_closure, init_momentum
 from ddp_trainer.numerics.precision import autocast, grad_scaler
 from ddp_trainer.numerics.schedule import peak_factor
 from ddp_trainer.numerics.totals import LossParts, LossTotals
@@ -23,6 +23,7 @@ from ddp_trainer.parallel.local_sgd import LocalSgd, average_over_ranks
 from ddp_trainer.parallel.memory import Footprint, Size
 from ddp_trainer.parallel.objective import Objective
 from ddp_trainer.parallel.strategy import Strategy, choose_strategy
+from ddp_trainer.parallel.weights import check_weights
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.task import HasOptimizer, Task
 
@@ -108,7 +109,11 @@ def build_learner(task: Task, config: RunConfig, ranks: Ranks, device: torch.dev
         config: The resolved config.
         ranks: This process's place.
         device: The device of this rank.
+
+    Raises:
+        InputError: If the model has weights, or the task an optimizer, that the trainer cannot use.
     """
+    check_weights(task.model, config.parallel.strategy if ranks.world_size > 1 else "ddp")
     strategy = choose_strategy(device, config.parallel, config.precision)
     task.model = prepare(task.model, config, device)
     objective = Objective(task.model, task.loss)
@@ -168,7 +173,9 @@ def footprint(learner: Learner) -> Footprint:
 
 def _optimizer(task: Task, params: list[nn.Parameter], config: RunConfig) -> torch.optim.Optimizer:
     if isinstance(task, HasOptimizer):
-        return task.optimizer(params)
+        optimizer = task.optimizer(params)
+        check_closure(optimizer)
+        return optimizer
     return build_optimizer(params, config.optimizer)
 
 

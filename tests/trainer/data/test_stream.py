@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch.utils.data import DataLoader, get_worker_info
 
 from ddp_trainer.data.sampler import RankSlice
-from ddp_trainer.data.stream import StreamSampler, evaluation_stream
+from ddp_trainer.data.stream import MicroBatchStream, StreamSampler, evaluation_stream
 from ddp_trainer.errors import InputError
 from tests.trainer.rank_processes import Launcher
 
@@ -64,6 +66,30 @@ def test_stream_without_samples_is_an_error() -> None:
         list(StreamSampler(6, seed=1).portions(NumberStream(0), 0, 1, RankSlice(0, 1, 2)))
     with pytest.raises(InputError, match='"eval_data" holds no samples'):
         list(evaluation_stream(NumberStream(0), RankSlice(0, 1, 2)))
+
+
+class DividedStream(NumberStream):
+    """A stream that each worker process reads a part of, as torch's documentation shows."""
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        info = get_worker_info()
+        if info is None:
+            return super().__iter__()
+        return islice(super().__iter__(), info.id, None, info.num_workers)
+
+
+def test_workers_read_all_of_a_stream_that_divides_itself_among_them() -> None:
+    def portions() -> Iterator[Any]:
+        return StreamSampler(6, seed=1).portions(DividedStream(20), 0, 5, RankSlice(0, 1, 2))
+
+    stream = MicroBatchStream(portions, collate=str)
+    alone = [batch.batch for batch in stream]
+    assert alone[:2] == ["[(0, 0), (0, 1)]", "[(0, 2), (0, 3)]"]
+    assert len(alone) == 13  # 3 + 3 + 3 + 1 of the first pass, and 3 of the next
+    loader: DataLoader[Any] = DataLoader(
+        stream, batch_size=None, num_workers=2, multiprocessing_context="fork"
+    )
+    assert [batch.batch for batch in loader] == alone
 
 
 @pytest.mark.slow

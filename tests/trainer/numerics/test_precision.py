@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from ddp_trainer.config import RunConfig
+from ddp_trainer.config.settings import resolve
+from ddp_trainer.numerics.model import prepare
 from ddp_trainer.numerics.precision import with_precision
 from tests.trainer.runs import opened
 
@@ -35,3 +37,19 @@ def test_run_keeps_the_precision_that_auto_means() -> None:
     run = opened()
     assert (run.config.precision, run.learner.precision) == ("fp32", "fp32")
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+class Pair(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+
+    def forward(self, batch: dict[str, torch.Tensor], *, shift: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.layer(batch["x"]) + shift + batch["index"]
+        return scores
+
+
+def test_fp64_converts_inputs_by_name_and_in_dictionaries() -> None:
+    model = prepare(Pair(), resolve({"precision": "fp64"}), torch.device("cpu"))
+    found = model({"x": torch.ones(3, 2), "index": torch.arange(2)}, shift=torch.ones(2))
+    assert found.dtype == torch.float64

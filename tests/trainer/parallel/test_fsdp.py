@@ -104,3 +104,11 @@ def test_bf16_reaches_the_loss_of_ddp_with_bf16(launcher: Launcher) -> None:
         assert gang.wait() == [0, 0], gang.err(0)
         losses.append(gang.events("summary")[0]["metrics"]["loss"])
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+def test_number_without_dimensions_is_refused_on_all_ranks(launcher: Launcher) -> None:
+    arguments = ["--task=model_mistakes:build", "--task.name=number_as_a_weight", "--max_steps=1"]
+    gang = launcher.train(*arguments, "--parallel.strategy=fsdp2", world=2)
+    assert gang.wait() == [2, 2]
+    assert gang.err(0).startswith('task: fsdp2 cannot split the parameter "middle.scale", because')
+    assert launcher.train(*arguments, "--parallel.strategy=zero1", world=2).wait() == [0, 0]

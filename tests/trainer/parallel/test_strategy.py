@@ -193,6 +193,8 @@ def test_blocks_are_the_outermost_that_repeat_and_share_nothing() -> None:
     assert isinstance(linear, nn.Linear)
     model.head.weight = linear.weight
     assert repeated_blocks(model) == list(model.blocks)[1:]
+    model.blocks.append(model.blocks[2])
+    assert repeated_blocks(model) == [model.blocks[1]]
 
 
 def test_checkpointed_activations_change_no_number() -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def test_export_reports_a_file_with_other_outputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = torch.ones(2, 3)
-    traced = export.TracedModel(Doubler(), (x,), (x[:1],))
+    traced = export.TracedModel(Doubler(), export.Call((x,)), export.Call((x[:1],)))
 
     def write_wrong_file(*_: Any) -> Any:
         return "model.bad", lambda x: x * 2.01
@@ -80,6 +81,50 @@ def test_export_reports_a_file_with_other_outputs(
     result = export.export(traced, ["torch"], tmp_path / "out", {})
     assert result.failed == ["model.bad"]
     assert result.differences["model.bad"] == pytest.approx(0.01, rel=1e-3)
+
+
+class Repeated(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        block = torch.nn.Linear(3, 3)
+        self.blocks = torch.nn.Sequential(block, torch.nn.Tanh(), block)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.blocks(x)
+        return found
+
+
+def test_model_that_lists_a_module_twice_is_exported_in_all_formats(tmp_path: Path) -> None:
+    x = torch.ones(2, 3)
+    traced = export.TracedModel(Repeated().eval(), export.Call((x,)), export.Call((x[:1],)))
+    result = export.export(traced, ["safetensors", "torch"], tmp_path / "out", {})
+    assert result.differences == {"model.safetensors": 0.0, "model.pt2": 0.0}
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == {
+        "blocks.0.weight",
+        "blocks.0.bias",
+    }
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        return x * factor if x.sum() > 0 else x
+
+
+def test_model_that_torch_cannot_trace_is_one_sentence(tmp_path: Path) -> None:
+    call = export.Call((torch.ones(2, 3),), {"factor": torch.full((2, 1), 3.0)})
+    traced = export.TracedModel(Scaled(), call, call)
+    sentence = (
+        rf"export: torch\.export cannot trace the model at {re.escape(__file__)}:\d+ \(return"
+        r" x \* factor if x\.sum\(\) > 0 else x\), \w+: .*; --formats=safetensors needs no trace"
+    )
+    with pytest.raises(InputError, match=sentence) as raised:
+        export.export(traced, ["safetensors", "torch"], tmp_path / "out", {})
+    assert "\n" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+    result = export.export(traced, ["safetensors"], tmp_path / "out", {})
+    assert result.differences == {"model.safetensors": 0.0}
+    metadata = json.loads((tmp_path / "out" / "metadata.json").read_text())
+    assert metadata["named_inputs"]["factor"]["shape"] == ["batch", 1]
 
 
 @pytest.mark.slow
@@ -120,7 +165,8 @@ def test_export_names_the_missing_packages_for_onnx(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(export, "find_spec", lambda _: None)
-    traced = export.TracedModel(Doubler(), (torch.ones(1, 2),), (torch.ones(1, 2),))
+    call = export.Call((torch.ones(1, 2),))
+    traced = export.TracedModel(Doubler(), call, call)
     with pytest.raises(InputError, match="onnx needs onnx, onnxscript, onnxruntime"):
         export.export(traced, ["onnx"], tmp_path / "out", {})
     assert list(tmp_path.iterdir()) == []

@@ -13,6 +13,7 @@ import pytest
 from ddp_trainer.config.settings import resolve
 from ddp_trainer.errors import InputError
 from ddp_trainer.tools.check_run import check_run
+from tests.trainer import model_mistakes
 from tests.trainer.mistakes import MISTAKES
 
 SENTENCES: dict[str, str] = json.loads((Path(__file__).parent / "mistakes.json").read_text())
@@ -27,11 +28,14 @@ WARNED = {
     "model_in_evaluation_mode",
 }
 """Mistakes with which a task can train. `check` warns of them."""
+HOMES = dict.fromkeys(vars(model_mistakes).keys() & MISTAKES.keys(), "model_mistakes")
+"""Module of the mistakes that are not in `mistakes`."""
 STREAM = {"max_steps": 5}
 SETTINGS: dict[str, dict[str, Any]] = {
     "batch_norm_gets_one_sample": {"global_batch": 8},
     "collate_in_a_lambda": {"data": {"workers": 2}},
     "frozen_codes": {"parallel": {"strategy": "fsdp2"}},
+    "number_as_a_weight": {"parallel": {"strategy": "fsdp2"}},
     "generator_as_data": STREAM,
     "stream_by_rank": STREAM,
     "stream_in_another_order": STREAM,
@@ -56,7 +60,7 @@ def findings(path: str, **settings: Any) -> tuple[list[str], list[str]]:
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistake_is_answered_by_one_sentence(name: str) -> None:
     settings = {"global_batch": 32, "task": {"name": name}} | SETTINGS.get(name, {})
-    errors, warnings = findings("mistakes:build", **settings)
+    errors, warnings = findings(f"{HOMES.get(name, 'mistakes')}:build", **settings)
     found, others = (warnings, errors) if name in WARNED else (errors, warnings)
     assert others == []
     (sentence,) = found

@@ -70,7 +70,8 @@ def test_command_refuses_augmentation_without_a_seed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_command_uses_the_optimizer_of_the_task(tmp_path: Path) -> None:
-    done = verify(tmp_path, "sample_tasks:build_own", "--steps=3")
+    compiled = ["--compile=true", "--compile_dynamic=true", "--compile_mode=default"]
+    done = verify(tmp_path, "sample_tasks:build_own", "--steps=3", *compiled)
     assert done.returncode == 0, done.stderr
     done = verify(tmp_path, "sample_tasks:build_own", "--optimizer.lr=0.1")
     assert done.returncode == 2

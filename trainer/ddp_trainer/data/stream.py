@@ -8,11 +8,13 @@ that shuffles needs its own generator.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
 
 from ddp_trainer.data.order import ORDER_VERSION
 from ddp_trainer.data.sampler import MicroBatch, Portion, RankSlice
@@ -91,9 +93,25 @@ class MicroBatchStream(IterableDataset[MicroBatch]):
     def __iter__(self) -> Iterator[MicroBatch]:
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        for portion in islice(self.portions(), number, None, workers):
-            seed_all(portion.seed)
-            yield MicroBatch.of(portion, self.collate(portion.items))
+        with _as_only_reader():
+            for portion in islice(self.portions(), number, None, workers):
+                seed_all(portion.seed)
+                yield MicroBatch.of(portion, self.collate(portion.items))
+
+
+@contextmanager
+def _as_only_reader() -> Iterator[None]:
+    """Hide from the data that this process is one of several workers.
+
+    Each worker must read all samples, but many streams read a part of them if `get_worker_info`
+    tells them of other workers, as torch's documentation recommends.
+    """
+    own = torch_worker._worker_info  # noqa: SLF001 - there is no public way to hide it
+    torch_worker._worker_info = None  # noqa: SLF001
+    try:
+        yield
+    finally:
+        torch_worker._worker_info = own  # noqa: SLF001
 
 
 def evaluation_stream(data: Iterable[Any], rank_slice: RankSlice) -> Iterator[Portion[Any]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from ddp_trainer.config import RunConfig
@@ -39,7 +40,7 @@ def prepare(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Mod
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if config.precision == "fp64":
         model = model.double()
-        model.register_forward_pre_hook(_inputs_double)
+        model.register_forward_pre_hook(_inputs_double, with_kwargs=True)
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         model.register_forward_pre_hook(_inputs_channels_last)
@@ -77,11 +78,15 @@ def _checkpointed(forward: Callable[..., Any], *inputs: Any, **named: Any) -> An
     return checkpoint(forward, *inputs, use_reentrant=False, **named)
 
 
-def _inputs_double(_model: nn.Module, inputs: tuple[object, ...]) -> tuple[object, ...]:
-    return tuple(
-        value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
-        for value in inputs
-    )
+def _inputs_double(
+    _model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the inputs in fp64, also those in dictionaries and lists."""
+    return tree_map_only(Tensor, _double, inputs), tree_map_only(Tensor, _double, named)
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _inputs_channels_last(_model: nn.Module, inputs: tuple[object, ...]) -> tuple[object, ...]:

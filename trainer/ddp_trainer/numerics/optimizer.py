@@ -1,11 +1,13 @@
 """The bundled optimizers: AdamW and SGD."""
 
+import inspect
 from collections.abc import Iterable
 
 import torch
 from torch import nn
 
 from ddp_trainer.config import OptimizerConfig
+from ddp_trainer.errors import InputError
 from ddp_trainer.parallel.dtensor import is_split
 
 MATRIX_DIMENSIONS = 2
@@ -40,6 +42,25 @@ def build_optimizer(
     return torch.optim.SGD(
         groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused
     )
+
+
+def check_closure(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer such as LBFGS, whose step computes the loss again.
+
+    Raises:
+        InputError: If its `step` cannot be called without an argument.
+    """
+    needed = inspect.signature(optimizer.step).parameters.values()
+    if any(
+        parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        for parameter in needed
+    ):
+        raise InputError(
+            f"task: the step of {type(optimizer).__name__} needs a closure that computes the loss"
+            " again, which the trainer does not have: use an optimizer that updates once per"
+            " gradient"
+        )
 
 
 def init_momentum(optimizer: torch.optim.Optimizer) -> None:

@@ -1,5 +1,7 @@
 """The repeated blocks of a model, such as those of a transformer."""
 
+from collections import Counter
+
 from torch import nn
 
 REPEATED = 2
@@ -10,7 +12,8 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the outermost modules that are listed with others of their class.
 
     Transformer blocks are the usual case. A module that shares a parameter with the rest of the
-    model is not a block, because it cannot be gathered alone.
+    model is not a block, because it cannot be gathered alone. Nor is a module that is listed twice,
+    because it computes several times in one pass.
     """
     blocks: list[nn.Module] = []
     inside: set[nn.Module] = set()
@@ -21,13 +24,15 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
         if len(members) >= REPEATED and len({type(member) for member in members}) == 1:
             blocks += members
             inside |= {part for member in members for part in member.modules()}
+    times = Counter(map(id, blocks))
     uses: dict[int, int] = {}
     for param in (p for part in model.modules() for p in part.parameters(recurse=False)):
         uses[id(param)] = uses.get(id(param), 0) + 1
     return [
         block
         for block in blocks
-        if any(True for _ in block.parameters())
+        if times[id(block)] == 1
+        and any(True for _ in block.parameters())
         and all(
             uses[id(param)]
             == sum(

@@ -9,20 +9,29 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
+from ddp_trainer.config import StrategyName
 from ddp_trainer.errors import InputError
+from ddp_trainer.numerics.optimizer import check_closure
+from ddp_trainer.parallel.weights import check_weights
 from ddp_trainer.task import HasOptimizer, Task
 
 
-def check_model(model: nn.Module) -> str | None:
+def check_model(model: nn.Module, strategy: StrategyName) -> str | None:
     """Check the parameters of a model, and the mode in which it trains.
+
+    Args:
+        model: The model of a task.
+        strategy: The strategy of the run.
 
     Returns:
         A sentence if the whole model is in evaluation mode, although that has an effect.
 
     Raises:
-        InputError: If a parameter has no shape yet, or two of them share their memory.
+        InputError: If a parameter has no shape yet, if two of them share their memory, or if the
+            strategy cannot train one.
     """
     _check_shapes(model)
+    check_weights(model, strategy)
     _check_memory(dict(model.named_parameters()))
     modes = {module.training for module in model.modules()}
     odd = next((m for m in model.modules() if isinstance(m, (_BatchNorm, _DropoutNd))), None)
@@ -52,6 +61,7 @@ def check_optimizer(task: Task) -> None:
             "task: optimizer must return a torch.optim.Optimizer, not"
             f" {type(optimizer).__name__}; the config has the schedule"
         )
+    check_closure(optimizer)
     updated = {id(param) for group in optimizer.param_groups for param in group["params"]}
     missing = [name for name, param in named.items() if id(param) not in updated]
     if missing:

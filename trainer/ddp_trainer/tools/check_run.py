@@ -40,7 +40,7 @@ def check_run(path: str, config: RunConfig, samples: int, world_size: int, emit:
     task, config = build_task(path, config, Ranks(), torch.device("cpu"))
     make_sampler(task, config)
     check_task(task, config)
-    _warn(emit, check_model(task.model))
+    _warn(emit, check_model(task.model, config.parallel.strategy))
     check_optimizer(task)
     task_state(task)
     check_batch_norm(task, config, world_size)

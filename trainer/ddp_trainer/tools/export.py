@@ -1,14 +1,17 @@
 """Export a checkpoint to files for other programs, and compare each file with the model."""
 
+import contextlib
+import inspect
 import json
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
-from itertools import islice
+from itertools import islice, starmap
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,14 +34,14 @@ from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
 from ddp_trainer.data.loader import collate_of, fetch
 from ddp_trainer.data.prefetch import tensors_in
 from ddp_trainer.errors import InputError
-from ddp_trainer.names import plain_name
 from ddp_trainer.task import Task, is_indexed
 
 RELATIVE, ABSOLUTE = 1e-3, 1e-4
 """Permitted difference of an output, because compilers change the order of sums."""
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 EXAMPLES = 4
-"""Number of samples with which the model is traced. The batch dimension stays dynamic."""
+"""Number of samples with which the model is traced. The batch dimension stays dynamic, as do
+dimensions in which one of the samples alone has another size, such as the length of a text."""
 
 
 @dataclass(slots=True)
@@ -52,13 +55,25 @@ class ExportResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of one call of a model."""
+
+    positional: tuple[Any, ...]
+    named: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, function: Callable[..., Any]) -> Any:
+        """Call a function with these arguments, and return its result."""
+        return function(*self.positional, **self.named)
+
+
+@dataclass(frozen=True, slots=True)
 class TracedModel:
-    """A model and the positional arguments with which the loss calls it."""
+    """A model and the arguments with which the loss calls it."""
 
     model: nn.Module
-    inputs: tuple[Any, ...]
-    other_inputs: tuple[Any, ...]
-    """Inputs with another batch size, for the comparison."""
+    call: Call
+    other_call: Call
+    """Arguments of one sample. All dimensions that differ are dynamic."""
 
 
 def find_checkpoint(path: Path, sleep: Sleep = time.sleep) -> Path:
@@ -110,13 +125,23 @@ def trace(task: Task) -> TracedModel:
     """Compute the loss of a few samples to find the arguments with which it calls the model.
 
     Raises:
-        InputError: If the loss does not call the model, or calls it with keyword arguments.
+        InputError: If the loss does not call the model.
     """
     model = task.model.eval()
-    inputs, other_inputs = (
-        _arguments(task, model, _samples(task, count)) for count in (EXAMPLES, 1)
-    )
-    return TracedModel(model, inputs, other_inputs)
+    call = _call(task, model, _samples(task, 0, EXAMPLES))
+    alone = [
+        _call(task, model, samples)
+        for place in range(EXAMPLES)
+        if len(samples := _samples(task, place, place + 1))
+    ]
+    # With padding, at least one sample is shorter than the batch, unless all have the same length.
+    other = next((one for one in alone if _sizes(one) != _sizes(call)), alone[0])
+    return TracedModel(model, call, other)
+
+
+def _sizes(call: Call) -> list[torch.Size]:
+    """Return the shapes of all tensors without their first dimension."""
+    return [tensor.shape[1:] for tensor in tensors_in((call.positional, call.named))]
 
 
 def export(
@@ -134,7 +159,8 @@ def export(
         metadata: First fields of `metadata.json`.
 
     Raises:
-        InputError: If the folder exists, or the packages for a format are missing.
+        InputError: If the folder exists, if the packages for a format are missing, or if a format
+            needs a trace that torch cannot make of the model.
     """
     formats = list(formats)
     if "onnx" in formats and (missing := [p for p in ONNX_PACKAGES if find_spec(p) is None]):
@@ -146,22 +172,32 @@ def export(
     pending = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(pending, ignore_errors=True)
     pending.mkdir(parents=True)
-    result = ExportResult()
-    for name in formats:
-        file, compute = WRITERS[name](traced, pending)
-        for arguments in (traced.inputs, traced.other_inputs):
-            largest, close = _compare(traced.model(*arguments), compute(*arguments))
-            result.differences[file] = max(largest, result.differences.get(file, 0.0))
-            if not close and file not in result.failed:
-                result.failed.append(file)
+    try:
+        result = _write(traced, formats, pending)
+    except InputError:
+        shutil.rmtree(pending)
+        raise
     contents = {
         **metadata,
-        "inputs": [_describe(value) for value in traced.inputs],
+        **_inputs(traced),
         "largest_difference": result.differences,
         "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
     }
     write_json(pending / "metadata.json", contents)
     pending.rename(folder)
+    return result
+
+
+def _write(traced: TracedModel, formats: Iterable[str], folder: Path) -> ExportResult:
+    """Write the model in each format, and compare the outputs of each file with the model's."""
+    result = ExportResult()
+    for name in formats:
+        file, compute = WRITERS[name](traced, folder)
+        for call in (traced.call, traced.other_call):
+            largest, close = _compare(call.of(traced.model), call.of(compute))
+            result.differences[file] = max(largest, result.differences.get(file, 0.0))
+            if not close and file not in result.failed:
+                result.failed.append(file)
     return result
 
 
@@ -182,33 +218,39 @@ def _safetensors(traced: TracedModel, folder: Path) -> tuple[str, Callable[..., 
     # Clone, because kernels can change the order of a sum with the memory alignment of a file.
     read = {name: tensor.clone() for name, tensor in load_file(folder / MODEL).items()}
 
-    def compute(*arguments: Any) -> Any:
-        own = dict(traced.model.state_dict())
-        twins = {key: read[name] for key in own if (name := plain_name(key)) in read}
-        return torch.func.functional_call(traced.model, twins, arguments, tie_weights=True)
+    def compute(*arguments: Any, **named: Any) -> Any:
+        # In place: torch's functional_call leaves another kind of tensor in a module that the
+        # model lists twice.
+        put_model(traced.model, read)
+        try:
+            return traced.model(*arguments, **named)
+        finally:
+            put_model(traced.model, tensors)
 
     return MODEL, compute
 
 
 def _torch(traced: TracedModel, folder: Path) -> tuple[str, Callable[..., Any]]:
     file = "model.pt2"
-    torch.export.save(_program(traced), folder / file)
-    return file, torch.export.load(folder / file).module()
+    with _tracing():
+        torch.export.save(_program(traced), folder / file)
+        return file, torch.export.load(folder / file).module()
 
 
 def _onnx(traced: TracedModel, folder: Path) -> tuple[str, Callable[..., Any]]:
     import onnxruntime  # noqa: PLC0415 - an optional dependency
 
     file = "model.onnx"
-    program = torch.onnx.export(_program(traced), dynamo=True, verbose=False)
+    with _tracing():
+        program = torch.onnx.export(_program(traced), dynamo=True, verbose=False)
     if program is None:
         raise RuntimeError("torch.onnx.export returned no program")
     program.save(str(folder / file))
     session = onnxruntime.InferenceSession(folder / file, providers=["CPUExecutionProvider"])
     names = [entry.name for entry in session.get_inputs()]
 
-    def compute(*arguments: Any) -> Any:
-        tensors = [value.numpy() for value in tensors_in(arguments)]
+    def compute(*arguments: Any, **named: Any) -> Any:
+        tensors = [value.numpy() for value in tensors_in((arguments, named))]
         outputs = session.run(None, dict(zip(names, tensors, strict=True)))
         return [torch.from_numpy(output) for output in outputs]
 
@@ -219,37 +261,75 @@ WRITERS: dict[str, Writer] = {"safetensors": _safetensors, "torch": _torch, "onn
 
 
 def _program(traced: TracedModel) -> torch.export.ExportedProgram:
-    """Return the exported graph, with a dynamic first dimension wherever the model permits it."""
-    shapes = _dynamic_batch(traced.inputs)
-    return torch.export.export(traced.model, traced.inputs, dynamic_shapes=shapes)
+    """Return the exported graph, in which the dimensions that differ between calls are dynamic."""
+    model, call = traced.model, traced.call
+    bind = inspect.signature(model.forward).bind
+    shapes = _dynamic(call.of(bind).arguments, traced.other_call.of(bind).arguments)
+    return torch.export.export(model, call.positional, call.named, dynamic_shapes=shapes)
 
 
-def _dynamic_batch(value: Any) -> Any:
+@contextlib.contextmanager
+def _tracing() -> Iterator[None]:
+    """Raise an InputError in place of any error of torch.export."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise InputError(
+            f"export: torch.export cannot trace the model{_place(error)}, {reason};"
+            " --formats=safetensors needs no trace"
+        ) from error
+
+
+def _place(error: BaseException) -> str:
+    """Return the newest line of the task that an error came from, for a sentence."""
+    others = (str(Path(torch.__file__).parent), __file__, contextlib.__file__, "<")
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(others)]
+    return f" at {own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else ""
+
+
+def _dynamic(value: Any, other: Any) -> Any:
+    """Return the dimensions of an argument that torch must leave open, as torch.export takes them.
+
+    Args:
+        value: An argument of the traced call, or a part of it.
+        other: The same in the other call.
+    """
     if isinstance(value, Tensor):
-        return {0: torch.export.Dim.DYNAMIC} if value.dim() else None
+        return dict.fromkeys(_open_dimensions(value, other), torch.export.Dim.DYNAMIC) or None
     if isinstance(value, Mapping):
-        return {key: _dynamic_batch(item) for key, item in value.items()}
+        return {key: _dynamic(item, other[key]) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_dynamic_batch(item) for item in value)
+        return type(value)(starmap(_dynamic, zip(value, other, strict=True)))
     return None
 
 
-def _samples(task: Task, count: int) -> Any:
-    """Return up to `count` samples in the form that the task's `collate` takes."""
+def _open_dimensions(value: Tensor, other: Tensor) -> list[int]:
+    """Return the batch dimension, and those in which two tensors differ."""
+    return [
+        place
+        for place, (size, size_alone) in enumerate(zip(value.shape, other.shape, strict=True))
+        if place == 0 or size != size_alone
+    ]
+
+
+def _samples(task: Task, first: int, end: int) -> Any:
+    """Return some samples, as far as there are any, in the form that the task's `collate` takes."""
     data = task.train_data if task.eval_data is None else task.eval_data
     if is_indexed(data):
-        return fetch(data, range(min(count, len(data))))
-    return list(islice(cast("Iterable[Any]", data), count))
+        return fetch(data, range(len(data))[first:end])
+    return list(islice(cast("Iterable[Any]", data), first, end))
 
 
-def _arguments(task: Task, model: nn.Module, samples: Any) -> tuple[Any, ...]:
-    """Return the positional arguments with which the loss calls the model."""
-    calls: list[tuple[Any, ...]] = []
+def _call(task: Task, model: nn.Module, samples: Any) -> Call:
+    """Return the arguments with which the loss calls the model."""
+    calls: list[Call] = []
 
     def record(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if named:
-            raise InputError(f'export: the loss must pass "{min(named)}" to the model by position')
-        calls.append(arguments)
+        calls.append(Call(arguments, named))
 
     handle = model.register_forward_pre_hook(record, with_kwargs=True)
     try:
@@ -272,8 +352,19 @@ def _compare(expected: Any, got: Any) -> tuple[float, bool]:
     return largest, close and bool(pairs)
 
 
-def _describe(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        shape = ["batch", *value.shape[1:]] if value.dim() else []
-        return {"dtype": str(value.dtype).removeprefix("torch."), "shape": shape}
-    return json.loads(json.dumps(value, default=repr))
+def _inputs(traced: TracedModel) -> dict[str, Any]:
+    """Return the inputs of the model as fields of the metadata."""
+    call, other = traced.call, traced.other_call
+    return {
+        "inputs": list(starmap(_describe, zip(call.positional, other.positional, strict=True))),
+        "named_inputs": {key: _describe(call.named[key], other.named[key]) for key in call.named},
+    }
+
+
+def _describe(value: Any, other: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return json.loads(json.dumps(value, default=repr))
+    shape: list[int | str] = list(value.shape)
+    for place in _open_dimensions(value, other):
+        shape[place] = "any" if place else "batch"
+    return {"dtype": str(value.dtype).removeprefix("torch."), "shape": shape}

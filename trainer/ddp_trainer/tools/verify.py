@@ -204,7 +204,7 @@ def _comparable_settings(config: RunConfig, steps: int) -> Document:
         "data": {"workers": 0},
         "log": {"every_steps": steps + 1},
     }
-    without = {"checkpoint", "ema", "nonfinite"}
+    without = {"checkpoint", "compile_dynamic", "compile_mode", "ema", "nonfinite"}
     document = config.model_dump(mode="json", exclude=without, exclude_unset=True)
     document["parallel"] = {
         "timeout_seconds": config.parallel.timeout_seconds,

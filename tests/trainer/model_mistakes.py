@@ -1,0 +1,57 @@
+"""Mistakes with the weights of a model and their optimizer, in addition to `mistakes`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddp_trainer.task import RunEnv
+from tests.trainer.good_task import Net
+from tests.trainer.mistakes import build as build  # noqa: PLC0414 - the path of these tasks
+from tests.trainer.mistakes import mistake
+
+
+@mistake
+def complex_weights(task: Any, _: RunEnv) -> None:
+    class Fourier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(5, dtype=torch.complex64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            mixed: Tensor = torch.fft.irfft(torch.fft.rfft(x) * self.weight, n=8)
+            return mixed
+
+    task.model = Net(Fourier())
+
+
+@mistake
+def number_as_a_weight(task: Any, _: RunEnv) -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    task.model = Net(Scale())
+
+
+@mistake
+def optimizer_with_a_closure(task: Any, _: RunEnv) -> None:
+    task.optimizer = torch.optim.LBFGS
+
+
+@mistake
+def sparse_gradients(task: Any, _: RunEnv) -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(10, 8, sparse=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            features: Tensor = x + self.table((x > 0).long()).mean(1)
+            return features
+
+    task.model = Net(Words())

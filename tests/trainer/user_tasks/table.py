@@ -1,0 +1,95 @@
+"""The tasks of this folder, and what the number of ranks changes for each of them."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Strategy = Literal["ddp", "zero1", "fsdp2"]
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+
+
+@dataclass(frozen=True, slots=True)
+class UserTask:
+    """One task, and the settings with which its drives run."""
+
+    name: str
+    """Name of its module in this folder."""
+    settings: tuple[str, ...] = ()
+    """Settings that the task needs."""
+    depends: str = ""
+    """Why the trained weights depend on the number of ranks; empty if they do not."""
+    verify: tuple[str, ...] = ()
+    """Settings with which `verify` can compare ranks. It turns off dropout and BatchNorm itself."""
+    independent: tuple[str, ...] | None = ()
+    """Settings with which the weights do not depend on the number of ranks; None if there are
+    none."""
+
+    untraceable: str = ""
+    """Why torch cannot trace the model, so that only its weights are exported."""
+    has_optimizer: bool = False
+    """Whether the task has its own optimizer, so that settings must not state one."""
+
+    @property
+    def path(self) -> str:
+        """The import path of its `build`."""
+        return f"user_tasks.{self.name}:build"
+
+
+DROPOUT = "each rank draws its own dropout"
+
+TASKS = (
+    UserTask(
+        "unet",
+        depends="BatchNorm normalises each rank's part of the batch by itself",
+        independent=("--task.norm=group",),
+    ),
+    UserTask(
+        "lstm",
+        depends=DROPOUT,
+        independent=("--task.dropout=0",),
+        untraceable="torch.export cannot trace the length of a packed sequence",
+    ),
+    UserTask("bert", depends=DROPOUT, independent=("--task.dropout=0",)),
+    UserTask("text", settings=("--compile=true", "--compile_dynamic=true")),
+    UserTask(
+        "vq",
+        depends="the codebook follows the samples of rank 0",
+        independent=("--task.moving=false",),
+    ),
+    UserTask("frozen"),
+    UserTask(
+        "moco",
+        depends="each rank draws its own views, and the queue has the keys of rank 0",
+        verify=("--task.augmentation=0",),
+        independent=None,
+    ),
+    UserTask(
+        "mixup",
+        depends="each rank mixes the samples of its own part of the batch",
+        independent=("--task.alpha=0",),
+    ),
+    UserTask(
+        "gan",
+        has_optimizer=True,
+        depends="each rank draws its own noise in the loss",
+        verify=("--task.fixed_noise=true",),
+        independent=("--task.fixed_noise=true",),
+    ),
+    UserTask("stream", settings=("--data.workers=2",)),
+    UserTask(
+        "heads",
+        settings=("--parallel.find_unused_parameters=true",),
+        untraceable="the values of a batch decide which layers compute",
+    ),
+    UserTask("lora"),
+)
+"""`make test` has each of them in a third of the drives, by its place here. So a task that is slow
+to train (`text` compiles, `stream` starts worker processes) has a place that only verifies."""
+
+
+def sample(drive: int) -> tuple[UserTask, ...]:
+    """Return the third of the tasks with which `make test` makes a drive.
+
+    Args:
+        drive: Number of the drive, from 0.
+    """
+    return TASKS[drive % 3 :: 3]

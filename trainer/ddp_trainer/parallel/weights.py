@@ -1,0 +1,36 @@
+"""Kinds of weights that the strategies cannot train."""
+
+from torch import nn
+
+from ddp_trainer.config import StrategyName
+from ddp_trainer.errors import InputError
+
+
+def check_weights(model: nn.Module, strategy: StrategyName) -> None:
+    """Refuse parameters that a strategy cannot update, before torch fails in the first update.
+
+    Args:
+        model: The bare model.
+        strategy: The strategy of the run on several ranks.
+
+    Raises:
+        InputError: If there is such a parameter; names the first.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise InputError(
+                f'task: the gradient of "{name}" would be sparse, which the trainer cannot reduce:'
+                f" create this {type(module).__name__} with sparse=False"
+            )
+    for name, param in model.named_parameters():
+        if param.is_complex() and (param.requires_grad or strategy == "fsdp2"):
+            raise InputError(
+                f'task: the parameter "{name}" is complex, which the trainer cannot update: make it'
+                " a real parameter whose last dimension has the two parts, and use"
+                " torch.view_as_complex in forward"
+            )
+        if strategy == "fsdp2" and not param.dim():
+            raise InputError(
+                f'task: fsdp2 cannot split the parameter "{name}", because it is a number without'
+                " dimensions: make it a vector of one element, or use ddp or zero1"
+            )
