@@ -101,6 +101,15 @@ def test_steady_step_reduces_each_bucket_once_without_host_sync(
     assert counts["syncs"] == 0
 
 
+def test_first_reduction_begins_early_in_the_backward_pass(launcher: Launcher) -> None:
+    model = {"context": 16, "layers": 2, "width": 160}
+    settings = {"path": "ddp_trainer.tasks.gpt:build", "global_batch": 4, "task": model}
+    gang = launcher.call("probes:profile_steady_step", settings, world=2)
+    assert gang.wait() == [0, 0]
+    (counts,) = gang.events("probe")
+    assert counts["reductions"] == counts["buckets"] == 2, "one of 1 MB, then one of at most 25 MB"
+
+
 @pytest.mark.parametrize(
     ("setting", "reductions"), [("find_unused_parameters", 2), ("static_graph", 1)]
 )

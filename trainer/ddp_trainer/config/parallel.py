@@ -86,8 +86,9 @@ class ParallelConfig(Section):
     """Approximate seconds between two decisions of all ranks whether to stop or save."""
     allow_mixed: bool = False
     """Whether ranks may differ in GPU model, or in version of driver, Python, torch, CUDA, NCCL."""
-    bucket_mb: PositiveInt = 25
-    """Size of one gradient bucket in megabytes. Each bucket is one reduction."""
+    bucket_mb: PositiveInt | None = None
+    """Size of one gradient bucket in megabytes. Each bucket is one reduction. By default torch
+    chooses: 25, but 1 for the first bucket, so that the reduction begins early."""
     find_unused_parameters: bool = False
     """Whether an update may leave parameters without a gradient. Costs a graph traversal, and one
     more reduction. With fsdp2 the whole model is then gathered at once."""
