@@ -64,6 +64,10 @@ check: $(READY) ## Check lint, types, import layers and drift of generated files
 	$(BIN)/hadolint --failure-threshold style Dockerfile
 	$(BIN)/python -m tests.tools.generate --check
 
+.PHONY: lint-chart
+lint-chart: $(READY) ## Check the chart and the objects of a job with kube-score (builds it once with Go)
+	$(BIN)/pytest -q tests/chart/test_kube_score.py
+
 .PHONY: faults
 faults: $(READY) ## Play every known fault, measure recoveries, kill 30 times (PART=gpus|api|cluster|recovery|kills)
 	@$(BIN)/python -m tests.fault_player $(if $(PART),--part $(PART)) --wheels "$(WHEELS)" --seed $(SEED)
@@ -110,8 +114,9 @@ format: $(READY) ## Format the code and apply the automatic fixes of the linter
 	$(BIN)/ruff format
 
 .PHONY: generate
-generate: $(READY) ## Write the generated files: CRD, chart CRD, dashboards, API and metrics reference
+generate: $(READY) ## Write the generated files: CRD, dashboards, references, install.yaml (needs Go once)
 	$(BIN)/python -m tests.tools.generate
+	$(BIN)/python -m tests.tools.install_manifest
 
 .PHONY: lock
 lock: $(READY) ## Write the lock files (UPGRADE=1 takes the newest versions)

@@ -1,5 +1,5 @@
 {{- define "ddp-trainer.name" -}}
-{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | default .Release.Name | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- define "ddp-trainer.labels" -}}
@@ -18,7 +18,32 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end -}}
 
+{{/* Labels of the objects of `helm test`, which are no part of the operator. */}}
+{{- define "ddp-trainer.testLabels" -}}
+{{- $labels := include "ddp-trainer.labels" . | fromYaml -}}
+{{- set $labels "app.kubernetes.io/component" "test" | toYaml -}}
+{{- end -}}
+
+{{/* Annotations of what the pod of `helm test` needs. The argument is the place in their order. */}}
+{{- define "ddp-trainer.testHook" -}}
+helm.sh/hook: test
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}
+
+{{- define "ddp-trainer.pullSecrets" -}}
+{{- with .Values.imagePullSecrets -}}
+imagePullSecrets:
+  {{- range . }}
+  - {name: {{ . }}}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
 {{- define "ddp-trainer.serviceAccount" -}}
+{{- if not (or .Values.serviceAccount.create .Values.serviceAccount.name) -}}
+{{- fail "serviceAccount.name must be set when serviceAccount.create is false, because the operator needs a ServiceAccount of its own." -}}
+{{- end -}}
 {{- .Values.serviceAccount.name | default (include "ddp-trainer.name" .) -}}
 {{- end -}}
 

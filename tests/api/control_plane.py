@@ -77,6 +77,7 @@ def _install(cluster: Cluster) -> None:
         str(ROOT / "charts"),
         "-n",
         SYSTEM_NAMESPACE,
+        "--no-hooks",
         "--set",
         "podTemplate=full",
     ).stdout

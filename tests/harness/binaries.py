@@ -87,6 +87,11 @@ def helm() -> str:
     return str(gobuild.build(gobuild.HELM, Figures()) / "helm")
 
 
+def kube_score() -> str:
+    """Return the path of kube-score, built first unless it is in the cache."""
+    return str(gobuild.build(gobuild.KUBE_SCORE, Figures()) / "kube-score")
+
+
 def prometheus() -> Tools:
     """Return prometheus 2 and promtool, downloaded first unless they are in the cache."""
     return Tools((debian.unpack(debian.PROMETHEUS, Figures()),))

@@ -132,6 +132,11 @@ PROMETHEUS = ToolSet(  # without the web interface, and with the discovery of Ku
     tags="remove_all_sd,enable_kubernetes_sd",
     stamps=("github.com/prometheus/common/version.Version={version}",),
 )
+KUBE_SCORE = ToolSet(
+    name="kube-score",
+    module="github.com/zegl/kube-score",
+    packages=("github.com/zegl/kube-score/cmd/kube-score",),
+)
 TRAINING_OPERATOR = ToolSet(
     name="training-operator",
     module="github.com/kubeflow/training-operator",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import images
+from tests.release.cyclonedx import problem_of
 from tests.release.sandbox import Sandbox
 from tests.tools.install import REPOSITORY, VERSION
 from tests.tools.release.oci_archive import OciArchive
@@ -69,6 +70,7 @@ def test_operator_has_only_its_packages_and_its_bill_lists_them(operator: Sandbo
     assert not {"rich", "Pygments", "torch", "pip"} & {name for name, _ in listed}
     debian = [c for c in bill_of_materials(operator.image)["components"] if ":deb/" in c["purl"]]
     assert "libc6" in {component["name"] for component in debian}
+    assert problem_of(bill_of_materials(operator.image)) == ""
 
 
 def test_operator_starts_as_any_user_without_the_unused_half_of_its_client(
@@ -76,7 +78,8 @@ def test_operator_starts_as_any_user_without_the_unused_half_of_its_client(
 ) -> None:
     assert operator.settings["User"] == "1000:1000"
     assert not list(operator.root.glob(f"{PREFIX[1:]}lib/*/*/kubernetes/**/core_v1_api.py"))
-    done = operator.run("python3", "-c", "import ddp_operator.app, ddp_operator.handlers")
+    modules = "ddp_operator.app, ddp_operator.handlers, ddp_operator.check_installation"
+    done = operator.run("python3", "-c", f"import {modules}")
     assert (done.returncode, done.stderr) == (0, "")
     started = operator.run("ddp-operator", DDP_OPERATOR_LEASE_NAMESPACE="")
     assert "Traceback" not in started.stderr
@@ -103,6 +106,7 @@ def test_equal_inputs_give_equal_images(target: str, tmp_path: Path) -> None:
 @pytest.mark.sweep
 def test_trainer_trains_as_any_user_and_its_bill_lists_its_packages(trainer: Sandbox) -> None:
     assert listed_by_bill(trainer) == listed_by_pip(trainer)
+    assert problem_of(bill_of_materials(trainer.image)) == ""
     done = trainer.run("ddp-trainer", *DIGITS)
     assert done.returncode == 0, done.stderr
     assert '"event": "summary"' in done.stdout

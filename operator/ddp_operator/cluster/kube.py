@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
+from typing import Self
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -92,7 +93,7 @@ class KubeCluster:
         in_flight: int = 32,
         may_write: Callable[[], None] = lambda: None,
         on_request: Callable[[Request], None] = lambda _: None,
-    ) -> "KubeCluster":
+    ) -> Self:
         """Connect with the pod's service account if there is one, otherwise with the kubeconfig."""
         configuration = client.Configuration()
         try:

@@ -11,6 +11,7 @@ _RESOURCES = {
     "Event": ("/api/v1", "events"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
+    "Deployment": ("/apis/apps/v1", "deployments"),
 }
 
 

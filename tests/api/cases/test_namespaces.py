@@ -27,7 +27,7 @@ def listed_operator(
     namespaces = f"{job.namespace},{other_job.namespace}"
     chart = cluster.helm(
         "template", RELEASE, str(ROOT / "charts"), "-n", SYSTEM_NAMESPACE,
-        "--set", f"operator.watchNamespaces={{{namespaces}}}", "--set", "rbac.userRoles=false",
+        "--no-hooks", "--set", f"operator.watchNamespaces={{{namespaces}}},rbac.userRoles=false",
     ).stdout  # fmt: skip
     documents = [d for d in yaml.safe_load_all(chart) if d]
     assert not [d for d in documents if d["kind"].startswith("ClusterRole")]

@@ -36,6 +36,18 @@ def test_pod_shrinks_to_less_than_a_kilobyte() -> None:
     assert "team" not in kept["metadata"]["labels"]
 
 
+def test_equal_short_strings_of_two_objects_are_one() -> None:
+    text = json.dumps(real_pod())
+    one, other = (keep_used_fields("Pod", json.loads(text)) for _ in range(2))
+    assert one == other
+    assert one["metadata"]["uid"] is other["metadata"]["uid"]
+    keys = [list(pod["status"]["conditions"][0]) for pod in (one, other)]
+    assert all(a is b for a, b in zip(*keys, strict=True))
+    job = {**job_manifest(), "status": {"message": "x" * 100}}
+    long, same = (keep_used_fields("DDPJob", json.loads(json.dumps(job))) for _ in range(2))
+    assert long["status"]["message"] == same["status"]["message"]
+
+
 def test_service_keeps_its_selector_and_owner() -> None:
     metadata = {"name": "digits", "namespace": "team-a", "uid": "s", "resourceVersion": "7"}
     owner = {"apiVersion": "v1", "kind": "DDPJob", "name": "digits", "uid": "j"}
