@@ -50,8 +50,17 @@ def load_images(cluster: Cluster, built: Images) -> None:
         list(pool.map(cluster.load_image, (built.operator, built.trainer)))
 
 
-def install_chart(cluster: Cluster, values: Mapping[str, str] | None = None) -> None:
-    """Install the chart with the images of this tree, and wait until the operator is ready."""
+def install_chart(
+    cluster: Cluster,
+    values: Mapping[str, str] | None = None,
+    *,
+    release: str = RELEASE,
+    namespace: str = SYSTEM_NAMESPACE,
+) -> None:
+    """Install the chart with the images of this tree, and wait until the operator is ready.
+
+    The namespace of the release enforces Restricted Pod Security.
+    """
     settings = {
         "image.repository": f"{REPOSITORY}/operator",
         "trainerImage.repository": f"{REPOSITORY}/trainer",
@@ -59,10 +68,20 @@ def install_chart(cluster: Cluster, values: Mapping[str, str] | None = None) -> 
     }
     flags = [flag for key, value in settings.items() for flag in ("--set", f"{key}={value}")]
     chart = str(ROOT / "charts")
+    apply(cluster, _restricted_namespace(namespace))
     cluster.helm(
-        "install", RELEASE, chart, "--namespace", SYSTEM_NAMESPACE, "--create-namespace",
-        "--wait", "--timeout", "120s", *flags,
-    )  # fmt: skip
+        "install", release, chart, "--namespace", namespace, "--wait", "--timeout", "120s", *flags
+    )
+
+
+def apply(cluster: Cluster, document: Mapping[str, object]) -> None:
+    """Create or change an object."""
+    cluster.kubectl("apply", "-f", "-", input=json.dumps(document))
+
+
+def _restricted_namespace(name: str) -> Mapping[str, object]:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
 
 
 def create_namespace(cluster: Cluster, name: str) -> None:
@@ -71,9 +90,8 @@ def create_namespace(cluster: Cluster, name: str) -> None:
     directory.mkdir(parents=True)
     os.chown(directory, _USER, _USER)
     capacity, modes = {"storage": "10Gi"}, ["ReadWriteMany"]
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    documents = [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}},
+    documents: list[Mapping[str, object]] = [
+        _restricted_namespace(name),
         {
             "apiVersion": "v1",
             "kind": "PersistentVolume",
@@ -99,7 +117,7 @@ def create_namespace(cluster: Cluster, name: str) -> None:
         },
     ]
     for document in documents:
-        cluster.kubectl("apply", "-f", "-", input=json.dumps(document))
+        apply(cluster, document)
     # The API server rejects pods until the namespace has its default service account.
     eventually(
         lambda: (

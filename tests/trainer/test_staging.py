@@ -87,6 +87,26 @@ def test_copy_of_another_user_is_not_used(
     assert staging.staged(folder, tmp_path / "node") == folder
 
 
+def test_link_in_the_directory_for_temporary_files_is_not_followed(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    temporary, home = tmp_path / "tmp", tmp_path / "home"
+    temporary.mkdir()
+    home.mkdir()
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(temporary))
+    link = temporary / f"ddp-staged-{os.getuid()}"
+    link.symlink_to(home)
+    assert staging.staged(folder) == folder
+    assert list(home.iterdir()) == []
+    assert f"{link} is a link, and everybody may create one there" in capsys.readouterr().err
+    monkeypatch.setattr(Path, "is_symlink", lambda _: False)
+    staging.staged(folder)
+    assert list(home.iterdir()), "without the protection"
+
+
 def test_full_disk_leaves_no_partial_copy(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

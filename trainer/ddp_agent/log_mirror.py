@@ -7,11 +7,14 @@ Both sides are bounded: a run may print for months.
 import contextlib
 import ctypes
 import logging
-import shutil
+import os
 import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
+
+from ddp_wire.files import open_file, open_folder, remove
 
 _log = logging.getLogger("ddp_agent")
 
@@ -52,9 +55,11 @@ class LogMirror:
 
         Args:
             source: Directory of the ranks' logs.
-            target: Directory for the copies. Without it, only the logs themselves are bounded.
+            target: Directory for the copies, `logs/attempt-N/node-K` in the run's directory.
+                Without it, only the logs themselves are bounded.
         """
         self._source, self._target = source, target
+        self._directory = target.parents[2] if target else Path()
         self._copied: dict[Path, _Copied] = {}
         self._warned = False
         self._ended = threading.Event()
@@ -71,7 +76,8 @@ class LogMirror:
 
     def _run(self) -> None:
         if self._target is not None:
-            _remove_old_logs(self._target)
+            with contextlib.suppress(OSError):  # The next attempt tries again.
+                _remove_old_logs(self._target, self._directory)
         while not self._ended.wait(EVERY_SECONDS):
             self._copy_all()
         self._copy_all()
@@ -93,19 +99,26 @@ class LogMirror:
         """Append the new lines of one log to its copy."""
         while state.end < file.stat().st_size:
             if state.end - state.begin >= LARGEST_COPY:
-                copy.replace(copy.with_name(f"{copy.name}.old"))
+                with open_folder(copy.parent, self._directory) as folder:
+                    older = f"{copy.name}.old"
+                    os.replace(copy.name, older, src_dir_fd=folder, dst_dir_fd=folder)
                 state.begin = state.end
-            if not copy.exists():
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                state.begin = state.end
-            new_copy = state.end == state.begin
-            with file.open("rb") as log, copy.open("wb" if new_copy else "r+b") as old:
+            with file.open("rb") as log, self._open(copy, state) as old:
                 log.seek(state.end)
                 old.seek(state.end - state.begin)
                 chunk = log.read(_CHUNK)
                 old.write(chunk)
                 old.flush()
             state.end += len(chunk)
+
+    def _open(self, copy: Path, state: _Copied) -> IO[bytes]:
+        """Open a copy to go on with it. Begin a new one if it is missing."""
+        if state.end > state.begin:
+            with contextlib.suppress(FileNotFoundError):
+                return os.fdopen(open_file(copy, self._directory, os.O_RDWR), "r+b")
+        state.begin = state.end
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        return os.fdopen(open_file(copy, self._directory, flags), "wb")
 
 
 def _free(file: Path, state: _Copied) -> None:
@@ -129,20 +142,26 @@ def _free(file: Path, state: _Copied) -> None:
         state.end = until
 
 
-def _remove_old_logs(target: Path) -> None:
-    """Remove this node's logs of old attempts. `target` is `attempt-N/NODE` in a directory."""
-    present, node = _attempt(target.parent), target.name
+def _remove_old_logs(target: Path, directory: Path) -> None:
+    """Remove this node's logs of old attempts.
+
+    Args:
+        target: This attempt's logs, `logs/attempt-N/node-K` in the run's directory.
+        directory: The run's directory.
+    """
+    present, logs = _attempt(target.parent.name), target.parent.parent
     if present is None:
         return
-    for folder in target.parent.parent.glob("attempt-*"):
-        attempt = _attempt(folder)
-        if attempt is not None and attempt <= present - KEPT_ATTEMPTS:
-            shutil.rmtree(folder / node, ignore_errors=True)
-            with contextlib.suppress(OSError):  # Other nodes' logs are still there.
-                folder.rmdir()
+    with open_folder(logs, directory) as folder:
+        for name in os.listdir(folder):  # noqa: PTH208 - pathlib takes no descriptor
+            attempt = _attempt(name)
+            if attempt is not None and attempt <= present - KEPT_ATTEMPTS:
+                with contextlib.suppress(OSError):  # Other nodes' logs are still there.
+                    remove(logs / name / target.name, directory)
+                    os.rmdir(name, dir_fd=folder)
 
 
-def _attempt(folder: Path) -> int | None:
+def _attempt(name: str) -> int | None:
     """Return the number in the name of an attempt's directory, or None if it has another name."""
-    number = folder.name.removeprefix("attempt-")
+    number = name.removeprefix("attempt-")
     return int(number) if number.isdigit() else None

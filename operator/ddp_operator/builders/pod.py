@@ -40,6 +40,8 @@ class Defaults:
     """Peers that the NetworkPolicy of a job lets connect to its agents. None for no policy."""
     pod_template: PodTemplatePolicy = PodTemplatePolicy.SCHEDULING
     """How much of a worker pod a job may set."""
+    pinned_image: str | None = None
+    """The image by digest, if the other pods of the attempt run it. It precedes the job's image."""
 
 
 _SCRAPED = {
@@ -213,7 +215,7 @@ def _container(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
     policy = spec.image_pull_policy
     return {
         "name": contract.WORKER_CONTAINER,
-        "image": spec.image or defaults.image,
+        "image": defaults.pinned_image or spec.image or defaults.image,
         "imagePullPolicy": policy.value if policy else defaults.image_pull_policy,
         # -P: no module of the user's working directory may replace one of the agent.
         "command": ["python3", "-P", "-m", "ddp_agent"],

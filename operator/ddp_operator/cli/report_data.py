@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from ddp_operator.report.history import History, read_history
 from ddp_operator.report.job import JobFacts, job_facts
 from ddp_operator.report.page import Report
 from ddp_wire.contract import HISTORY_FILE
+from ddp_wire.files import PlantedFileError, open_to_read
 
 JOB_FILE = "job.json"
 """File in the folder of a local run with the DDPJob object, status included."""
@@ -133,5 +135,9 @@ def _read_files(paths: Iterable[Path]) -> History:
 
 def _lines(paths: Iterable[Path]) -> Iterator[bytes]:
     for path in paths:
-        with path.open("rb") as file:
+        try:
+            descriptor = open_to_read(path)
+        except PlantedFileError as error:
+            raise NoRunError(str(error)) from error
+        with os.fdopen(descriptor, "rb") as file:
             yield from file

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ddp_operator.cluster.base import ClusterError, Manifest
@@ -11,11 +11,16 @@ ConfigMaps = Mapping[str, Mapping[str, str]]
 """Text by file name, by ConfigMap name."""
 
 
+_KEY = re.compile(r"[-._a-zA-Z0-9]+")
+
+
 def check_volumes(manifest: Manifest, config_maps: ConfigMaps) -> None:
     """Check that the volumes that the user set are ConfigMaps from the same file.
 
+    As in a cluster, no key and no subPath may lead out of the volume.
+
     Raises:
-        ClusterError: A volume needs a cluster.
+        ClusterError: A volume needs a cluster, or leads out of its folder.
     """
     for volume in _user_volumes(manifest):
         name, source = volume["name"], volume.get("configMap")
@@ -25,6 +30,19 @@ def check_volumes(manifest: Manifest, config_maps: ConfigMaps) -> None:
             raise ClusterError(
                 f"spec.volumes: {name} needs a cluster, or the ConfigMap {source['name']} in the"
                 " same file"
+            )
+        for key in config_maps[source["name"]]:
+            if not _KEY.fullmatch(key) or key.startswith("..") or key == ".":
+                raise ClusterError(
+                    f"ConfigMap {source['name']}: the key {key!r} must consist of letters, digits,"
+                    " '-', '_' and '.', and not begin with '..'"
+                )
+    for mount in manifest["spec"]["containers"][0]["volumeMounts"]:
+        path = PurePosixPath(mount.get("subPath", ""))
+        if path.is_absolute() or ".." in path.parts:
+            raise ClusterError(
+                f"spec.volumeMounts: the subPath of {mount['name']} must be a relative path without"
+                f" '..', not {mount['subPath']!r}"
             )
 
 

@@ -125,7 +125,7 @@ def _pod_status(status: Mapping[str, Any]) -> Manifest:
     return {
         **_only(_POD_STATUS, status),
         "conditions": [_only(_CONDITION, condition) for condition in conditions],
-        "containerStatuses": [_only(("name", "state"), worker) for worker in workers],
+        "containerStatuses": [_only(("name", "state", "imageID"), worker) for worker in workers],
     }
 
 

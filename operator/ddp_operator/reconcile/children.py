@@ -9,6 +9,7 @@ from ddp_operator.builders.pod import Defaults
 from ddp_operator.builders.service import build_service
 from ddp_operator.reconcile.abandoned import is_abandoned
 from ddp_operator.reconcile.escalation import pods_to_replace
+from ddp_operator.reconcile.images import pinned_image
 from ddp_operator.reconcile.network import ensure_network_policy
 from ddp_operator.reconcile.plan import (
     Action,
@@ -71,7 +72,9 @@ def _shared_defaults(world: World, defaults: Defaults) -> Defaults:
     """
     pods, status = world.job.status.pods, world.job.status
     if pods is not None:
-        return replace(defaults, image=pods.image, image_pull_policy=pods.image_pull_policy)
+        pinned = pinned_image(world.job, pods.image, world.pods)
+        policy = pods.image_pull_policy
+        return replace(defaults, image=pods.image, pinned_image=pinned, image_pull_policy=policy)
     peers = (p.image for p in world.pods if p.spec_hash == status.attempt_spec_hash)
     image = next((image for image in peers if image), defaults.image)
     return replace(defaults, image=image)

@@ -25,6 +25,7 @@ from ddp_operator.reconcile.conditions import (
     sentence_about,
 )
 from ddp_operator.reconcile.forbidden_pods import without_forbidden_pods
+from ddp_operator.reconcile.images import mixed_image_events
 from ddp_operator.reconcile.network import unprotected_events
 from ddp_operator.reconcile.next_action import next_action
 from ddp_operator.reconcile.plan import Event, EventType, Plan
@@ -216,6 +217,7 @@ def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) ->
     if status.is_true(ConditionType.RENDEZVOUSED) and not had_joined:
         text = f"all ranks of attempt {status.attempt} are training"
         events.append(Event(EventType.NORMAL, "Running", text))
+        events += mixed_image_events(world.job, world.pods)
     if status.resumed_from_step is not None and status.resumed_from_step != old_resumed_from:
         text = f"attempt {status.attempt} resumed from step {status.resumed_from_step}"
         events.append(Event(EventType.NORMAL, "ResumedFromCheckpoint", text))

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.builders import names
+from ddp_operator.builders.image_names import image_by_digest
 from ddp_operator.reconcile import node_ranges
 from ddp_wire import contract
 from ddp_wire.contract import AgentStatus, Env
@@ -57,6 +58,8 @@ class PodView:
     ip: str | None = None
     image: str | None = None
     """Image of the worker container."""
+    image_by_digest: str | None = None
+    """The same image with the digest that runs, if the runtime reports it."""
     secret: str = field(default="", repr=False)
     """Secret of the pod, which signs the messages to and from its agent. Old pods have none."""
     job_secret: str = field(default="", repr=False)
@@ -199,6 +202,7 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         scheduled_at=_scheduled_at(conditions),
         ip=status.get("podIP"),
         image=worker.get("image"),
+        image_by_digest=image_by_digest(worker.get("image") or "", container.get("imageID") or ""),
         secret=_secret(worker, Env.AGENT_SECRET),
         job_secret=_secret(worker, Env.JOB_SECRET),
         waiting=_waiting(conditions, container),

@@ -67,6 +67,16 @@ def test_directory_without_a_run_ends_with_exit_code_2_and_one_sentence(
     assert len(ended.stderr.splitlines()) == 1
 
 
+def test_pipe_in_place_of_the_history_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / HISTORY_FILE)
+    ended = report(tmp_path)
+    assert ended.exit_code == 2
+    assert ended.stderr == (
+        "ddpjob: [Errno 40] must be a regular file and no link, pipe or device; remove it:"
+        f" '{tmp_path / HISTORY_FILE}'\n"
+    )
+
+
 def test_page_that_cannot_be_written_ends_with_exit_code_2(tmp_path: Path) -> None:
     ended = report(run_directory(tmp_path), "-o", tmp_path / "none" / "page.html")
     assert ended.exit_code == 2

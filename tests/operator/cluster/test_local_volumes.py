@@ -49,6 +49,20 @@ def test_other_volumes_are_refused(volume: dict[str, Any], sentence: str) -> Non
     assert str(caught.value) == sentence
 
 
+@pytest.mark.parametrize("key", ["../../.profile", "..", ".", "/etc/x", "a b"])
+def test_key_cannot_lead_out_of_the_folder(key: str) -> None:
+    manifest = pod({"configMap": {"name": "code"}})
+    with pytest.raises(ClusterError, match=r"^ConfigMap code: the key .* must consist of letters"):
+        check_volumes(manifest, {"code": {key: "text"}})
+
+
+@pytest.mark.parametrize("path", ["../../.ssh", "a/../../b", "/etc"])
+def test_sub_path_cannot_lead_out_of_the_folder(path: str) -> None:
+    manifest = pod({"configMap": {"name": "code"}}, {"subPath": path})
+    with pytest.raises(ClusterError, match=r"^spec.volumeMounts: the subPath of v must be a relat"):
+        check_volumes(manifest, CODE)
+
+
 @pytest.mark.parametrize(
     ("value", "local"),
     [

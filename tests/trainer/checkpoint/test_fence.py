@@ -1,8 +1,10 @@
 """Tests of the fence: an older attempt can no longer write checkpoints."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -142,21 +144,21 @@ def test_volume_failure_is_not_reported_as_the_fence(tmp_path: Path) -> None:
     assert present(tmp_path) == []
 
 
-def _crash(*_: object) -> None:
+def _crash(*_: object, **__: object) -> None:
     raise InterruptedError("the process ended here")
 
 
-@pytest.mark.parametrize("step", ["write_json", "sync"])
+@pytest.mark.parametrize(("module", "step"), [(os, "replace"), (writer, "sync")])
 def test_crash_during_the_claim_leaves_the_old_or_the_new_fence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, step: str
 ) -> None:
     Writer(tmp_path, 1).save(4)
     with monkeypatch.context() as patch:
-        patch.setattr(writer, step, _crash)
+        patch.setattr(module, step, _crash)
         with pytest.raises(InterruptedError):
             Fence(tmp_path, "uid", 2).open()
     held = json.loads((tmp_path / FENCE).read_text())
-    assert held["attempt"] == (1 if step == "write_json" else 2)
+    assert held["attempt"] == (1 if step == "replace" else 2)
     assert Writer(tmp_path, 2).opened["resume"]["step"] == 4
 
 

@@ -18,6 +18,7 @@ from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import InputError, ReportedError, VolumeError, reported_error
 from ddp_wire.contract import ExitCode
+from ddp_wire.files import replace_file
 from tests.trainer.checkpoint.test_manager import saved, state
 
 CPU = torch.device("cpu")
@@ -113,7 +114,7 @@ def test_case_84_lasting_read_error_is_the_volumes_and_changes_nothing(
 def test_case_84_volume_that_cannot_be_written_at_the_start_is_infrastructure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    monkeypatch.setattr(writer, "write_json", Fault(format_.write_json, code, ALWAYS))
+    monkeypatch.setattr(writer, "replace_file", Fault(replace_file, code, ALWAYS))
     checkpoints, sleep = new_manager(tmp_path / "run")
     with pytest.raises(VolumeError, match=f"cannot use {tmp_path / 'run'}.*{os.strerror(code)}"):
         checkpoints.open(1, {})
@@ -124,7 +125,7 @@ def test_case_84_volume_that_cannot_be_written_at_the_start_is_infrastructure(
 def test_volume_that_the_user_must_correct_is_bad_input_and_not_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    monkeypatch.setattr(writer, "write_json", Fault(format_.write_json, code, ALWAYS))
+    monkeypatch.setattr(writer, "replace_file", Fault(replace_file, code, ALWAYS))
     checkpoints, sleep = new_manager(tmp_path)
     with pytest.raises(InputError, match="cannot use"):
         checkpoints.open(1, {})

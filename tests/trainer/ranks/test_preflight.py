@@ -53,6 +53,15 @@ def test_preflight_names_the_rank_that_differs(
     assert find_differences(infos) == [(sentence, permanent)]
 
 
+def test_rank_with_other_code_is_named_in_a_warning() -> None:
+    infos = [replace(ALIKE, node=f"n{rank}", source="a") for rank in range(3)]
+    infos[2] = replace(infos[2], source="b")
+    assert find_differences(infos) == []
+    ((sentence, permanent),) = find_differences(infos, [preflight._SOURCE])
+    assert sentence == "rank 2 on n2 has code of the task that differs from that of the others"
+    assert not permanent
+
+
 @pytest.mark.parametrize(
     "kind", ["NVIDIA UNIX x86_64 Kernel Module", "NVIDIA UNIX Open Kernel Module for x86_64"]
 )

@@ -154,7 +154,8 @@ def test_failing_tracker_is_one_warning_and_stops_no_other(
 
 
 def test_unusable_directory_is_a_warning_of_each_writer(tmp_path: Path) -> None:
-    warnings = attempt(tmp_path / "missing", 1, 1, 2, names=["tensorboard"])
+    (tmp_path / "file").touch()
+    warnings = attempt(tmp_path / "file", 1, 1, 2, names=["tensorboard"])
     assert [text.split(":")[1] for text in warnings] == [" trackers failed", " tensorboard failed"]
 
 

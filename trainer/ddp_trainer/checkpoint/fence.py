@@ -19,7 +19,7 @@ newer checkpoint.
 from pathlib import Path
 from typing import Any
 
-from ddp_trainer.checkpoint.format import BrokenCheckpointError, read_json
+from ddp_trainer.checkpoint.format import LARGEST_MANIFEST, BrokenCheckpointError, read_json
 from ddp_trainer.checkpoint.writer import replace_json
 from ddp_trainer.errors import FencedError
 
@@ -91,7 +91,7 @@ def holder(directory: Path) -> dict[str, Any] | None:
         OSError: If the volume fails.
     """
     try:
-        held = read_json(directory / FENCE)
+        held = read_json(directory / FENCE, LARGEST_MANIFEST)
     except BrokenCheckpointError:
         return None
     if not isinstance(held, dict) or held.keys() != {"job", "attempt"}:

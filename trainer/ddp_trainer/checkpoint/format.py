@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_trainer.errors import InputError
+from ddp_wire.files import PlantedFileError, open_to_read, read_file
 
 FORMAT = 1
 """Version of the format."""
@@ -50,7 +51,11 @@ SET_ASIDE = "set-aside-"
 """Prefix of a folder with the checkpoints of a run that started over. Nothing deletes it."""
 
 _NAME = re.compile(r"step-(\d{8,})\.attempt-(\d+)(\.tmp|\.broken)?")
+_FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+"""Names of files that a manifest may list: no path leads out of the checkpoint."""
 _CHUNK = 1 << 22
+LARGEST_MANIFEST = 1 << 20
+"""Largest size of a manifest and of the fence file, in bytes."""
 
 
 class BrokenCheckpointError(Exception):
@@ -70,9 +75,13 @@ class CheckpointName:
 
     @classmethod
     def parse(cls, text: str) -> "CheckpointName | None":
-        """Return the parsed name; None if `text` is not a checkpoint name."""
+        """Return the parsed name; None if `text` is not a checkpoint name.
+
+        Of two spellings of the same number, only the one that a trainer writes is a name.
+        """
         match = _NAME.fullmatch(text)
-        return cls(int(match[1]), int(match[2]), match[3] or "") if match else None
+        name = cls(int(match[1]), int(match[2]), match[3] or "") if match else None
+        return name if str(name) == text else None
 
 
 def names_in(directory: Path) -> list[CheckpointName]:
@@ -89,9 +98,14 @@ def names_in(directory: Path) -> list[CheckpointName]:
 
 
 def crc32_of(path: Path) -> str:
-    """Return the CRC-32 of a file as eight hexadecimal digits."""
+    """Return the CRC-32 of a file as eight hexadecimal digits.
+
+    Raises:
+        PlantedFileError: If it is a link, or no regular file.
+        OSError: If the volume fails.
+    """
     crc = 0
-    with path.open("rb") as file:
+    with os.fdopen(open_to_read(path), "rb") as file:
         while chunk := file.read(_CHUNK):
             crc = zlib.crc32(chunk, crc)
     return f"{crc:08x}"
@@ -115,7 +129,9 @@ def verify(directory: Path) -> None:
         InputError: If the checkpoint has an unknown format.
         OSError: If the volume fails, which is no evidence of damage.
     """
-    manifest = read_json(directory / MANIFEST)
+    if directory.is_symlink():
+        raise BrokenCheckpointError("it is a link and no folder")
+    manifest = read_json(directory / MANIFEST, LARGEST_MANIFEST)
     try:
         if manifest["format"] != FORMAT:
             # A newer version may have written it, with other files and other checksums.
@@ -125,12 +141,7 @@ def verify(directory: Path) -> None:
                 " or set another checkpoint directory"
             )
         for file, expected in manifest["files"].items():
-            path = directory / Path(file).name
-            size = path.stat().st_size
-            if size != expected["bytes"]:
-                raise BrokenCheckpointError(f"{file} has {size} bytes, not {expected['bytes']}")
-            if crc32_of(path) != expected["crc32"]:
-                raise BrokenCheckpointError(f"{file} does not match its CRC32")
+            _verify_file(directory, file, expected)
         missing = {MODEL, OPTIMIZER, OPTIMIZER_REST, STATE} - manifest["files"].keys()
     except FileNotFoundError as error:
         raise BrokenCheckpointError(f"{Path(error.filename).name} is missing") from error
@@ -140,24 +151,46 @@ def verify(directory: Path) -> None:
         raise BrokenCheckpointError(f"{MANIFEST} does not list {min(missing)}")
 
 
-def read_json(path: Path) -> Any:
+def _verify_file(directory: Path, file: str, expected: dict[str, Any]) -> None:
+    """Compare a file with its entry in the manifest."""
+    if not _FILE.fullmatch(file):
+        raise BrokenCheckpointError(f"{MANIFEST} lists {file!r}, which is no file name")
+    path = directory / file
+    size = path.lstat().st_size
+    if size != expected["bytes"]:
+        raise BrokenCheckpointError(f"{file} has {size} bytes, not {expected['bytes']}")
+    try:
+        crc = crc32_of(path)
+    except PlantedFileError as error:
+        raise BrokenCheckpointError(f"{file} is no regular file") from error
+    if crc != expected["crc32"]:
+        raise BrokenCheckpointError(f"{file} does not match its CRC32")
+
+
+def read_json(path: Path, limit: int | None = None) -> Any:
     """Read a JSON document.
 
+    Args:
+        path: The file.
+        limit: Largest size in bytes. None for any size.
+
     Raises:
-        BrokenCheckpointError: If it is missing or damaged.
+        BrokenCheckpointError: If it is missing, damaged, too large, or no regular file.
         OSError: If the volume fails.
     """
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_file(path, limit))
     except FileNotFoundError as error:
         raise BrokenCheckpointError(f"{path.name} is missing") from error
-    except ValueError as error:
+    except PlantedFileError as error:
+        raise BrokenCheckpointError(f"{path.name} is no regular file") from error
+    except (ValueError, RecursionError) as error:
         raise BrokenCheckpointError(f"{path.name} is damaged") from error
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write a JSON document and flush it to the volume."""
-    with path.open("w", encoding="utf-8") as file:
+    """Write a JSON document to a new file and flush it to the volume."""
+    with path.open("x", encoding="utf-8") as file:
         json.dump(document, file, indent=1)
         file.flush()
         os.fsync(file.fileno())

@@ -1,6 +1,7 @@
 """Selection of the newest complete checkpoint, and its distribution to every rank."""
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -181,8 +182,8 @@ def _set_aside(run_directory: Path) -> Path:
 
     Retention never looks into that folder, so the new run cannot delete them.
     """
-    numbers = itertools.count(1)
-    folder = next(path for n in numbers if not (path := run_directory / f"{SET_ASIDE}{n}").exists())
+    paths = (run_directory / f"{SET_ASIDE}{number}" for number in itertools.count(1))
+    folder = next(path for path in paths if not os.path.lexists(path))
     folder.mkdir()
     for name in names_in(run_directory):
         if name.suffix != PENDING:

@@ -14,6 +14,7 @@ from ddp_trainer.checkpoint.snapshot import Snapshot
 from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
 from ddp_trainer.config import CheckpointConfig
 from ddp_wire.contract import CheckpointInfo
+from ddp_wire.files import open_folder
 
 DEFAULT_SECONDS = 300
 """Seconds between two checkpoints by default, when the config states no interval."""
@@ -79,7 +80,8 @@ class CheckpointManager:
 
     def _claim(self, directory: Path, attempt: int | None, config: dict[str, Any], job: str) -> int:
         """Claim and prepare the directory, and return the number of the attempt."""
-        directory.mkdir(parents=True, exist_ok=True)
+        with open_folder(directory, directory):
+            pass  # It exists now, and no link leads out of the claim.
         if attempt is None:
             attempt = _next_attempt(directory)
         self._fence = Fence(directory, job, attempt)

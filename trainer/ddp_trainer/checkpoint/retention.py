@@ -1,10 +1,11 @@
 """Deletion of old checkpoints and of unfinished directories."""
 
-import shutil
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
 from ddp_trainer.checkpoint.format import BROKEN, PENDING, CheckpointName, names_in
+from ddp_wire.files import remove
 
 
 def keep_newest(
@@ -42,7 +43,7 @@ def sweep_pending(run_directory: Path, attempt: int) -> list[str]:
     """
     stale = [n for n in names_in(run_directory) if n.suffix == PENDING and n.attempt <= attempt]
     for name in stale:
-        shutil.rmtree(run_directory / str(name), ignore_errors=True)
+        _remove(run_directory, str(name))
     return [str(name) for name in stale]
 
 
@@ -53,4 +54,9 @@ def _delete(run_directory: Path, name: CheckpointName) -> None:
         (run_directory / str(name)).rename(pending)
     except OSError:
         return
-    shutil.rmtree(pending, ignore_errors=True)
+    _remove(run_directory, pending.name)
+
+
+def _remove(run_directory: Path, name: str) -> None:
+    with contextlib.suppress(OSError):  # The next attempt tries again.
+        remove(run_directory / name, run_directory)

@@ -1,7 +1,8 @@
 """Atomic writes: a checkpoint appears as a whole or not at all."""
 
-import secrets
-import shutil
+import contextlib
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from ddp_trainer.checkpoint.format import (
 )
 from ddp_trainer.checkpoint.snapshot import Snapshot, Tensors
 from ddp_trainer.checkpoint.volume import os_error
+from ddp_wire.files import PlantedFileError, held_path, remove, replace_file
 
 
 def commit(
@@ -52,25 +54,37 @@ def commit(
     """
     final = run_directory / str(name)
     pending = run_directory / (str(name) + PENDING)
-    if final.exists():
+    if os.path.lexists(final):
         raise FileExistsError(f"{final} exists already")
     pending.mkdir()
     try:
-        for file, tensors in _files(snapshot).items():
-            _write(tensors, pending / file)
-        write_json(pending / OPTIMIZER_REST, snapshot.optimizer_rest)
-        if snapshot.task_rest is not None:
-            write_json(pending / TASK_REST, snapshot.task_rest)
-        write_json(pending / STATE, snapshot.state)
-        write_manifest(pending, name)
-        sync(pending)
+        with held_path(pending, run_directory) as folder:
+            _write_all(folder, name, snapshot)
+            _check_in_place(folder, pending)
         may_commit()
         pending.rename(final)
         sync(run_directory)
     except BaseException:
-        shutil.rmtree(pending, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove(pending, run_directory)
         raise
     return final
+
+
+def _write_all(folder: Path, name: CheckpointName, snapshot: Snapshot) -> None:
+    for file, tensors in _files(snapshot).items():
+        _write(tensors, folder / file)
+    write_json(folder / OPTIMIZER_REST, snapshot.optimizer_rest)
+    if snapshot.task_rest is not None:
+        write_json(folder / TASK_REST, snapshot.task_rest)
+    write_json(folder / STATE, snapshot.state)
+    write_manifest(folder, name)
+    sync(folder)
+
+
+def _check_in_place(folder: Path, pending: Path) -> None:
+    if not os.path.samestat(folder.stat(), pending.lstat()):
+        raise PlantedFileError(pending, "folder")
 
 
 def _write(tensors: Tensors, path: Path) -> None:
@@ -95,11 +109,5 @@ def _files(snapshot: Snapshot) -> dict[str, Tensors]:
 
 def replace_json(path: Path, document: object) -> None:
     """Replace a JSON document atomically, even if several processes do so at the same time."""
-    pending = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PENDING}")
-    try:
-        write_json(pending, document)
-        pending.replace(path)
-    except BaseException:
-        pending.unlink(missing_ok=True)
-        raise
+    replace_file(path, json.dumps(document, indent=1), sync=True)
     sync(path.parent)

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 from ddp_wire.contract import HISTORY_FILE
+from ddp_wire.files import open_file
 
 LARGEST_FILE = 64 << 20
 """Size in bytes from which no line is added."""
@@ -88,7 +89,7 @@ class HistoryWriter:
 
     def _open(self, at: float) -> int:
         """Open the file, and read the age of the run and whether its last line is complete."""
-        file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        file = open_file(self._path, self._path.parent, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         try:
             self._size = os.fstat(file).st_size
             first = os.pread(file, 1 << 16, 0).partition(b"\n")[0]

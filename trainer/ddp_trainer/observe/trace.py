@@ -4,7 +4,9 @@ Only global rank 0 polls for the file, at the exchanges between ranks, and profi
 process. So the ranks need no agreement.
 """
 
+import contextlib
 import json
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ddp_trainer.observe.phases import PhaseTimer
 from ddp_wire.activity import Activity
+from ddp_wire.files import PlantedFileError, held_path, read_file, remove
 
 REQUEST = "PROFILE.json"
 """Request file in the run's directory. JSON: `steps`, the number of updates (1 by default), and
@@ -25,6 +28,8 @@ SUFFIX = ".pt.trace.json"
 """File name suffix by which TensorBoard finds profiles."""
 MOST_STEPS = 100
 """Most updates in one profile. A larger trace file is too large for its viewers."""
+
+_LARGEST_REQUEST = 1 << 16
 
 T = TypeVar("T")
 
@@ -94,12 +99,13 @@ class Trace:
             return
         path = self._directory / REQUEST
         try:
-            if not path.exists():
-                return
-            self._requested = _parse_request(path.read_bytes())
+            self._requested = _parse_request(read_file(path, _LARGEST_REQUEST))
             path.unlink()
-        except ValueError as error:
-            path.unlink(missing_ok=True)
+        except FileNotFoundError:
+            return
+        except (ValueError, PlantedFileError) as error:
+            with contextlib.suppress(OSError):
+                remove(path, self._directory)
             warn(f"{path}: {error}; no profile is made, and the file was deleted")
         except OSError:
             return  # The next call tries again.
@@ -143,10 +149,11 @@ class Trace:
         self._ranges.close()
         running.stop()
         path = self._directory / FOLDER / f"steps-{self._first_step:08d}-{step:08d}{SUFFIX}"
-        path.parent.mkdir(exist_ok=True)
-        pending = path.with_name(f"{path.name}.tmp")
-        running.export_chrome_trace(str(pending))
-        pending.rename(path)
+        with held_path(path.parent, self._directory) as folder:
+            # Another pod cannot guess the name and plant a link there.
+            pending = folder / f"{path.name}.{secrets.token_hex(4)}.tmp"
+            running.export_chrome_trace(str(pending))
+            pending.rename(folder / path.name)
         return path
 
 

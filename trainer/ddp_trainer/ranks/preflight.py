@@ -43,6 +43,8 @@ class RankInfo:
     """Hash of the task and the resolved configuration."""
     data: str = ""
     """Fingerprint of the data sets."""
+    source: str = ""
+    """Fingerprint of the task's own code. Empty for a bundled task."""
     python: str = ""
     torch: str = ""
     cuda: str = ""
@@ -90,13 +92,20 @@ _RULES = (
 )
 
 
-def rank_info(device: torch.device, document: Any, data: str, location: Location) -> RankInfo:
+_SOURCE = _Rule("source", "code of the task", permanent=False, printable=False)
+"""A difference is a warning only: a rank may load modules that others do not need."""
+
+
+def rank_info(
+    device: torch.device, document: Any, data: str, source: str, location: Location
+) -> RankInfo:
     """Return the information about this rank.
 
     Args:
         device: Device of the rank.
         document: JSON document of task and resolved configuration.
         data: Fingerprint of the data sets.
+        source: Fingerprint of the task's own code.
         location: Location of the rank.
     """
     on_gpu = device.type == "cuda"
@@ -106,6 +115,7 @@ def rank_info(device: torch.device, document: Any, data: str, location: Location
         node=socket.gethostname(),
         config=hashlib.blake2b(text, digest_size=8).hexdigest(),
         data=data,
+        source=source,
         python=platform.python_version(),
         torch=str(torch.__version__),
         cuda=torch.version.cuda or "",
@@ -148,7 +158,7 @@ def build_and_compare(
 
     Returns:
         The built object, the information about each rank in the order of ranks, and one warning for
-        each permitted difference.
+        each permitted difference, and for code of the task that differs.
 
     Raises:
         ReportedError: On every rank, if a rank could not build or differs; names that rank.
@@ -166,7 +176,7 @@ def build_and_compare(
     found = _first_error(infos)
     if found is not None:
         raise found
-    warnings = []
+    warnings = [sentence for sentence, _ in find_differences(infos, [_SOURCE])]
     for sentence, permanent in find_differences(infos):
         if permanent:
             raise InputError(f"preflight: {sentence}")
@@ -178,17 +188,20 @@ def build_and_compare(
     return built, infos, warnings
 
 
-def find_differences(infos: Sequence[RankInfo]) -> list[tuple[str, bool]]:
+def find_differences(
+    infos: Sequence[RankInfo], rules: Sequence[_Rule] = _RULES
+) -> list[tuple[str, bool]]:
     """Find the fields that differ between ranks, in the order of severity.
 
     Args:
         infos: Information about each rank, in the order of ranks.
+        rules: The fields to compare.
 
     Returns:
         For each difference a sentence that names the minority ranks, and whether it is permanent.
     """
     found = []
-    for rule in _RULES:
+    for rule in rules:
         values = [str(getattr(info, rule.field)) for info in infos]
         # If two values are equally frequent, the value of the lower rank is the usual one.
         usual, count = Counter(values).most_common(1)[0]

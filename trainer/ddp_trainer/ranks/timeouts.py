@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
@@ -24,6 +25,7 @@ from torch.distributed import distributed_c10d
 from ddp_trainer.config import RunConfig
 from ddp_trainer.errors import ReportedError
 from ddp_trainer.ranks.environment import Ranks
+from ddp_wire.files import PlantedFileError, open_file, open_folder, open_to_read
 
 FOLDER = "flight-recorder"
 """Folder in the run's directory with the newest dump `rank-N` of each rank that timed out."""
@@ -90,14 +92,30 @@ def configure(config: RunConfig, environ: MutableMapping[str, str], *, nccl: boo
         own = f"{directory}/{FOLDER}/rank-"
         prefix = environ.get(PREFIX) or environ.get(OLD_PREFIX) or own
         wanted |= {PREFIX: prefix, OLD_PREFIX: prefix}
-        if nccl and prefix == own:  # torch does not create the folder
-            with contextlib.suppress(OSError):
-                Path(prefix).parent.mkdir(parents=True, exist_ok=True)
+        dump = Path(prefix + environ.get("RANK", "0"))
+        if nccl and prefix == own and not _may_dump(dump, Path(directory)):
+            del wanted[PREFIX], wanted[OLD_PREFIX]
     for name, value in wanted.items():
         environ.setdefault(name, value)
     _dist.set_debug_level_from_env()
     if not nccl and _dist.get_debug_level() == _dist.DebugLevel.DETAIL:
         _dist.set_debug_level(_dist.DebugLevel.INFO)
+
+
+def _may_dump(path: Path, directory: Path) -> bool:
+    """Create the folder of torch's dump, which torch does not. Return whether torch may dump.
+
+    It may not if a link is in the place of the folder or of the file, because it would follow it.
+    """
+    try:
+        with open_folder(path.parent, directory):
+            os.close(open_to_read(path))
+    except PlantedFileError as error:
+        print(f"warning: torch writes no flight record: {error}", file=sys.stderr, flush=True)
+        return False
+    except OSError:
+        pass  # The dump of an earlier attempt is rarely there.
+    return True
 
 
 def raise_if_peer_failed(error: Exception, ranks: Ranks, where: str) -> None:
@@ -182,8 +200,9 @@ def _dump(rank: int, environ: Mapping[str, str]) -> Path | None:
     if prefix is None:
         return None
     path = Path(f"{prefix}{rank}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(_c10d._dump_fr_trace())  # noqa: SLF001
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with os.fdopen(open_file(path, path.parent.parent, flags), "wb") as file:
+        file.write(_c10d._dump_fr_trace())  # noqa: SLF001
     return path
 
 

@@ -40,6 +40,7 @@ from ddp_trainer.run.building import build_task, document_of
 from ddp_trainer.run.rehearsal import rehearse_if_needed
 from ddp_trainer.run.reporting import make_reporter
 from ddp_trainer.run.run import Position, Run
+from ddp_trainer.run.source import source_fingerprint, source_warning
 from ddp_trainer.run.state import restore, task_state, unused_state
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import Task
@@ -78,6 +79,7 @@ class _Built:
     config: RunConfig
     document: dict[str, Any]
     locations: list[Location]
+    source: str
     warnings: list[str]
 
 
@@ -144,6 +146,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
     run = Run(
         config=built.config,
         task_path=request.task,
+        source=built.source,
         ranks=ranks,
         attempt=attempt,
         task=built.task,
@@ -167,7 +170,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
         data_wait_monitor=DataWaitMonitor(report.times.data_wait, ranks.rank, ranks.world_size),
     )
     _report_opened(run, resume.opened, group, built.locations, data.loaders.budget.workers)
-    other = [group.route.warning, *unused_state(learner, built.task, resume.saved)]
+    other = [group.route.warning, *_changes(built, learner, resume.saved)]
     _report_warnings(run, built, other, data.loaders.budget)
     _report_notes(run, data.choice, initial)
     _report_memory(run)
@@ -192,12 +195,14 @@ def _build(request: RunRequest, ranks: Ranks, device: torch.device) -> _Built:
         both = (task.train_data, task.eval_data) if ranks.world_size > 1 else ()
         data = "; ".join(map(fingerprint, both))
         location = Location.from_environment(os.environ)
-        return (task, config), rank_info(device, document_of(request.task, config), data, location)
+        document, source = document_of(request.task, config), source_fingerprint(request.task)
+        return (task, config), rank_info(device, document, data, source, location)
 
     mixed = request.config.parallel.allow_mixed
     (task, config), infos, warnings = build_and_compare(build, ranks, device, allow_mixed=mixed)
     locations = [info.location for info in infos]
-    return _Built(task, config, document_of(request.task, config), locations, warnings)
+    document = document_of(request.task, config)
+    return _Built(task, config, document, locations, infos[0].source, warnings)
 
 
 def _open_checkpoints(request: RunRequest, built: _Built, device: torch.device) -> _Resume:
@@ -361,6 +366,12 @@ def _report_warnings(
     ring = ring_warning(built.locations)
     for sentence in filter(None, [*built.warnings, ring, budget.warning, *other]):
         run.report.warn(sentence)
+
+
+def _changes(built: _Built, learner: Learner, saved: Snapshot | None) -> list[str | None]:
+    """Return a sentence for each change since the checkpoint, if any."""
+    changed = source_warning(built.source, saved.state if saved else {})
+    return [changed, *unused_state(learner, built.task, saved)]
 
 
 def _report_notes(run: Run, choice: WorkerChoice | None, initial: WeightMatch | None) -> None:

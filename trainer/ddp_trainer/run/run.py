@@ -57,6 +57,8 @@ class Run:
     config: RunConfig
     task_path: str
     ranks: Ranks
+    source: str
+    """Fingerprint of the task's own code."""
     attempt: int
     task: Task
     learner: Learner
@@ -377,6 +379,7 @@ class Run:
             **learner_state(self.learner),
             "nonfinite": self.nonfinite.state(),
             "task": self.task_path,
+            "source": self.source,
             "config": self.config.model_dump(mode="json"),
             "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
         }

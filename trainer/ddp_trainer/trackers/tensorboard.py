@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from ddp_wire.files import open_file
+
 FOLDER = "tensorboard"
 """Folder in the run's directory with one event file per attempt."""
 
@@ -30,11 +32,10 @@ class TensorBoard:
         Raises:
             OSError: If the volume fails.
         """
-        folder = directory / FOLDER
-        folder.mkdir(exist_ok=True)
         # TensorBoard reads the files in the order of their names.
         name = f"events.out.tfevents.{int(time.time()):010d}.attempt-{attempt}.{os.getpid()}"
-        self._file = (folder / name).open("ab")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self._file = os.fdopen(open_file(directory / FOLDER / name, directory, flags), "ab")
         self._write(_text(3, b"brain.Event:2"))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

@@ -19,11 +19,13 @@ from ddp_trainer.config import TrackerName
 from ddp_trainer.errors import InputError
 from ddp_trainer.trackers.services import Mlflow, Wandb
 from ddp_trainer.trackers.tensorboard import TensorBoard
+from ddp_wire.files import open_folder, read_file, replace_file
 
 STATE_FILE = "trackers.json"
 """File in the run's directory: the newest logged step, and the ids of the tracked runs."""
 CLOSE_SECONDS = 10.0
 """Longest wait for the trackers at the end of an attempt, in seconds."""
+_LARGEST_STATE = 1 << 20
 _QUEUED = 1000
 """Most events that wait for the trackers. Later ones are dropped."""
 _TRAINING = ("loss", "lr", "grad_norm", "samples_per_second", "epoch", "mfu")
@@ -159,6 +161,8 @@ class Trackers:
             return mlflow
         run_id = self._runs.get(name) or uuid.uuid4().hex[:12]
         self._keep_run(name, run_id)
+        with open_folder(self._directory / "wandb", self._directory):
+            pass  # The package would follow a link in its place.
         return Wandb(run_id, self._run_name, self._config, self._directory)
 
     def _keep_run(self, name: str, run_id: str) -> None:
@@ -167,7 +171,7 @@ class Trackers:
 
     def _read_state(self) -> None:
         try:
-            document = json.loads((self._directory / STATE_FILE).read_bytes())
+            document = json.loads(read_file(self._directory / STATE_FILE, _LARGEST_STATE))
         except FileNotFoundError:
             return
         self._step = self._last_step = int(document["step"])
@@ -176,9 +180,8 @@ class Trackers:
     def _write_state(self, step: int) -> None:
         """Keep the step before it is logged, so that a crash cannot cause it to be logged twice."""
         self._step = step
-        pending = self._directory / f".{STATE_FILE}.tmp"
-        pending.write_text(json.dumps({"step": step, "runs": self._runs}), encoding="utf-8")
-        pending.replace(self._directory / STATE_FILE)
+        document = {"step": step, "runs": self._runs}
+        replace_file(self._directory / STATE_FILE, json.dumps(document))
 
 
 def values(event: str, fields: Mapping[str, Any]) -> dict[str, float]:

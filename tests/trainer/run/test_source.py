@@ -1,0 +1,102 @@
+"""Somebody changes the code of a task between two attempts, for example in a ConfigMap."""
+
+import importlib
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_trainer.run.source import source_fingerprint, source_warning
+from tests.trainer.runs import trained
+
+TASKS = Path(__file__).parents[1] / "sample_tasks.py"
+
+
+def fingerprint(path: str) -> str:
+    """Load a task's module as a new process does, and return its fingerprint."""
+    importlib.invalidate_caches()
+    name = path.partition(":")[0]
+    for loaded in [n for n in sys.modules if n.partition(".")[0] == name.partition(".")[0]]:
+        del sys.modules[loaded]
+    importlib.import_module(name)
+    return source_fingerprint(path)
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of code, as a ConfigMap is mounted: one task with a sibling, and one package."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "planted_task.py").write_text("import planted_sibling\nA = 1\n")
+    (tmp_path / "planted_sibling.py").write_text("B = 1\n")
+    (tmp_path / "planted_package").mkdir()
+    (tmp_path / "planted_package" / "__init__.py").write_text("")
+    (tmp_path / "planted_package" / "task.py").write_text("from planted_package import model\n")
+    (tmp_path / "planted_package" / "model.py").write_text("C = 1\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("path", "file"),
+    [
+        ("planted_task:build", "planted_task.py"),
+        ("planted_task:build", "planted_sibling.py"),
+        ("planted_package.task:build", "planted_package/task.py"),
+        ("planted_package.task:build", "planted_package/model.py"),
+    ],
+)
+def test_changed_file_changes_the_fingerprint(code: Path, path: str, file: str) -> None:
+    before = fingerprint(path)
+    assert fingerprint(path) == before
+    (code / file).write_text((code / file).read_text() + "D = 1  # rogue\n")
+    assert fingerprint(path) != before
+    sys.modules.pop("planted_sibling", None)
+
+
+def test_other_files_of_the_folder_count_only_if_they_are_loaded(code: Path) -> None:
+    before = fingerprint("planted_task:build")
+    (code / "notes.py").write_text("E = 1\n")
+    assert fingerprint("planted_task:build") == before
+
+
+def test_bundled_task_has_no_fingerprint() -> None:
+    assert source_fingerprint("ddp_trainer.tasks.miniresnet:build") == ""
+
+
+@pytest.mark.parametrize("before", [{}, {"source": "a", "step": 9, "attempt": 1}])
+def test_same_code_and_old_checkpoints_cause_no_warning(before: dict[str, object]) -> None:
+    assert source_warning("a", before) is None
+
+
+def test_run_that_resumes_with_other_code_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, run = tmp_path / "code", tmp_path / "run"
+    code.mkdir()
+    shutil.copy(TASKS, code / "rogue_task.py")
+    monkeypatch.syspath_prepend(str(code))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def warnings(steps: int) -> list[str]:
+        sys.modules.pop("rogue_task", None)
+        importlib.invalidate_caches()
+        checkpoint = {"directory": str(run)}
+        train("rogue_task:build", max_steps=steps, global_batch=6, checkpoint=checkpoint)
+        found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        return [event["message"] for event in found if event["event"] == "warning"]
+
+    assert warnings(2) == []
+    with (code / "rogue_task.py").open("a") as file:
+        file.write("\nSTOLEN = True\n")
+    assert warnings(4) == [
+        "the code of the task has changed since attempt 0 saved the checkpoint of step 2"
+    ]
+
+
+def train(path: str, /, **settings: Any) -> None:
+    """Train as a new process does, and save at the end."""
+    run = trained(path, **settings)
+    run.save()
