@@ -30,8 +30,8 @@ class Replicated(Strategy):
             "static_graph": self.config.static_graph,
             "gradient_as_bucket_view": True,
         }
-        # Newer torch renamed the switch for buffers, and can copy gradients in one kernel. A CPU has
-        # no such kernel, and the single copies also divide by the number of ranks.
+        # Newer torch renamed the switch for buffers, and can copy gradients in one kernel. A CPU
+        # has no such kernel, and single copies also divide by the number of ranks.
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         settings[buffers] = False
         if "batched_grad_copy" in known:

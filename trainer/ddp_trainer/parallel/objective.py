@@ -61,9 +61,8 @@ def backward(roots: tuple[Tensor, Tensor], count: Tensor, factor: float = 1.0) -
         factor: Factor of all gradients.
     """
     total, counted = roots
-    if factor == 1.0:
-        gradients = [None, count]
-    else:
+    gradients = [None, count]
+    if factor != 1.0:
         gradients = [torch.full_like(total, factor), count * factor]
     # A batch may have a loss that no weight has influenced.
     used = slice(None) if total.requires_grad else slice(1, None)
