@@ -29,7 +29,7 @@ from ddp_operator.reconcile.images import mixed_image_events
 from ddp_operator.reconcile.network import unprotected_events
 from ddp_operator.reconcile.next_action import next_action
 from ddp_operator.reconcile.plan import Event, EventType, Plan
-from ddp_operator.reconcile.progress import with_progress
+from ddp_operator.reconcile.progress import seconds_until_due, with_progress
 from ddp_operator.reconcile.world import World
 from ddp_wire.contract import AgentPhase
 
@@ -240,7 +240,8 @@ def _requeue_seconds(world: World, status: DDPJobStatus) -> float:
     ended = (AgentPhase.SUCCEEDED, AgentPhase.FAILED)
     if any(r.phase in ended for r in world.reports.values()):
         seconds = STARTING_REQUEUE_SECONDS
-    return seconds if deadline is None else min(seconds, deadline)
+    earlier = (seconds, deadline, seconds_until_due(world, status))
+    return min(one for one in earlier if one is not None)
 
 
 def _with_observation(world: World, plan: Plan) -> Plan:

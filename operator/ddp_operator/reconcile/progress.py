@@ -49,6 +49,20 @@ def with_progress(world: World, status: DDPJobStatus, *, at_the_end: bool = Fals
     return changed if _worth_writing(world, status, changed) else status
 
 
+def seconds_until_due(world: World, status: DDPJobStatus) -> float | None:
+    """Return after how many seconds a step that waits for its interval is due, or None.
+
+    Agents report about once per interval. A report that comes a little too early would otherwise
+    wait for the next one, and the shown step would be two intervals old.
+    """
+    report, shown = _rank_zero_report(world, status.attempt), status.progress
+    if report is None or report.progress is None or shown is None or shown.time is None:
+        return None
+    if report.progress.step == shown.step:
+        return None
+    return max(0.0, (world.progress_interval - abs(world.now - shown.time)).total_seconds())
+
+
 def render(progress: Progress, now: datetime) -> ProgressStatus:
     """Return the progress for the status, with floats as decimal strings or rounded integers."""
     rate = progress.samples_per_second

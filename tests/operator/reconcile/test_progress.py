@@ -245,6 +245,19 @@ def test_progress_waits_for_the_interval_of_the_fleet_but_the_first_checkpoint_d
     assert status.last_checkpoint.step == CHECKPOINT.step
 
 
+def test_progress_that_comes_a_little_early_is_written_when_its_interval_ends() -> None:
+    job = shown(10)
+    early = plan_for(job, all_pods(job), now=after(4.8), statuses={0: at_step(11)})
+    assert early.status.progress is not None
+    assert early.status.progress.step == 10
+    assert early.requeue_seconds == pytest.approx(0.2)
+    due = plan_for(job, all_pods(job), now=after(5), statuses={0: at_step(11)})
+    assert due.status.progress is not None
+    assert due.status.progress.step == 11
+    assert due.requeue_seconds is not None
+    assert due.requeue_seconds > 1
+
+
 def slow(rank: int, ratio: float = 1.44) -> Any:
     straggler = Straggler(rank=rank, ratio=ratio, part="data")
     return agent_status(0, progress=Progress(step=9, total_steps=100, straggler=straggler))
