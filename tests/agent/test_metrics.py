@@ -6,6 +6,7 @@ from typing import Any
 
 import pynvml
 import pytest
+import torch
 
 from ddp_agent.gpus import Gpu, GpuReader
 from ddp_agent.metrics import AgentCollector
@@ -65,6 +66,11 @@ def test_progress_becomes_series_of_the_job(tmp_path: Path) -> None:
     assert 'ddp_train_grad_norm{ddpjob="digits"}' not in found, "it is not measured"
 
 
+def known(value: float | None) -> float:
+    assert value is not None
+    return value
+
+
 def test_hostile_program_adds_a_bounded_number_of_series(tmp_path: Path) -> None:
     ranks = [beat(number) for number in range(500)]
     values = {f"{number}{'x' * 4000}": 1.0 for number in range(500)}
@@ -108,5 +114,24 @@ def test_state_of_a_gpu_is_read_in_base_units(monkeypatch: pytest.MonkeyPatch) -
     assert reader.read() == [Gpu(0, 0.25, 100, 200, 60, 300.0, None, {"79": 2})]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPUs")
 def test_machine_without_a_driver_has_no_gpus() -> None:
     assert GpuReader().read() == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_real_driver_gives_each_value_in_base_units() -> None:
+    """The driver counts memory of all programs, so it shows more than torch has taken."""
+    before = GpuReader().read()
+    taken = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    after = GpuReader().read()
+    print(after)
+    assert len(after) == torch.cuda.device_count()
+    first = after[0]
+    _, total = torch.cuda.mem_get_info(0)
+    assert known(first.memory_used) - known(before[0].memory_used) >= len(taken)
+    assert 0.9 * total <= known(first.memory_size) <= 1.1 * total
+    assert 0 <= known(first.utilization) <= 1
+    assert 10 < known(first.temperature) < 100
+    assert 20 < known(first.power) < 1500
+    assert first.ecc_errors == 0

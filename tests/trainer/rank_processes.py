@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_trainer.commands.main import main
+from tests.tools.one_gpu import share_one_gpu
 from tests.tools.ports import free_port
 
 HERE = Path(__file__).parent
@@ -108,7 +109,7 @@ class Launcher:
 def _variables(rank: int, world: int, port: str) -> dict[str, str]:
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-    return {name: str(value) for name, value in names.items()} | address
+    return {n: str(value) for n, value in names.items()} | address | share_one_gpu(f"rank-{rank}")
 
 
 def _rank(function: str, argument: Any, environ: dict[str, str], stem: str) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import uuid
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from ddp_operator.cli.report_data import JOB_FILE
 from ddp_operator.cli.view import View, goodput_line, summary_lines
 from ddp_operator.cluster.base import Key, Manifest
 from ddp_operator.cluster.local import LocalCluster, check_runs_locally
+from ddp_operator.cluster.local_share import too_few, visible_gpus
 from ddp_operator.cluster.local_volumes import ConfigMaps
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import Event
@@ -61,10 +63,13 @@ class LocalRun:
         self._finished = asyncio.Event()
         self._interrupts = 0
         self._status = DDPJobStatus()
-        self._cluster = LocalCluster(
-            home, self._on_job, self._on_child, self._on_event, config_maps
-        )
         job = parse_job(self._manifest)
+        gpus = visible_gpus(os.environ)
+        self._cluster = LocalCluster(
+            home, self._on_job, self._on_child, self._on_event, config_maps, gpus=gpus
+        )
+        if sentence := too_few(gpus, job.spec.nodes * job.spec.ranks_per_node):
+            self._view.print_line(sentence)
         self._shown = _shown_ranks(job, verbose=verbose)
         per_node = job.spec.ranks_per_node
         ranks = [range(i * per_node, (i + 1) * per_node) for i in range(job.spec.nodes)]

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+from ddp_operator.cluster import local_share
 from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import AgentAnswer, ClusterError, ConflictError, Key, Manifest
 from ddp_operator.cluster.local_pod import LocalPod, container_environment
@@ -26,12 +27,15 @@ from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.world import PodView
 from ddp_wire import contract
 from ddp_wire.contract import AttemptOrder, Env
+from ddp_wire.machine import cpu_count
 from ddp_wire.processes import adopt_orphans
 
 MAX_NODES = 150
 """Maximum number of nodes. Their addresses end in 100 to 249."""
 _FIRST_HOST = 100
 """Last number of the address of node 0. Three digits, because torchrun sorts strings."""
+_NETWORKS = 250
+_FIRST_RENDEZVOUS_PORT = 12_000
 _DELETE_GRACE_SECONDS = 60.0
 
 
@@ -45,6 +49,8 @@ class LocalCluster:
         on_child: Callable[[str, Manifest, bool], None],
         on_event: Callable[[Event], None],
         config_maps: ConfigMaps | None = None,
+        *,
+        gpus: Sequence[str] = (),
     ) -> None:
         """Create a cluster without jobs. The callbacks take the place of watches.
 
@@ -54,11 +60,13 @@ class LocalCluster:
             on_child: Called with the kind, the object, and whether it is gone.
             on_event: Called with each Event.
             config_maps: ConfigMaps that pods may mount.
+            gpus: GPUs of this machine, by name.
 
         Raises:
             ClusterError: This machine has no free loopback addresses.
         """
         self._home, self._config_maps = home.absolute(), config_maps or {}
+        self._gpus = gpus
         self._on_job, self._on_child, self._on_event = on_job, on_child, on_event
         self._versions = itertools.count(1)
         self._jobs: dict[Key, Manifest] = {}
@@ -241,8 +249,10 @@ class LocalCluster:
             claims = [v["persistentVolumeClaim"] for v in _checkpoint_volumes(manifest)]
             directory = self._home / "volumes" / claims[0]["claimName"] / subpath
             environment[Env.CHECKPOINT_DIR] = str(directory)
+        share = local_share.share_of_pod(environment, os.environ, self._gpus, cpu_count())
+        variables = {**os.environ, **share, **environment}
         log_file = self.log_file(manifest["metadata"]["name"])
-        return LocalPod(manifest, home, log_file, {**os.environ, **environment}, self._publish)
+        return LocalPod(manifest, home, log_file, variables, self._publish)
 
     def _address(self, index: int) -> str:
         return f"{self._network}.{_FIRST_HOST + index}"
@@ -252,7 +262,18 @@ class LocalCluster:
         resolved = dict(environment)
         resolved[Env.RENDEZVOUS_HOST] = self._address(0)
         resolved[Env.POD_ADDRESS] = self._address(int(environment[Env.NODE_INDEX]))
+        resolved[Env.RENDEZVOUS_PORT_BASE] = str(_rendezvous_ports(self._network))
         return resolved
+
+
+def _rendezvous_ports(network: str) -> int:
+    """Return the base of the ports of the c10d stores of the run with this network.
+
+    A c10d store listens on all addresses of the machine, so that runs at the same time need
+    different ports. All of them lie below the ports that the kernel gives to clients.
+    """
+    number = int(network.rpartition(".")[2])
+    return _FIRST_RENDEZVOUS_PORT + number * contract.RENDEZVOUS_PORT_COUNT
 
 
 def _timestamp() -> str:
@@ -281,9 +302,9 @@ def _free_network() -> str:
     Raises:
         ClusterError: No such addresses are left.
     """
-    start, taken = os.getpid() % 250, False
-    for offset in range(250):
-        network = f"127.77.{(start + offset) % 250}"
+    start, taken = os.getpid() % _NETWORKS, False
+    for offset in range(_NETWORKS):
+        network = f"127.77.{(start + offset) % _NETWORKS}"
         with socket.socket() as probe:
             try:
                 probe.bind((f"{network}.{_FIRST_HOST}", contract.AGENT_PORT))

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from ddp_operator.api.base import API_VERSION, KIND
 from tests.cluster.test_hangs import WAYS
+from tests.operator.cli.gpu_runs import on_one_gpu
 from tests.operator.cli.test_local_goodput import RecordedRun
 
 ROOT = Path(__file__).parents[3]
@@ -27,14 +28,18 @@ def cases() -> list[Any]:
     found = []
     for way in WAYS:
         found.append(pytest.param("cpu", way, marks=pytest.mark.sweep, id=f"gloo-{way}"))
-        few = torch.cuda.device_count() < ranks_of(way)
-        skip = pytest.mark.skipif(few, reason=f"fewer than {ranks_of(way)} CUDA devices")
+        few = 1 < torch.cuda.device_count() < ranks_of(way) or not torch.cuda.is_available()
+        skip = pytest.mark.skipif(few, reason=f"neither 1 nor {ranks_of(way)} CUDA devices")
         found.append(pytest.param("cuda", way, marks=[skip, pytest.mark.slow], id=f"nccl-{way}"))
     return found
 
 
 def job(device: str, way: str) -> dict[str, Any]:
-    """Return a job on one node whose first attempt hangs."""
+    """Return a job whose first attempt hangs: with one rank per node, or all on one node.
+
+    Only ranks of different nodes can share one GPU.
+    """
+    shared = device == "cuda" and torch.cuda.device_count() == 1
     config = {
         "device": device,
         "epochs": 5,
@@ -44,8 +49,8 @@ def job(device: str, way: str) -> dict[str, Any]:
         "task": {"ways": [way], "ranks": [GUILTY]},
     }
     spec = {
-        "nodes": 1,
-        "procsPerNode": ranks_of(way),
+        "nodes": ranks_of(way) if shared else 1,
+        "procsPerNode": 1 if shared else ranks_of(way),
         "task": "tests.cluster.hanging_task:build",
         "config": config,
         "maxRestarts": 1,
@@ -59,10 +64,13 @@ def job(device: str, way: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("device", "way"), cases())
 async def test_case_83_status_names_the_rank_that_hangs(
-    tmp_path: Path, device: str, way: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, way: str
 ) -> None:
     out = io.StringIO()
-    run = RecordedRun(job(device, way), {}, tmp_path, Console(file=out), verbose=False)
+    hanging = job(device, way)
+    if device == "cuda":
+        on_one_gpu(monkeypatch)
+    run = RecordedRun(hanging, {}, tmp_path, Console(file=out), verbose=False)
     assert await run.run() == 0, out.getvalue()
     first = run.status.attempts[0]
     print(f"{device}, {way}: {first.reason}: {first.message}")
@@ -73,5 +81,6 @@ async def test_case_83_status_names_the_rank_that_hangs(
         # All ranks may wait in the same later collective of the default process group. Then the
         # record of that group names no rank, and above all no innocent one.
         return
-    assert message.startswith(f"rank {GUILTY} on hanging-0 made no progress")
+    pod = f"hanging-{GUILTY // hanging['spec']['procsPerNode']}"
+    assert message.startswith(f"rank {GUILTY} on {pod} made no progress")
     assert WAYS[way] in message

@@ -34,7 +34,7 @@ def test_auto_precision_depends_on_the_device(device: str, stated: str, expected
 
 
 def test_run_keeps_the_precision_that_auto_means() -> None:
-    run = opened()
+    run = opened(device="cpu")
     assert (run.config.precision, run.learner.precision) == ("fp32", "fp32")
     assert torch.get_float32_matmul_precision() == "highest"
 

@@ -1,6 +1,7 @@
 """Device and process group of this rank."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,18 +80,34 @@ def join(ranks: Ranks, device: torch.device, timeout_seconds: float) -> Route:
 
     Raises:
         ReportedError: If node 0 is unreachable.
+        InputError: If two ranks use the same GPU.
     """
     if not ranks.launched or dist.is_initialized():
         return Route()
     wait_until_reachable(ranks, os.environ)
     on_gpu = device.type == "cuda"
     log = nccl_log.enable() if on_gpu else None
-    dist.init_process_group(
-        "nccl" if on_gpu else "gloo",
-        timeout=timedelta(seconds=timeout_seconds),
-        device_id=device if on_gpu else None,
-    )
+    try:
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            timeout=timedelta(seconds=timeout_seconds),
+            device_id=device if on_gpu else None,
+        )
+    except dist.DistBackendError as error:
+        raise (_shared_gpu(str(error), ranks) or error) from error
     return _route_of_nccl(log, ranks) if on_gpu else _route_of_gloo(os.environ)
+
+
+def _shared_gpu(nccl_error: str, ranks: Ranks) -> InputError | None:
+    """Return the error of two ranks that use the same GPU, or None if NCCL failed otherwise."""
+    found = re.search(r"Duplicate GPU detected : rank (\d+) and rank (\d+)", nccl_error)
+    if found is None:
+        return None
+    one, other = sorted(map(int, found.groups()))
+    return InputError(
+        f"config: each rank needs its own GPU, but ranks {one} and {other} use the same one; this"
+        f" node has {ranks.local_world_size} ranks. Start one rank for each GPU, or set device: cpu"
+    )
 
 
 def _route_of_gloo(environ: Mapping[str, str]) -> Route:

@@ -1,0 +1,69 @@
+"""Each pod of a local run has its own part of this machine: GPUs and threads."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from ddp_wire.machine import threads_per_rank
+from ddp_wire.variables import Env
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+THREADS = "OMP_NUM_THREADS"
+_SECONDS = 30.0
+"""Longest wait for nvidia-smi. Without persistence mode it first loads the driver."""
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """Return the GPUs that programs in this environment may use, as `CUDA_VISIBLE_DEVICES` names.
+
+    Without the driver's program nvidia-smi there are none.
+    """
+    if VISIBLE in environment:
+        return [name.strip() for name in environment[VISIBLE].split(",") if name.strip()]
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--list-gpus"],
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=_SECONDS,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    found = [line for line in listed.stdout.splitlines() if line.startswith("GPU ")]
+    return [str(index) for index in range(len(found))]
+
+
+def share_of_pod(
+    pod: Mapping[str, str], given: Mapping[str, str], gpus: Sequence[str], cpus: int
+) -> dict[str, str]:
+    """Return the variables with which a pod uses its own part of this machine.
+
+    Each rank gets one GPU, or none if there are too few for all ranks, because NCCL refuses two
+    ranks on one GPU. Without a part of the cores of its own, each pod would use all of them: more
+    threads than cores make an update many times slower.
+
+    Args:
+        pod: Variables of the pod.
+        given: Variables of this process, which the pod inherits.
+        gpus: GPUs of this machine.
+        cpus: Number of CPUs of this machine.
+    """
+    ranks, index = int(pod[Env.PROCS_PER_NODE]), int(pod[Env.NODE_INDEX])
+    all_ranks = ranks * int(pod[Env.NODES])
+    share = {}
+    if THREADS not in given:
+        share[THREADS] = str(threads_per_rank(cpus, all_ranks))
+    if gpus:
+        own = gpus[index * ranks : (index + 1) * ranks] if len(gpus) >= all_ranks else []
+        share[VISIBLE] = ",".join(own)
+    return share
+
+
+def too_few(gpus: Sequence[str], ranks: int) -> str:
+    """Return the sentence for a machine whose GPUs are fewer than the ranks, or ""."""
+    if not 0 < len(gpus) < ranks:
+        return ""
+    return (
+        f"The {ranks} ranks train on the CPU, because each rank needs its own GPU and this machine"
+        f" has {len(gpus)}."
+    )

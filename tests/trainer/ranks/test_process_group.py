@@ -1,0 +1,46 @@
+"""Errors of NCCL that are the user's mistakes."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ddp_trainer.errors import InputError
+from ddp_trainer.ranks import process_group
+from ddp_trainer.ranks.environment import Ranks
+
+RECORDED = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93, invalid usage (run with"
+    " NCCL_DEBUG=WARN for details), NCCL version 2.28.9\n"
+    "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+    "Last error:\n"
+)
+"""What torch 2.11 raised on a machine with one H100 when two ranks used it."""
+DUPLICATE = "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 60"
+TWO = Ranks(rank=1, world_size=2, local_rank=1, local_world_size=2, launched=True)
+
+
+def join_with(monkeypatch: pytest.MonkeyPatch, last_error: str) -> None:
+    """Join a group whose NCCL, which this machine may not have, fails with this error."""
+
+    def fail(*_: Any, **_settings: Any) -> None:
+        raise dist.DistBackendError(RECORDED + last_error)
+
+    monkeypatch.setattr(process_group, "wait_until_reachable", lambda *_: None)
+    monkeypatch.setattr(dist, "init_process_group", fail)
+    process_group.join(TWO, torch.device("cuda", 0), timeout_seconds=1)
+
+
+def test_two_ranks_on_one_gpu_are_a_mistake_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError) as caught:
+        join_with(monkeypatch, DUPLICATE)
+    assert str(caught.value) == (
+        "config: each rank needs its own GPU, but ranks 0 and 1 use the same one; this node has 2"
+        " ranks. Start one rank for each GPU, or set device: cpu"
+    )
+
+
+def test_other_errors_of_nccl_are_raised_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(dist.DistBackendError, match="unhandled system error"):
+        join_with(monkeypatch, "ncclSystemError: unhandled system error")
