@@ -6,7 +6,6 @@ holds the interpreter lock; the agent then reports the state that the kernel sho
 """
 
 import contextlib
-import json
 import socket
 import sys
 import threading
@@ -14,22 +13,25 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
+from ddp_trainer.observe.collective_record import collective_name, newest_collectives
 from ddp_wire.activity import ANSWER_SUFFIX, QUESTION_SUFFIX
 from ddp_wire.contract import INSPECTED_COLLECTIVES, RankInspection
 
 _FRAMES = 12
 """Innermost frames in the answer."""
 _STACK_CHARACTERS = 4096
+_NAME_CHARACTERS = 128
 _WAITING_IN = (
     "/torch/distributed/",
     "/torch/autograd/graph.py",
     "/torch/nn/parallel/distributed.py",
+    "/torch/cuda/",
     "/ddp_trainer/ranks/",
 )
 """Code in which a training thread waits for other ranks. The backward pass waits in C++ code below
-torch's autograd, while a hook of the user has a frame of its own."""
+torch's autograd, while a hook of the user has a frame of its own. Who waits for the GPU waits for
+the collectives on it."""
 
 
 @contextlib.contextmanager
@@ -83,12 +85,12 @@ def inspect(thread: int) -> RankInspection:
         thread: Identifier of the thread.
     """
     frame = _innermost(thread)
-    entries = _newest_collectives()
+    entries = newest_collectives(INSPECTED_COLLECTIVES)
     return RankInspection(
         waits=frame is not None and any(p in frame.f_code.co_filename for p in _WAITING_IN),
         stack=_render(frame),
         number=entries[-1]["collective_seq_id"] if entries else None,
-        collectives=[_name(entry) for entry in entries],
+        collectives=[collective_name(entry)[:_NAME_CHARACTERS] for entry in entries],
     )
 
 
@@ -108,23 +110,3 @@ def _render(frame: FrameType | None) -> str:
     summary = traceback.StackSummary.extract(traceback.walk_stack(frame)) if frame else []
     lines = traceback.format_list(list(reversed(summary))[-_FRAMES:])
     return "".join(lines)[-_STACK_CHARACTERS:]
-
-
-def _newest_collectives() -> list[dict[str, Any]]:
-    """Return the newest entries of the default process group in torch's record, or none."""
-    try:
-        from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 (torch may be absent)
-
-        dump: Any = c10d._dump_fr_trace_json  # type: ignore[attr-defined] # noqa: SLF001
-        # Entries of gloo never get another state than "scheduled", so all of them are needed.
-        record = json.loads(dump(includeCollectives=True, onlyActive=False))
-    except (ImportError, AttributeError, RuntimeError, ValueError):
-        return []
-    found = [e for e in record.get("entries") or [] if e["pg_id"] == 0 and not e["is_p2p"]]
-    return found[-INSPECTED_COLLECTIVES:]
-
-
-def _name(entry: dict[str, Any]) -> str:
-    name = str(entry["profiling_name"]).rpartition(":")[2]
-    sizes = " and ".join(map(str, entry["input_sizes"]))
-    return f"{name} of {sizes}"[:128]

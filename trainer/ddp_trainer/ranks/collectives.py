@@ -53,6 +53,12 @@ def wait_for_all(device: torch.device) -> None:
     sum_over_ranks(torch.zeros((), device=device)).item()
 
 
+def finish_updates(device: torch.device) -> None:
+    """Block until the device has done what the host has given it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def broadcast_json(document: Any, device: torch.device, src: int = 0) -> Any:
     """Return the JSON document of rank `src` on every rank. Other ranks' documents are ignored.
 

@@ -29,7 +29,7 @@ from ddp_trainer.observe.work import WorkMeter
 from ddp_trainer.parallel.ddp_times import newest_times
 from ddp_trainer.ranks import process_group
 from ddp_trainer.ranks.agreement import NOT_MEASURED, Agreement, Decision, RankSeconds, Requests
-from ddp_trainer.ranks.collectives import on_first_rank, sum_over_ranks
+from ddp_trainer.ranks.collectives import finish_updates, on_first_rank, sum_over_ranks
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.run.garbage import Collector
 from ddp_trainer.run.state import gather, learner_state, restore
@@ -205,7 +205,7 @@ class Run:
             return
         if self._weights_broken(required=required):
             return
-        self._synchronize_ranks()
+        self._settle()
         self.learner.trace.enter(Activity.CHECKPOINT)
         with self.report.apart("checkpoint"):
             start = time.monotonic()
@@ -249,7 +249,7 @@ class Run:
         step = self.position.step
         if self.eval_loader is None or self.evaluated_step == step:
             return
-        self._synchronize_ranks()
+        self._settle()
         start = time.monotonic()
         averaged = self.learner.evaluated(averaged=self.config.ema.evaluate)
         self.learner.trace.enter(Activity.EVALUATION)
@@ -302,10 +302,15 @@ class Run:
         left = self._seconds_left(seconds)
         return left is not None and left <= 0.0
 
-    def _synchronize_ranks(self) -> None:
-        """Give all ranks the same model, if their models differ between updates."""
+    def _settle(self) -> None:
+        """Finish the updates on the device, and give all ranks the same model.
+
+        A GPU's host runs ahead of it. Without this wait, a rank whose update waits for one that
+        hangs would seem to save or to evaluate, which may take much longer than an update.
+        """
         if self.synchronized_step == self.position.step:
             return
+        finish_updates(self.learner.device)
         average_norm_statistics(self.learner.model, self.ranks.world_size)
         late = self.learner.synchronize()
         if late:

@@ -1,0 +1,41 @@
+"""The device finishes its updates before a rank counts as one that saves or evaluates."""
+
+from pathlib import Path
+
+import pytest
+
+from ddp_trainer.run import run as run_module
+from ddp_trainer.train import close, loop
+from ddp_wire.activity import Activity
+from tests.trainer.runs import opened
+
+
+def test_device_finishes_updates_before_a_save_and_before_an_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU the updates wait for other ranks. An update has a shorter limit than a save."""
+    seen: list[str] = []
+    run = opened(
+        max_steps=6,
+        global_batch=10,
+        eval_every_steps=2,
+        checkpoint={"directory": str(tmp_path), "every_steps": 3},
+    )
+    enter = run.learner.trace.enter
+
+    def entering(activity: Activity) -> None:
+        seen.append(activity.name)
+        enter(activity)
+
+    monkeypatch.setattr(run.learner.trace, "enter", entering)
+    monkeypatch.setattr(run_module, "finish_updates", lambda _: seen.append("finished"))
+    loop(run)
+    close(run, stopped=False)
+    long_ones = [name for name in seen if name in {"finished", "CHECKPOINT", "EVALUATION"}]
+    assert long_ones.count("EVALUATION") == 3
+    assert long_ones.count("CHECKPOINT") == 2
+    settled = [at for at, name in enumerate(seen) if name == "finished"]
+    for at, name in enumerate(seen):
+        if name in {"CHECKPOINT", "EVALUATION"}:
+            since = max(one for one in settled if one < at)
+            assert not {"FORWARD", "BACKWARD", "OPTIMIZER"} & set(seen[since:at])
