@@ -69,7 +69,7 @@ check: $(READY) ## Check lint, types, import layers and drift of generated files
 	$(BIN)/python -m tests.tools.generate --check
 
 .PHONY: lint-chart
-lint-chart: $(READY) ## Check the chart and the objects of a job with kube-score (builds it once with Go)
+lint-chart: $(READY) ## Check the chart and the objects of a job with kube-score (make test does, too)
 	$(BIN)/pytest -q tests/chart/test_kube_score.py
 
 .PHONY: faults
