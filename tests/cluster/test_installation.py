@@ -64,9 +64,10 @@ def test_job_runs_through_upgrade_uninstallation_and_reinstallation(
         step = trained_steps(job)
         eventually(lambda: trained_steps(job) > step, "training without an operator", 60)
         assert undisturbed(job) == before
+        # The finished pod of `helm test` stays, until the next `helm test` replaces it.
+        cluster.kubectl("-n", SYSTEM_NAMESPACE, "get", "pod", f"{RELEASE}-test")
     finally:
         install.install_chart(cluster, RELIST)
-    # The uninstallation has kept the pod of the first `helm test`. This one replaces it.
     assert_helm_test_passes(cluster, SYSTEM_NAMESPACE)
     job.wait_for_checkpoint()
     assert undisturbed(job) == before
