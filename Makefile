@@ -69,11 +69,11 @@ check: $(READY) ## Check lint, types, import layers and drift of generated files
 	$(BIN)/python -m tests.tools.generate --check
 
 .PHONY: lint-chart
-lint-chart: $(READY) ## Check the chart and the objects of a job with kube-score (builds it once with Go)
+lint-chart: $(READY) ## Check the chart and the objects of a job with kube-score (make test does, too)
 	$(BIN)/pytest -q tests/chart/test_kube_score.py
 
 .PHONY: faults
-faults: $(READY) ## Play every known fault, measure recoveries, kill 30 times (PART=gpus|api|cluster|recovery|kills)
+faults: $(READY) ## Play every known fault, measure recoveries, kill 30 times (PART=gpus|api|cluster|rest|recovery|kills)
 	@$(BIN)/python -m tests.fault_player $(if $(PART),--part $(PART)) --wheels "$(WHEELS)" --seed $(SEED)
 
 .PHONY: bench-recovery

@@ -1,7 +1,6 @@
 """kube-score's findings about the objects of the chart and of a job: each has a reason here.
 
-kube-score is built from its Go module, as helm is. That costs a minute, so `make lint-chart` runs
-this and `make test` does not.
+kube-score is built from its Go module, as helm is, and cached like it.
 """
 
 import json
@@ -21,7 +20,7 @@ from tests.harness import binaries
 from tests.operator.support import DEFAULTS
 from tests.tools.install import ROOT
 
-pytestmark = [pytest.mark.api, pytest.mark.sweep, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.api, pytest.mark.timeout(1200)]
 
 JSON = dict[str, Any]
 _PASSED = 10

@@ -1,6 +1,7 @@
 """The life of an installation: upgrade, uninstallation, reinstallation, and a second release.
 
-The namespaces of the releases and of the jobs enforce Restricted Pod Security.
+The namespaces of the releases and of the jobs enforce Restricted Pod Security. `helm test` proves
+each installation: its pod runs on a real node, with the rights that Helm creates for it.
 """
 
 import json
@@ -22,6 +23,19 @@ RELIST = {"operator.resyncSeconds": "86400"}
 SHORT_SCRIPT = "print('done')"
 
 
+def assert_helm_test_passes(
+    cluster: Cluster, jobs: str, release: str = RELEASE, namespace: str = SYSTEM_NAMESPACE
+) -> None:
+    """Assert that `helm test` passes, tries a job in the namespace `jobs`, and leaves no rights."""
+    done = cluster.helm("test", release, "--namespace", namespace, "--logs", "--timeout", "120s")
+    sentence = f"jobs can be created in the namespace {jobs}, and the operator is ready"
+    assert f"\nddp-trainer: {sentence}\n" in done.stdout, done.stdout + done.stderr
+    rights = f"serviceaccount/{release}-test", f"role/{release}-test", f"rolebinding/{release}-test"
+    for place in {namespace, jobs}:
+        left = cluster.kubectl("-n", place, "get", "--ignore-not-found", "-o", "name", *rights)
+        assert left.stdout == ""
+
+
 def undisturbed(job: Job) -> tuple[dict[str, str], int, set[int]]:
     """Return what no step of an administrator may change: pods, attempt and container restarts."""
     statuses = [status for pod in job.pods() for status in pod["status"]["containerStatuses"]]
@@ -38,6 +52,7 @@ def trained_steps(job: Job) -> int:
 def test_job_runs_through_upgrade_uninstallation_and_reinstallation(
     cluster: Cluster, namespace: str
 ) -> None:
+    assert_helm_test_passes(cluster, SYSTEM_NAMESPACE)
     job = Job.apply(cluster, namespace, long_job(epochs=ENDLESS_EPOCHS))
     job.wait_for_checkpoint()
     before = undisturbed(job)
@@ -49,8 +64,11 @@ def test_job_runs_through_upgrade_uninstallation_and_reinstallation(
         step = trained_steps(job)
         eventually(lambda: trained_steps(job) > step, "training without an operator", 60)
         assert undisturbed(job) == before
+        # The finished pod of `helm test` stays, until the next `helm test` replaces it.
+        cluster.kubectl("-n", SYSTEM_NAMESPACE, "get", "pod", f"{RELEASE}-test")
     finally:
         install.install_chart(cluster, RELIST)
+    assert_helm_test_passes(cluster, SYSTEM_NAMESPACE)
     job.wait_for_checkpoint()
     assert undisturbed(job) == before
     job.kubectl("delete", "ddpjob", job.name)
@@ -91,6 +109,8 @@ def creators_of_pods(cluster: Cluster, namespace: str) -> set[str]:
 def test_each_release_serves_its_own_namespaces(
     cluster: Cluster, namespace: str, second_release: str
 ) -> None:
+    assert_helm_test_passes(cluster, namespace)
+    assert_helm_test_passes(cluster, second_release, SECOND, SECOND_NAMESPACE)
     short = script_job("short", SHORT_SCRIPT)
     for served in (namespace, second_release):
         Job.apply(cluster, served, short).wait_for("Completed")

@@ -1,8 +1,10 @@
 """Run every known fault against the product, as `make faults` does.
 
-    python -m tests.fault_player [--part gpus|api|cluster|recovery|kills] [--seed 0] [--wheels DIR]
+    python -m tests.fault_player [--part gpus|api|cluster|rest|recovery|kills]
+        [--seed 0] [--wheels DIR]
 
-The parts run one after another, each on its own cluster. The exit code is 1 if one part fails.
+The parts run one after another, and each part that needs a cluster starts its own. The exit code
+is 1 if one part fails.
 """
 
 import argparse
@@ -19,6 +21,8 @@ PYTEST = (
     "-m", "pytest", "-p", "tests.fault_player.report", "-q", "--no-header",
     "-o", "console_output_style=classic", "--tb=short",
 )  # fmt: skip
+REST = ("tests/operator", "tests/release", "tests/trainer", "--ignore=tests/trainer/user_tasks")
+"""Folders of the other long tests, which need no cluster. `make test-tasks` runs users' tasks."""
 CASES = "case_ or random or sweep"
 """Selects the tests on two nodes that inject faults, and those that are marked as long ones."""
 
@@ -30,6 +34,7 @@ def parts(seed: int, wheels: Path) -> dict[str, list[str]]:
         "gpus": [*PYTEST, "tests/agent/driver", "-m", "sweep"],
         "api": [*PYTEST, "tests/api", "-m", "api"],
         "cluster": [*PYTEST, "tests/cluster", "-m", "cluster", "-k", CASES],
+        "rest": [*PYTEST, *REST, "-m", "sweep"],
         "recovery": ["-m", "tests.benchmarks.recovery", *state],
         "kills": ["-m", "tests.fault_player.kills", *state],
     }

@@ -39,7 +39,7 @@ def _tools(_: argparse.Namespace) -> None:
     tools = binaries.everything(figures)
     for package, version in debian.versions(tools.folders[0]).items():
         print_line(f"{package} {version}")
-    for tool_set in (gobuild.KUBERNETES, gobuild.COREDNS, gobuild.HELM):
+    for tool_set in gobuild.EVERY_RUN:
         print_line(f"{tool_set.name} {tool_set.version}")
 
 

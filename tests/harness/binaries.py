@@ -61,7 +61,7 @@ def everything(figures: Figures) -> Tools:
     debian.ensure(debian.RUNTIME_PACKAGES | debian.BUILD_PACKAGES | debian.IMAGE_PACKAGES)
     pause.archive(figures)
     debian.unpack(debian.PROMETHEUS, figures)
-    return _tools(figures, [gobuild.KUBERNETES, gobuild.COREDNS, gobuild.HELM])
+    return _tools(figures, gobuild.EVERY_RUN)
 
 
 def sandbox_image(figures: Figures) -> Path:

@@ -142,6 +142,8 @@ TRAINING_OPERATOR = ToolSet(
     module="github.com/kubeflow/training-operator",
     packages=("github.com/kubeflow/training-operator/cmd/training-operator.v1",),
 )
+EVERY_RUN = (KUBERNETES, COREDNS, HELM, KUBE_SCORE)
+"""Tools that `make test` needs."""
 
 
 def build(tool_set: ToolSet, figures: Figures) -> Path:

@@ -74,7 +74,7 @@ async def test_case_83_status_names_the_rank_that_hangs(
     assert await run.run() == 0, out.getvalue()
     first = run.status.attempts[0]
     print(f"{device}, {way}: {first.reason}: {first.message}")
-    assert run.status.attempt == 2
+    assert run.status.attempt == 2, out.getvalue()
     assert first.reason == "Hung"
     message = first.message
     if device == "cuda" and way == "collective" and message.startswith("no rank made progress"):

@@ -3,9 +3,10 @@
 import json
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import IO, Any, cast
 
 _WHITEOUT = ".wh."
 
@@ -36,6 +37,19 @@ class OciArchive:
         """Return the image's configuration document."""
         with tarfile.open(self.path) as archive:
             return _blob(archive, _manifest(archive)["config"]["digest"])
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the image's manifest, which lists its configuration and its layers."""
+        with tarfile.open(self.path) as archive:
+            return _manifest(archive)
+
+    @contextmanager
+    def open_blob(self, digest: str) -> Iterator[IO[bytes]]:
+        """Open a layer or another blob for reading."""
+        with tarfile.open(self.path) as archive:
+            content = archive.extractfile(_blob_name(digest))
+            assert content is not None
+            yield content
 
     def layers(self) -> list[Layer]:
         """Return the layers, the base image's first. Reads and decompresses all of them."""
