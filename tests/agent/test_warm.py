@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from ddp_wire.contract import Env, Failure
 from ddp_wire.processes import descendants
 from tests.agent.support import adopting_orphans, config, environment, wait_until
 from tests.tools.ports import free_port
+from tests.tools.resolver import with_lasting_lock
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does")
 
@@ -92,6 +94,38 @@ def test_ranks_are_forked_with_the_environment_of_their_attempt(
     for rank in range(2):
         written = (tmp_path / f"rank-{rank}").read_text()
         assert written == f"__main__ ['--flag'] 2 {attempt}"
+
+
+def test_case_89_ranks_start_although_the_store_resolves_addresses_during_the_fork(
+    tmp_path: Path,
+) -> None:
+    """A process that hosts the store would fork ranks that wait for ever for the resolver."""
+    given = environment(tmp_path) | with_lasting_lock(tmp_path)
+    made = Standby(warm.standby_environment({**os.environ, **given}))
+    try:
+        assert made.wait_ready(60)
+        launch = prepared(tmp_path, GANG)
+        assert exit_code(start(made, launch)) == 0
+    finally:
+        made.close()
+        os.waitpid(made.pid, 0)
+
+
+def test_store_whose_port_is_taken_is_reported(standby: Standby, tmp_path: Path) -> None:
+    launch = prepared(tmp_path, "")
+    (endpoint,) = [one for one in launch.arguments if one.startswith("--rdzv-endpoint=")]
+    with socket.create_server(("", int(endpoint.rpartition(":")[2]))):
+        assert exit_code(start(standby, launch)) == 1
+    found = Failure.model_validate_json(launch.failure_file.read_bytes())
+    assert "EADDRINUSE" in found.message
+
+
+def test_store_and_ranks_end_with_a_killed_launcher(standby: Standby, tmp_path: Path) -> None:
+    tree = start(standby, prepared(tmp_path, "import time; time.sleep(600)"))
+    wait_until(lambda: len(descendants(tree.pid)) >= 3, "the ranks start")
+    os.kill(tree.pid, signal.SIGKILL)
+    wait_until(lambda: descendants(os.getpid()) == [standby.pid], "all of its forks end")
+    assert exit_code(tree) == -signal.SIGKILL
 
 
 def test_output_of_the_ranks_is_logged_by_rank(standby: Standby, tmp_path: Path) -> None:
@@ -175,8 +209,8 @@ def test_kill_of_an_attempt_ends_its_ranks_but_not_the_standby(
     standby: Standby, tmp_path: Path
 ) -> None:
     tree = start(standby, prepared(tmp_path, "import time; time.sleep(600)"))
-    # The launcher has two ranks.
-    wait_until(lambda: len(descendants(tree.pid)) >= 2, "the ranks start")
+    # Two ranks, and the host of the store.
+    wait_until(lambda: len(descendants(tree.pid)) >= 3, "the ranks start")
     ranks = descendants(tree.pid)
     assert tree.kill()
     assert not set(ranks) & set(descendants(os.getpid()))

@@ -33,7 +33,12 @@ def name(path: Path) -> str:
 
 @pytest.mark.parametrize("path", AGENT, ids=name)
 def test_only_what_runs_in_the_launcher_imports_torch(path: Path) -> None:
-    launcher = {"torchrun.py", "torchrun_patches.py", "signed_rendezvous.py"}
+    launcher = {
+        "torchrun.py",
+        "torchrun_patches.py",
+        "rendezvous_store.py",
+        "signed_rendezvous.py",
+    }
     assert ("torch" in packages(path)) is (path.name in launcher)
     assert not {"kopf", "kubernetes", "ddp_operator", "ddp_trainer", "aiohttp"} & packages(path)
 

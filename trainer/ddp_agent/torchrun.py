@@ -1,7 +1,7 @@
 """Runs torchrun and writes a failure file, which names the rank that failed first and why.
 
-Besides `torchrun_patches` and `signed_rendezvous`, it is the only module of the agent that imports
-torch. It runs in the launcher process, not in the agent itself.
+It runs in the launcher process, as do the other modules of the agent that import torch:
+`torchrun_patches`, `rendezvous_store` and `signed_rendezvous`.
 """
 
 import logging
@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, parse_args, run
 
-from ddp_agent import logs, torchrun_patches
+from ddp_agent import logs, rendezvous_store, torchrun_patches
 from ddp_agent.entry import run_rank
 from ddp_agent.failures import (
     FAILURE_FILE_ENV,
@@ -139,7 +139,8 @@ def _launch_forked(args: Any) -> None:
             del os.environ[NVML_CHECK]
         run_rank(*command)
 
-    elastic_launch(config, rank)(*entry)
+    with rendezvous_store.hosted(config):
+        elastic_launch(config, rank)(*entry)
 
 
 if __name__ == "__main__":

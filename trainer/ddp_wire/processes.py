@@ -3,17 +3,30 @@
 import contextlib
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def adopt_orphans() -> None:
     """Make this process the parent of its orphaned descendants, as PID 1 is. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when the thread that forked it ends. Linux only.
+
+    Args:
+        parent: Process id of the parent, which may have ended already.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def children(parent: int) -> list[int]:

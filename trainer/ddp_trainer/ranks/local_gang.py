@@ -1,24 +1,33 @@
 """A gang of ranks that a command starts on this machine, connected over loopback."""
 
 import os
-import uuid
+import pickle
+import socket
+import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 # Imported before any fork, so that the ranks do not import them again.
 import torch._dynamo
 import torch.distributed.fsdp  # noqa: F401
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.multiprocessing.spawn import ProcessException, start_processes
 
 from ddp_trainer.errors import ReportedError, reported_error
 from ddp_trainer.ranks import process_group
 from ddp_trainer.ranks.environment import Ranks
+from ddp_wire.processes import end_with_parent
+
+_LOOPBACK = "127.0.0.1"
 
 
 def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function on every rank of a new gang, started by torch's launcher.
+    """Call a function on every rank of a new gang.
 
-    The ranks are forks of this process, so this process must have no other threads.
+    The ranks are forks of this process, so this process must have no other threads. torch's own
+    launcher has some, and a rank can then hang (docs/decisions/0006-standby.md).
 
     Args:
         world_size: Number of ranks. A single rank has no process group.
@@ -30,34 +39,85 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
 
     Raises:
         ReportedError: If a rank raised one.
+        ProcessException: If a rank failed in another way.
     """
-    launch = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=world_size,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        monitor_interval=0.05,
-        start_method="fork",
-    )
-    answers = elastic_launch(launch, _rank)(function, arguments)
-    for error, _ in answers.values():
-        if error:
-            raise reported_error(*error)
-    return answers[0][1]
+    with (
+        tempfile.TemporaryDirectory(prefix="ranks-") as folder,
+        socket.create_server((_LOOPBACK, 0)) as listener,
+    ):
+        gang = _Gang(world_size, listener, Path(folder), os.getpid())
+        try:
+            start_processes(gang.run, (function, arguments), world_size, start_method="fork")
+        except ProcessException:
+            gang.raise_reported()  # A rank that reported an error is why another one failed.
+            raise
+        gang.raise_reported()
+        return gang.answer(0)[1]
 
 
-def _rank(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Run one rank. Return its error as (exit code, sentence) or None, and its result."""
-    ranks = Ranks.from_environment(os.environ)
-    if ranks.world_size == 1:
-        ranks = Ranks()
-    try:
-        result = function(ranks, *arguments)
-    except ReportedError as error:
-        return (int(error.code), str(error)), None
-    process_group.leave()
-    return None, result
+@dataclass(frozen=True, slots=True)
+class _Gang:
+    """What the ranks of a gang share with the process that starts them."""
+
+    world_size: int
+    listener: socket.socket
+    """Socket on which rank 0's store accepts connections."""
+    folder: Path
+    """Directory for the answers of the ranks."""
+    parent: int
+    """Process id of the command. The ranks end with it."""
+
+    def run(self, rank: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        """Run one rank, and write its answer."""
+        end_with_parent(self.parent)
+        os.environ.update(self._variables(rank))
+        store = self._host_store() if rank == 0 else None
+        answer = self._call(function, arguments)
+        (self.folder / str(rank)).write_bytes(pickle.dumps(answer))
+        del store
+
+    def answer(self, rank: int) -> tuple[tuple[int, str] | None, Any]:
+        """Return a rank's error as (exit code, sentence) or None, and its result."""
+        file = self.folder / str(rank)
+        return pickle.loads(file.read_bytes()) if file.exists() else (None, None)  # noqa: S301 (a fork of this process wrote it)
+
+    def raise_reported(self) -> None:
+        """Raise the error that a rank has reported, if one has."""
+        for rank in range(self.world_size):
+            error, _ = self.answer(rank)
+            if error:
+                raise reported_error(*error)
+
+    def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        alone = self.world_size == 1
+        ranks = Ranks() if alone else Ranks.from_environment(os.environ)
+        try:
+            result = function(ranks, *arguments)
+        except ReportedError as error:
+            return (int(error.code), str(error)), None
+        process_group.leave()
+        return None, result
+
+    def _variables(self, rank: int) -> dict[str, str]:
+        """Return the variables that torchrun would set for a rank."""
+        world_size = str(self.world_size)
+        return {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": world_size,
+            "LOCAL_WORLD_SIZE": world_size,
+            "MASTER_ADDR": _LOOPBACK,
+            "MASTER_PORT": str(self.listener.getsockname()[1]),
+            # The store has its port already, so that no other process can take it meanwhile.
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+
+    def _host_store(self) -> TCPStore:
+        """Host the store of the process group. Its thread must not be in a process that forks."""
+        return TCPStore(
+            _LOOPBACK,
+            self.listener.getsockname()[1],
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=os.dup(self.listener.fileno()),
+        )
