@@ -30,8 +30,8 @@ MAX_RATIO = 1.02
 MAX_DRIFT = 0.02
 """Maximum distance of our weights from minimal's, relative to the distance that minimal's moved."""
 MAX_OF_FLOOR = 1.2
-"""The same as a multiple of the drift between two minimal loops, where that is larger: sums on a GPU
-have no fixed order, and ten steps of a deep network amplify the rounding."""
+"""The same as a multiple of the drift between two minimal loops, where that is larger: sums on a
+GPU have no fixed order, and ten steps of a deep network amplify the rounding."""
 WARM_UP, TIMED = 20, 40
 SYNC_FREE_FROM, SYNC_FREE_STEPS = 15, 50
 """First step and number of steps in which a host sync is an error. No agreement falls into them."""
@@ -204,8 +204,8 @@ class ReportPage:
             " Drift: distance between the weights and the minimal loop's after ten steps, divided"
             " by the distance that the minimal loop's moved, with cuDNN's deterministic algorithms."
             " Goals: ratio"
-            f" {MAX_RATIO}, no host sync, drift {MAX_DRIFT} or {MAX_OF_FLOOR} times that of a second"
-            " minimal loop."
+            f" {MAX_RATIO}, no host sync, drift {MAX_DRIFT} or {MAX_OF_FLOOR} times that of a"
+            " second minimal loop."
         )
         self._path.write_text(f"# Large models on a GPU\n\n{conditions}\n\n{self.text()}\n")
 
