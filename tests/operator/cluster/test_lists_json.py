@@ -46,7 +46,7 @@ def test_text_that_is_no_json_object_is_an_error(text: str) -> None:
 
 
 def test_unused_fields_of_one_object_alone_are_in_memory() -> None:
-    unused = {f"f:{n}": {} for n in range(1000)}
+    unused: Manifest = {f"f:{n}": {} for n in range(1000)}
     metadata = {"name": "p", "namespace": "a", "uid": "u", "managedFields": [unused]}
     text = json.dumps({"items": [{"metadata": metadata}] * 100})
     tracemalloc.start()

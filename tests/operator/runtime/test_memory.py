@@ -31,7 +31,7 @@ def pages() -> Iterator[bytes]:
     """Yield the pages of a list of pods, each of which has text of its own and much unused."""
     job = active_job()
     pod, seen = build_pod(job, 1, 1, DEFAULTS), pod_manifest(job, 1)
-    unused = {f"f:{n}": {"f:a": {}, "f:b": {}} for n in range(50)}
+    unused: Manifest = {f"f:{n}": {"f:a": {}, "f:b": {}} for n in range(50)}
     pod["metadata"] |= {**seen["metadata"], "uid": "@uid", "managedFields": [unused, unused]}
     text = json.dumps({**pod, "status": seen["status"]})
     for start in range(0, PODS, PAGE):
