@@ -14,11 +14,13 @@ import kopf
 
 from ddp_operator.api.base import API_GROUP, API_VERSION_NAME, KIND, PLURAL
 from ddp_operator.cluster.base import Key, Manifest
-from ddp_operator.cluster.kube import PAGE
 from ddp_operator.cluster.used_fields import keep_used_fields
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_wire import contract
+
+FIRST_PAGE = 50
+"""Number of objects in one answer to kopf's first list. kopf decodes all of them at once."""
 
 
 def build_registry(
@@ -88,7 +90,7 @@ def build_settings() -> kopf.OperatorSettings:
     selector = f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"
     for plural in ("pods", "services", "networkpolicies"):
         settings.watching.label_selectors[plural] = selector
-    settings.watching.chunk_size = PAGE
+    settings.watching.chunk_size = FIRST_PAGE
     # The task of an object keeps its last event until it has been idle for this long.
     settings.queueing.idle_timeout = 0.2
     settings.posting.enabled = False

@@ -63,6 +63,7 @@ class OperatorProcess:
             "KUBECONFIG": str(kubeconfig),
             "PYTHONPATH": f"{ROOT / 'operator'}:{ROOT / 'trainer'}",
             "PYTHONUNBUFFERED": "1",
+            "PYTHONMALLOC": "malloc",  # As in the image.
             **{f"DDP_OPERATOR_{k.upper()}": str(v) for k, v in given.items()},
             **(environment or {}),
         }

@@ -55,6 +55,11 @@ def test_status_is_unchanged_after_serialisation() -> None:
     assert AgentStatus.model_validate_json(FULL.to_json()) == FULL
 
 
+def test_text_of_a_document_that_is_dropped_leaves_memory() -> None:
+    one, other = (AgentStatus.model_validate_json(FULL.to_json()) for _ in range(2))
+    assert one.command[0] is not other.command[0], "nothing else may hold the text"
+
+
 def test_json_is_one_line_of_camel_case_fields_without_empty_ones() -> None:
     text = FULL.to_json()
     sent = json.loads(text)

@@ -90,8 +90,13 @@ class WireModel(BaseModel):
     each other's documents.
     """
 
+    # By default the process keeps the last 16,384 strings that it read, for ever.
     model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, extra="ignore", ser_json_inf_nan="strings"
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="ignore",
+        ser_json_inf_nan="strings",
+        cache_strings="keys",
     )
 
     def to_json(self) -> str:

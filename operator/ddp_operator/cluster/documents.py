@@ -1,9 +1,11 @@
 """Documents that the operator sends to the API server."""
 
+import json
 from datetime import datetime
+from http import HTTPStatus
 
 from ddp_operator.api.base import API_VERSION, KIND
-from ddp_operator.cluster.base import Manifest
+from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest
 from ddp_operator.reconcile.plan import Event
 
 COMPONENT = "ddp-operator"
@@ -61,6 +63,17 @@ def namespace_in(path: str) -> str:
     """Return the namespace in a path of the API server, or "" if it has none."""
     _, found, rest = path.partition("/namespaces/")
     return rest.partition("/")[0] if found else ""
+
+
+def refusal(status: int, text: bytes, retry_after: str | None) -> ClusterError:
+    """Return the error of a response with an HTTP status from 400."""
+    try:
+        message = json.loads(text)["message"]
+    except (ValueError, KeyError, TypeError):
+        message = f"HTTP status {status}"
+    wait = float(retry_after) if retry_after and retry_after.isdigit() else None
+    kind = ConflictError if status == HTTPStatus.CONFLICT else ClusterError
+    return kind(str(message), status=status, retry_after=wait)
 
 
 _OWNED_FIELDS: dict[str, tuple[str, ...]] = {

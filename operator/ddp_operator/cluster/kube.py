@@ -38,10 +38,12 @@ from ddp_operator.cluster.documents import (
     event_document,
     lost_fields,
     namespace_in,
+    refusal,
     resource_of,
     status_document,
 )
 from ddp_operator.cluster.fair_semaphore import FairSemaphore
+from ddp_operator.cluster.lists import Decode, decode_nothing, list_decoder
 from ddp_operator.cluster.paths import object_path
 from ddp_operator.cluster.used_fields import keep_used_fields
 from ddp_operator.reconcile.plan import Event
@@ -144,8 +146,8 @@ class KubeCluster:
         path = object_path(kind, namespace)
         pages = {**query, "limit": str(PAGE)}
         while True:
-            page = await self._call("GET", path, query=pages)
-            items += (keep_used_fields(kind, item) for item in page["items"])
+            page = await self._call("GET", path, query=pages, decode=list_decoder(kind))
+            items += page["items"]
             if not page["metadata"].get("continue"):
                 return Listing(items, int(page["metadata"]["resourceVersion"]))
             pages["continue"] = page["metadata"]["continue"]
@@ -173,8 +175,9 @@ class KubeCluster:
         if expected > PAGE:
             return (await self._list("Pod", namespace, query)).items
         # A list without a limit can come from the API server's cache. A page comes from etcd.
-        found = await self._call("GET", object_path("Pod", namespace), query=query)
-        return [keep_used_fields("Pod", item) for item in found["items"]]
+        path = object_path("Pod", namespace)
+        found = await self._call("GET", path, query=query, decode=list_decoder("Pod"))
+        return list(found["items"])
 
     async def create(self, manifest: Manifest) -> Manifest:
         """See `Cluster`."""
@@ -249,7 +252,7 @@ class KubeCluster:
         body = event_document(job, event, datetime.now(UTC))
         path = object_path("Event", job["metadata"]["namespace"])
         try:
-            await self._call("POST", path, body=body)
+            await self._call("POST", path, body=body, decode=decode_nothing)
         except ClusterError as error:
             _log.warning("event %s was not published: %s", event.reason, error)
 
@@ -293,7 +296,7 @@ class KubeCluster:
 
     async def _delete(self, path: str, body: Manifest) -> None:
         try:
-            await self._call("DELETE", path, body=body)
+            await self._call("DELETE", path, body=body, decode=decode_nothing)
         except ClusterError as error:
             if error.status not in _GONE:
                 raise
@@ -305,8 +308,9 @@ class KubeCluster:
         *,
         body: Manifest | None = None,
         query: Mapping[str, str] | None = None,
+        decode: Decode = json.loads,
     ) -> Manifest:
-        """Send one request and return the response as a dictionary.
+        """Send one request and return the decoded response.
 
         Raises:
             ConflictError: The server answered 409.
@@ -315,7 +319,7 @@ class KubeCluster:
         """
         try:
             async with self._in_flight.hold(namespace_in(path)):
-                document = await self._measure(method, path, body, query)
+                document = await self._measure(method, path, body, query, decode=decode)
         except ClusterError as error:
             if error.status == HTTPStatus.UNAUTHORIZED:
                 self._reload_token()
@@ -323,7 +327,13 @@ class KubeCluster:
         return document
 
     async def _measure(
-        self, method: str, path: str, body: Manifest | None, query: Mapping[str, str] | None
+        self,
+        method: str,
+        path: str,
+        body: Manifest | None,
+        query: Mapping[str, str] | None,
+        *,
+        decode: Decode,
     ) -> Manifest:
         """Send one request, and report its outcome."""
         started = time.monotonic()
@@ -333,7 +343,10 @@ class KubeCluster:
             self._on_request(Request(method, resource_of(path), status, seconds))
 
         try:
-            document = await self._send(method, path, body, query)
+            document = decode(await self._send(method, path, body, query))
+        except ValueError as error:
+            report(0)
+            raise ClusterError(f"the response to {method} {path} is not JSON") from error
         except ClusterError as error:
             report(error.status)
             raise
@@ -347,7 +360,7 @@ class KubeCluster:
 
     async def _send(
         self, method: str, path: str, body: Manifest | None, query: Mapping[str, str] | None
-    ) -> Manifest:
+    ) -> bytes:
         url = self._api.configuration.host + path + (f"?{urlencode(query)}" if query else "")
         headers = {"Accept": "application/json", "User-Agent": COMPONENT}
         headers["Content-Type"] = _MERGE_PATCH if method == "PATCH" else "application/json"
@@ -359,16 +372,12 @@ class KubeCluster:
             response = await self._api.call_api(
                 method, url, header_params=headers, body=body, _request_timeout=_REQUEST_SECONDS
             )
-            text = await response.read()
+            text: bytes = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ClusterError(f"the API server did not answer: {error!r}") from error
         if response.status >= HTTPStatus.BAD_REQUEST:
-            raise _refusal(response.status, text, response.headers.get("Retry-After"))
-        try:
-            document: Manifest = json.loads(text)
-        except ValueError as error:
-            raise ClusterError(f"the response to {method} {path} is not JSON") from error
-        return document
+            raise refusal(response.status, text, response.headers.get("Retry-After"))
+        return text
 
 
 def use_proxy_of_environment(configuration: client.Configuration) -> None:
@@ -380,16 +389,6 @@ def use_proxy_of_environment(configuration: client.Configuration) -> None:
     if configuration.proxy is None and not proxy_bypass(server.hostname or ""):
         configuration.proxy = getproxies().get(server.scheme)
     configuration.client_session_kwargs = {"trust_env": False}
-
-
-def _refusal(status: int, text: bytes, retry_after: str | None) -> ClusterError:
-    try:
-        message = json.loads(text)["message"]
-    except (ValueError, KeyError, TypeError):
-        message = f"HTTP status {status}"
-    wait = float(retry_after) if retry_after and retry_after.isdigit() else None
-    kind = ConflictError if status == HTTPStatus.CONFLICT else ClusterError
-    return kind(str(message), status=status, retry_after=wait)
 
 
 async def _no_list() -> Listing:

@@ -77,6 +77,15 @@ def _sharing_strings(value: Any) -> Any:
     return value
 
 
+def forget_shared_strings() -> None:
+    """Free the strings that only `_shared` still holds.
+
+    They lie between the objects of jobs that are gone, and the memory around them cannot be
+    returned to the system.
+    """
+    _shared.cache_clear()
+
+
 @lru_cache(maxsize=8192)
 def _shared(text: str) -> str:
     """Return the first of equal strings. Tenants choose some of them, so their number is bounded.

@@ -40,6 +40,8 @@ class Cache:
     """Newest known jobs and children, by job key.
 
     The cache can lag behind the API server, so no action is taken from its contents alone.
+    An object that equals the known one does not replace it. Otherwise each relist would move all
+    objects, and leave their former memory in pieces.
     """
 
     def __init__(self) -> None:
@@ -68,7 +70,8 @@ class Cache:
         """Store a job from a watch unless a newer version is known. Return its key."""
         key = _job_key(job)
         self._contents.record_change(_JOB, job, by=None)
-        if _is_newer(job, self._jobs.get(key)):
+        known = self._jobs.get(key)
+        if job != known and _is_newer(job, known):
             self._jobs[key] = job
         return key
 
@@ -93,7 +96,7 @@ class Cache:
         self._contents.record_change(kind, child, by=None)
         known = self._children[kind].setdefault(key, {})
         name = child["metadata"]["name"]
-        if _is_newer(child, known.get(name)):
+        if child != known.get(name) and _is_newer(child, known.get(name)):
             known[name] = child
         return key
 
@@ -162,7 +165,8 @@ class PendingRequest:
             return
         if known is not None and not _is_newer(job, known):
             self._contents.restored.set()
-        self._contents.jobs[_job_key(job)] = job
+        if job != known:
+            self._contents.jobs[_job_key(job)] = job
         self._contents.record_change(_JOB, job, by=self)
 
     def forget_job(self, key: Key) -> None:
@@ -176,8 +180,10 @@ class PendingRequest:
         if key is None:
             return
         name = child["metadata"]["name"]
-        if self._wins(kind, child, self._contents.children[kind].get(key, {}).get(name)):
-            self._contents.children[kind].setdefault(key, {})[name] = child
+        known = self._contents.children[kind].get(key, {}).get(name)
+        if self._wins(kind, child, known):
+            if child != known:
+                self._contents.children[kind].setdefault(key, {})[name] = child
             self._contents.record_change(kind, child, by=self)
 
     def replace(self, snapshot: Snapshot) -> set[Key]:
@@ -204,9 +210,13 @@ class PendingRequest:
 
     def _replace_children(self, kind: str, listing: Listing) -> None:
         children = self._contents.children[kind]
+        unchanged = {_object_key(kind, child) for child in listing.items} - self._changed
         for key, known in list(children.items()):
-            children[key] = {n: c for n, c in known.items() if self._outlives(kind, c, listing)}
-            if not children[key]:
+            for name, child in list(known.items()):
+                listed = _object_key(kind, child) in unchanged
+                if not listed and not self._outlives(kind, child, listing):
+                    del known[name]
+            if not known:
                 del children[key]
         for child in listing.items:
             self.put_child(kind, child)

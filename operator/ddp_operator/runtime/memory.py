@@ -4,6 +4,8 @@ import contextlib
 import ctypes
 import gc
 
+from ddp_operator.cluster.used_fields import forget_shared_strings
+
 
 def collect_garbage_less_often() -> None:
     """Leave full garbage collections to `release_memory`.
@@ -21,6 +23,7 @@ def release_memory() -> None:
 
     Without this a process stays as large as it once was, for example while a thousand jobs ran.
     """
+    forget_shared_strings()
     gc.collect()
     with contextlib.suppress(AttributeError):  # Only glibc has this function.
         ctypes.CDLL(None).malloc_trim(0)

@@ -142,6 +142,18 @@ def test_relist_keeps_newer_objects_from_the_watch() -> None:
     assert known(cache) == [("p1", "11")]
 
 
+def test_object_that_did_not_change_stays_the_same_in_memory() -> None:
+    cache = Cache()
+    first = snapshot(9, [job(5)], [pod(6), pod(7, "p2", index=1)])
+    cache.replace(first)
+    cache.replace(snapshot(12, [job(5)], [pod(6), pod(11, "p2", index=1)]))
+    cache.put_job(job(5))
+    cache.put_child("Pod", pod(6))
+    assert cache.job(KEY) is first.jobs.items[0]
+    assert cache.children("Pod", KEY)[0] is first.pods.items[0]
+    assert known(cache) == [("p1", "6"), ("p2", "11")]
+
+
 def test_relist_returns_all_jobs_that_are_or_were_known() -> None:
     cache = Cache()
     cache.put_job(job(3, name="gone"))

@@ -1,0 +1,77 @@
+"""Memory of an operator whose jobs are gone, in a process of its own."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_operator.builders.pod import build_pod
+from ddp_operator.cluster.base import Listing, Manifest, Snapshot
+from ddp_operator.cluster.lists import list_decoder
+from ddp_operator.runtime.cache import Cache
+from ddp_operator.runtime.memory import collect_garbage_less_often, release_memory
+from tests.operator.support import DEFAULTS, active_job, pod_manifest
+
+STATUS = Path("/proc/self/status")
+PODS, PAGE = 4_000, 500
+NO_LIST = Listing((), 1)
+
+
+def resident_kilobytes() -> int:
+    """Return the resident memory of this process."""
+    lines = STATUS.read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+
+
+def pages() -> Iterator[bytes]:
+    """Yield the pages of a list of pods, each of which has text of its own and much unused."""
+    job = active_job()
+    pod, seen = build_pod(job, 1, 1, DEFAULTS), pod_manifest(job, 1)
+    unused: Manifest = {f"f:{n}": {"f:a": {}, "f:b": {}} for n in range(50)}
+    pod["metadata"] |= {**seen["metadata"], "uid": "@uid", "managedFields": [unused, unused]}
+    text = json.dumps({**pod, "status": seen["status"]})
+    for start in range(0, PODS, PAGE):
+        items = ",".join(text.replace("@uid", f"uid-{n}") for n in range(start, start + PAGE))
+        yield f'{{"items": [{items}]}}'.encode()
+
+
+def relist(cache: Cache, version: int) -> None:
+    """Replace the contents of a cache by a list, and release memory, as a resync does."""
+    decode, items = list_decoder("Pod"), list[Manifest]()
+    for page in pages():
+        items += decode(page)["items"]
+    for number, item in enumerate(items):
+        item["metadata"] |= {"name": f"pod-{number}", "resourceVersion": f"{version}{number:04}"}
+    cache.replace(Snapshot(NO_LIST, Listing(items, version * 10_000 + PODS), NO_LIST, NO_LIST))
+    release_memory()
+
+
+def measure() -> None:
+    """Print the resident memory before jobs, with them, and after them, in kilobytes."""
+    collect_garbage_less_often()
+    cache = Cache()
+    figures: list[Any] = [resident_kilobytes()]
+    for version in (1, 2, 3):
+        relist(cache, version)
+    figures.append(resident_kilobytes())
+    nothing = Listing((), 100_000)
+    cache.replace(Snapshot(*4 * [nothing]))
+    release_memory()
+    print(json.dumps([*figures, resident_kilobytes()]))
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="only Linux tells the resident memory")
+def test_memory_is_returned_after_the_deletion_of_a_thousand_jobs() -> None:
+    command = [sys.executable, "-m", "tests.operator.runtime.test_memory"]
+    ended = subprocess.run(command, capture_output=True, check=True)
+    before, full, after = json.loads(ended.stdout)
+    assert full > 1.1 * before
+    assert after <= 1.2 * before
+
+
+if __name__ == "__main__":
+    measure()
