@@ -151,6 +151,12 @@ class _agents:  # noqa: N801 (a context manager)
                 [*command, "-m", "tests.benchmarks.scale.agents"], cwd=ROOT, stdout=log, stderr=log
             )
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        ended = self._process.poll()
         self._process.kill()
         self._process.wait()
+        if ended is not None and kind is None:
+            raise RuntimeError(
+                f"the figures are wrong, because no agent answered: their process has ended with code"
+                f" {ended}, and its log is {self._log}"
+            )
