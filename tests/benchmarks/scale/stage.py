@@ -157,6 +157,6 @@ class _agents:  # noqa: N801 (a context manager)
         self._process.wait()
         if ended is not None and kind is None:
             raise RuntimeError(
-                "the figures are wrong, because no agent answered: their process has ended with code"
-                f" {ended}, and its log is {self._log}"
+                f"the figures are wrong, because no agent answered: their process has ended"
+                f" with code {ended}, and its log is {self._log}"
             )
