@@ -18,6 +18,7 @@ from tests.trainer.rank_processes import Launcher
 TASK = "--task=sample_tasks:build"
 STALL = [TASK, "--global_batch=6", "--task.die_rank=1"]
 SOON = "--parallel.timeout_seconds=2"
+RECORDING = {timeouts.RECORD_SIZE: timeouts.RECORDED}
 
 
 def config(debug: str = "off", directory: str | None = None) -> RunConfig:
@@ -98,12 +99,25 @@ def test_long_list_of_missing_ranks_is_cut() -> None:
 def test_environment_overrides_the_debug_level() -> None:
     environ: dict[str, str] = {}
     timeouts.configure(config(), environ, nccl=True)
-    assert environ == {}
+    assert environ == RECORDING
     timeouts.configure(config("detail"), environ, nccl=True)
-    assert environ == {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "NCCL_DEBUG": "INFO"}
+    assert environ == RECORDING | {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "NCCL_DEBUG": "INFO"}
     environ = {"NCCL_DEBUG": "WARN"}
     timeouts.configure(config("info"), environ, nccl=True)
-    assert environ == {"TORCH_DISTRIBUTED_DEBUG": "INFO", "NCCL_DEBUG": "WARN"}
+    assert environ == RECORDING | {"TORCH_DISTRIBUTED_DEBUG": "INFO", "NCCL_DEBUG": "WARN"}
+
+
+@pytest.mark.parametrize("variable", [timeouts.RECORD_SIZE, timeouts.OLD_RECORD_SIZE])
+def test_users_size_of_the_flight_recorder_holds(variable: str) -> None:
+    environ = {variable: "9"}
+    timeouts.configure(config(), environ, nccl=True)
+    assert environ == {variable: "9"}
+
+
+def test_gloo_has_its_own_size_of_the_flight_recorder() -> None:
+    environ: dict[str, str] = {}
+    timeouts.configure(config(), environ, nccl=False)
+    assert environ == {}
 
 
 @pytest.mark.parametrize("variable", [None, timeouts.PREFIX, timeouts.OLD_PREFIX])
@@ -113,7 +127,7 @@ def test_nccl_dumps_to_the_run_directory_unless_overridden(
     environ = {variable: "/tmp/mine-"} if variable else {}
     timeouts.configure(config(directory=str(tmp_path / "run")), environ, nccl=True)
     expected = "/tmp/mine-" if variable else f"{tmp_path}/run/flight-recorder/rank-"
-    assert environ == {timeouts.PREFIX: expected, timeouts.OLD_PREFIX: expected}
+    assert environ == RECORDING | {timeouts.PREFIX: expected, timeouts.OLD_PREFIX: expected}
     assert (tmp_path / "run" / timeouts.FOLDER).is_dir() == (variable is None)
 
 

@@ -33,6 +33,12 @@ PREFIX = "TORCH_FR_DUMP_TEMP_FILE"
 """Variable with the path prefix of torch's dumps, to which torch appends the rank."""
 OLD_PREFIX = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 """Name of the same variable in older versions of torch."""
+RECORD_SIZE = "TORCH_FR_BUFFER_SIZE"
+"""Variable with the number of collectives that the flight recorder keeps."""
+OLD_RECORD_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
+"""Name of the same variable in older versions of torch."""
+RECORDED = "2000"
+"""Default number under NCCL. It is gloo's default too, while NCCL's depends on torch's version."""
 PEER_SECONDS = 3.0
 """Time that a rank waits for the entries of other ranks after its own timeout."""
 STORE_HOST_SECONDS = 1.0
@@ -86,6 +92,8 @@ def configure(config: RunConfig, environ: MutableMapping[str, str], *, nccl: boo
     """
     level, directory = config.parallel.debug, config.checkpoint.directory
     wanted: dict[str, str] = {}
+    if nccl and OLD_RECORD_SIZE not in environ:
+        wanted[RECORD_SIZE] = RECORDED
     if level != "off":
         wanted |= {"TORCH_DISTRIBUTED_DEBUG": level.upper(), "NCCL_DEBUG": "INFO"}
     if directory:
