@@ -17,6 +17,7 @@ from ddp_wire import contract
 from ddp_wire.contract import Env
 from ddp_wire.processes import descendants
 
+_GUARD = (sys.executable, "-I", "-S", str(Path(__file__).with_name("local_guard.py")))
 PROBE_SECONDS = 0.25
 """Seconds between two readiness probes."""
 _TOPOLOGY_VARIABLES = frozenset({Env.NODE_NAME, Env.RACK, Env.ZONE})
@@ -73,6 +74,8 @@ class LocalPod:
         self.project_annotations()
         with self._log_file.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
+                *_GUARD,
+                str(os.getpid()),
                 *_command(self.manifest),
                 env=self._environment,
                 stdout=log,
