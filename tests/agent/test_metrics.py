@@ -119,6 +119,7 @@ def test_machine_without_a_driver_has_no_gpus() -> None:
     assert GpuReader().read() == []
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_real_driver_gives_each_value_in_base_units() -> None:
     """The driver counts memory of all programs, so it shows more than torch has taken."""

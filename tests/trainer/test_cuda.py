@@ -13,7 +13,10 @@ from ddp_trainer.step import train_step
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import distance, opened, trained
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
 CUDA: dict[str, Any] = {"device": "cuda", "global_batch": 10, "clip_norm": 1.0}
 

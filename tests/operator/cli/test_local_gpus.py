@@ -15,6 +15,7 @@ from tests.operator.cli.gpu_runs import on_one_gpu
 from tests.operator.cli.test_local_goodput import STEPS, RecordedRun, job
 
 pytestmark = [
+    pytest.mark.gpu,
     pytest.mark.slow,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]

@@ -30,7 +30,8 @@ def cases() -> list[Any]:
         found.append(pytest.param("cpu", way, marks=pytest.mark.sweep, id=f"gloo-{way}"))
         few = 1 < torch.cuda.device_count() < ranks_of(way) or not torch.cuda.is_available()
         skip = pytest.mark.skipif(few, reason=f"neither 1 nor {ranks_of(way)} CUDA devices")
-        found.append(pytest.param("cuda", way, marks=[skip, pytest.mark.slow], id=f"nccl-{way}"))
+        marks = [skip, pytest.mark.gpu, pytest.mark.slow]
+        found.append(pytest.param("cuda", way, marks=marks, id=f"nccl-{way}"))
     return found
 
 

@@ -20,6 +20,7 @@ from tests.trainer.user_tasks.table import STRATEGIES, TASKS, UserTask
 from tests.trainer.user_tasks.test_kill_and_resume import SGD
 
 pytestmark = [
+    pytest.mark.gpu,
     pytest.mark.slow,
     pytest.mark.timeout(4 * WAIT),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
