@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tell
 def long_job(home: Path) -> dict[str, Any]:
     made = job(home, [])
     made["spec"]["config"] |= {"max_steps": 100_000}
+    made["spec"]["checkpoint"]["everySteps"] = 100_000
     made["spec"]["config"]["task"] |= {"update_seconds": 0.2}
     return made
 
@@ -51,6 +52,7 @@ def test_pods_of_a_killed_run_end(tmp_path: Path) -> None:
         run.send_signal(signal.SIGKILL)
         run.wait()
         wait_until(lambda: not processes_of(tmp_path), "no process of a pod is left", 90)
+        assert list(tmp_path.rglob("step-*")), "no checkpoint was saved at the end"
     finally:
         run.kill()
         for pid in processes_of(tmp_path):
