@@ -22,7 +22,7 @@ PEERS = {"labelSelector": {"matchLabels": {"ddp-trainer.dev/job-name": "mixed"}}
 REQUIRED = [PEERS | {"topologyKey": "kubernetes.io/hostname"}]
 ANTI_AFFINITY = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": REQUIRED}}
 APART = {"spec": {"affinity": ANTI_AFFINITY}}
-"""A `podTemplate` that puts each pod of the job `mixed` on a node of its own."""
+"""A `podTemplate` that puts the pods of the job `mixed` on different nodes."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Hosts the store of torchrun's rendezvous in a process of its own.
+"""Hosts the store of torchrun's rendezvous in a separate process.
 
 A store has a thread that resolves the addresses of its peers. glibc locks its resolver for that,
 and a fork copies the lock as taken: the child's first connection then waits for ever. So the

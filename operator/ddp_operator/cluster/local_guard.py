@@ -1,7 +1,7 @@
 """Runs a command that gets SIGTERM when its starter ends, as if its pod were deleted.
 
 Without it the pods of a killed `ddpjob run` would train on for ever, and hold their ports. It is a
-program of its own, because a function that runs between fork and exec is unsafe where there are
+separate program, because a function that runs between fork and exec is unsafe where there are
 threads.
 
     python3 local_guard.py PARENT COMMAND [ARGUMENT ...]

@@ -39,8 +39,8 @@ def share_of_pod(
     """Return the variables with which a pod uses its own part of this machine.
 
     Each rank gets one GPU, or none if there are too few for all ranks, because NCCL refuses two
-    ranks on one GPU. Without a part of the cores of its own, each pod would use all of them: more
-    threads than cores make an update many times slower.
+    ranks on one GPU. Each rank gets an equal part of the cores. Otherwise each pod would use all of
+    them, and more threads than cores make an update many times slower.
 
     Args:
         pod: Variables of the pod.

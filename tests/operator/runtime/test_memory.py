@@ -1,4 +1,4 @@
-"""Memory of an operator whose jobs are gone, in a process of its own."""
+"""Memory of an operator whose jobs are gone, measured in a separate process."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ def resident_kilobytes() -> int:
 
 
 def pages() -> Iterator[bytes]:
-    """Yield the pages of a list of pods, each of which has text of its own and much unused."""
+    """Yield the pages of a list of pods, each with different text and many unused fields."""
     job = active_job()
     pod, seen = build_pod(job, 1, 1, DEFAULTS), pod_manifest(job, 1)
     unused: Manifest = {f"f:{n}": {"f:a": {}, "f:b": {}} for n in range(50)}

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 _FUNCTIONS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-"""Functions that return a record. NCCL has a record of its own, which the general function does not
+"""Functions that return a record. NCCL keeps a separate record, which the general function does not
 return in all versions of torch. A build without CUDA has the general function only."""
 _NCCL = "nccl:"
 

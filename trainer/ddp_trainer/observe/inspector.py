@@ -30,8 +30,8 @@ _WAITING_IN = (
     "/ddp_trainer/ranks/",
 )
 """Code in which a training thread waits for other ranks. The backward pass waits in C++ code below
-torch's autograd, while a hook of the user has a frame of its own. Who waits for the GPU waits for
-the collectives on it."""
+torch's autograd, while a hook of the user has its own frame. A thread that waits for the
+GPU waits for the collectives on it."""
 
 
 @contextlib.contextmanager
