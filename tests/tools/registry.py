@@ -52,7 +52,9 @@ class Registry:
             opened = partial(archive.open_blob, layer["digest"])
             self._objects[layer["digest"]] = (_BLOB, layer["size"], opened)
         config = archive.config()
-        config["config"].setdefault("Labels", {}).update(labels)
+        # A node names one image once: by the first repository, if two registries have it.
+        here = {"registry": self.repository}
+        config["config"].setdefault("Labels", {}).update(here | labels)
         text = json.dumps(config).encode()
         manifest["config"] |= {"digest": self._store(text, _BLOB), "size": len(text)}
         self._tags[tag] = self._store(json.dumps(manifest).encode(), _MANIFEST)

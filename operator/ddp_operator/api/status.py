@@ -257,6 +257,8 @@ class DDPJobStatus(StatusModel):
     """Completed updates in the newest checkpoint at the start of the current attempt."""
     pods: PodsStatus | None = None
     """Values that all pods of the current attempt share, so that an upgrade of the operator cannot mix two images. Absent for a job that an older operator started."""  # noqa: E501
+    mixed_images: bool | None = None
+    """True if the pods of the current attempt run different images, because a tag has moved. An Event names the images."""  # noqa: E501
     succeeded_nodes: NodeRanges | None = None
     """Nodes whose ranks all exited with code 0 in the current attempt, for example 0-2,7. Their pods may be deleted."""  # noqa: E501
     restarts: int = 0

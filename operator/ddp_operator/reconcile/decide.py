@@ -173,6 +173,7 @@ def _new_attempt(
             "succeeded_nodes": None,
             "resumed_from_step": None,
             "straggler": None,
+            "mixed_images": None,
             "attempt_start_step": escalation.newest_step(status),
         }
     )
@@ -217,7 +218,11 @@ def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) ->
     if status.is_true(ConditionType.RENDEZVOUSED) and not had_joined:
         text = f"all ranks of attempt {status.attempt} are training"
         events.append(Event(EventType.NORMAL, "Running", text))
-        events += mixed_image_events(world.job, world.pods)
+    if status.is_true(ConditionType.RENDEZVOUSED) and not status.mixed_images:
+        # A kubelet may report an image after its pod's ranks have joined.
+        mixed = mixed_image_events(world.job, world.pods)
+        status = status.model_copy(update={"mixed_images": bool(mixed) or None})
+        events += mixed
     if status.resumed_from_step is not None and status.resumed_from_step != old_resumed_from:
         text = f"attempt {status.attempt} resumed from step {status.resumed_from_step}"
         events.append(Event(EventType.NORMAL, "ResumedFromCheckpoint", text))

@@ -25,11 +25,12 @@ def pinned_image(job: DDPJob, image: str, pods: Iterable[PodView]) -> str | None
 
 def mixed_image_events(job: DDPJob, pods: Iterable[PodView]) -> tuple[Event, ...]:
     """Return the Event about pods of an attempt that run different images, if any."""
-    first: dict[str | None, str] = {}
-    for pod in sorted(_peers(job, pods), key=lambda pod: pod.index):
-        first.setdefault(pod.image_by_digest, pod.name)
-    if len(first) < 2:  # noqa: PLR2004 - two images are a mixture
+    peers = _peers(job, pods)
+    if len({pod.image_by_digest for pod in peers}) < 2:  # noqa: PLR2004 - two are a mixture
         return ()
+    first: dict[str | None, str] = {}
+    for pod in sorted(peers, key=lambda pod: pod.index):
+        first.setdefault(pod.image_by_digest, pod.name)
     listed = ", ".join(f"{name} runs {image}" for image, name in list(first.items())[:3])
     text = (
         f"the pods of attempt {job.status.attempt} run different images, because a tag has moved or"

@@ -13,6 +13,7 @@ from tests.operator.support import (
     active_job,
     agent_status,
     all_pods,
+    failed_status,
     new_job,
     only,
     plan_for,
@@ -109,6 +110,28 @@ def test_mixture_is_reported_once_per_attempt() -> None:
     )
     job = job.model_copy(update={"status": plan.status})
     assert decide(world(job, pods, statuses=reports), DEFAULTS).events == ()
+
+
+def test_mixture_that_the_kubelets_report_after_the_ranks_have_joined_is_reported() -> None:
+    job = active_job(formed=False)
+    reports = {i: agent_status(i) for i in range(2)}
+    pods = [pod(job, i, image=DEFAULTS.image) for i in range(2)]
+    first = decide(world(job, pods, statuses=reports), DEFAULTS)
+    assert [event.reason for event in first.events] == ["Running"]
+    job = job.model_copy(update={"status": first.status})
+    digests = enumerate((OLD, NEW))
+    pods = [pod(job, i, image=DEFAULTS.image, image_by_digest=digest) for i, digest in digests]
+    then = decide(world(job, pods, statuses=reports), DEFAULTS)
+    assert [event.reason for event in then.events] == ["MixedImages"]
+
+
+def test_mixture_is_reported_again_in_the_next_attempt() -> None:
+    job = active_job(formed=False)
+    job = job.model_copy(update={"status": job.status.model_copy(update={"mixed_images": True})})
+    ended = [pod(job, i, phase="Failed", **TAGGED) for i in range(2)]
+    lost = decide(world(job, ended, statuses={i: failed_status(i) for i in range(2)}), DEFAULTS)
+    assert lost.status.attempt == job.status.attempt + 1
+    assert lost.status.mixed_images is None
 
 
 def test_same_images_are_no_mixture() -> None:
