@@ -97,6 +97,8 @@ def test_prometheus_scrapes_operator_and_workers(
 
     job.wait_for_checkpoint()
     eventually(lambda: len(query("ddp_train_step{MINE} > 0")) == 4, "steps of all ranks", 30)
+    # A scrape after the first update and before the first report has steps and no loss.
+    eventually(lambda: len(query("ddp_train_loss{MINE}")) == 1, "the loss of the run", 30)
     eventually(lambda: query("ddpjob_step{MINE} > 0") != [], "progress from the operator", 30)
     assert query("ddpjob_nodes_ready{MINE}") == [2]
     assert query('ddpjob_status_condition{MINE,condition="Rendezvoused",status="true"}') == [1]
