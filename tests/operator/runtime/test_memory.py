@@ -1,13 +1,16 @@
 """Memory of an operator whose jobs are gone, measured in a separate process."""
 
+import gc
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from yarl import URL
 
 from ddp_operator.builders.pod import build_pod
 from ddp_operator.cluster.base import Listing, Manifest, Snapshot
@@ -71,6 +74,23 @@ def test_memory_is_returned_after_the_deletion_of_a_thousand_jobs() -> None:
     before, full, after = json.loads(ended.stdout)
     assert full > 1.1 * before
     assert after <= 1.2 * before
+
+
+def caches_of_yarl() -> dict[str, int]:
+    """Return the number of entries of each cache that has any, by its function's name."""
+    kind = type(lru_cache(str))
+    found = (each for each in gc.get_objects() if isinstance(each, kind))
+    sizes = {f.__name__: f.cache_info().currsize for f in found if f.__module__.startswith("yarl")}
+    return {name: size for name, size in sizes.items() if size}
+
+
+def test_caches_of_addresses_are_emptied() -> None:
+    for number in range(100):
+        assert URL(f"http://10.0.0.{number}:8470/status").with_query("wait=5").raw_host
+    assert min(caches_of_yarl().values()) >= 1
+    assert len(caches_of_yarl()) >= 2
+    release_memory()
+    assert caches_of_yarl() == {}
 
 
 if __name__ == "__main__":
