@@ -162,10 +162,17 @@ async def first_sync(
 async def resync_periodically(
     take_snapshot: TakeSnapshot, cache: Cache, queue: WorkQueue[Key], every: float
 ) -> NoReturn:
-    """Resync every `every` seconds, and sooner after a failed resync."""
+    """Resync every `every` seconds, and sooner after a failed resync.
+
+    Memory is returned after a resync, and once more before the next one: a resync that comes while
+    the workers still clear up after many deleted jobs finds little that is free.
+    """
     delay = every
     while True:
-        await asyncio.sleep(delay * random.uniform(0.9, 1.1))  # noqa: S311 (jitter)
+        half = delay * random.uniform(0.45, 0.55)  # noqa: S311 (jitter)
+        await asyncio.sleep(half)
+        release_memory()
+        await asyncio.sleep(half)
         try:
             await resync(take_snapshot, cache, queue)
         except ClusterError as error:

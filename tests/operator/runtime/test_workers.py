@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from ddp_operator.cluster.base import ClusterError, ConflictError, Key, NotLeadingError, Snapshot
+from ddp_operator.runtime import workers
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.queue import WorkQueue
@@ -212,6 +213,32 @@ def test_failed_resync_is_repeated_soon_and_finds_missed_events() -> None:
     assert len(waits) >= 4
     for waited, nominal in zip(waits, expected, strict=False):
         assert 0.9 * nominal <= waited <= 1.1 * nominal
+
+
+def test_memory_is_returned_after_a_resync_and_once_more_before_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[tuple[str, float]] = []
+
+    def record(name: str) -> None:
+        events.append((name, asyncio.get_running_loop().time()))
+
+    monkeypatch.setattr(workers, "release_memory", lambda: record("release"))
+
+    async def take_snapshot() -> Snapshot:
+        record("list")
+        return FakeCluster().snapshot()
+
+    async def body() -> None:
+        task = asyncio.ensure_future(resync_periodically(take_snapshot, Cache(), WorkQueue(), 60))
+        await asyncio.sleep(170)
+        task.cancel()
+
+    run_in_fake_time(body())
+    assert [name for name, _ in events[:6]] == 2 * ["release", "list", "release"]
+    times = [time for _, time in events]
+    assert times[1] == times[2]
+    assert 27 <= times[3] - times[2] <= 33
 
 
 async def test_failed_resync_does_not_change_the_cache() -> None:
