@@ -36,7 +36,7 @@ from ddp_wire.contract import AgentPhase
 STARTING_REQUEUE_SECONDS = 1.0
 """Reconcile interval, in seconds, while an attempt does not train yet."""
 RUNNING_REQUEUE_SECONDS = 5.0
-"""Reconcile interval, in seconds, while an attempt trains and reports progress."""
+"""Shortest reconcile interval, in seconds, while an attempt trains and reports progress."""
 ROOT_CAUSE_REQUEUE_SECONDS = 0.3
 """Reconcile interval, in seconds, while the root cause of a loss is unknown."""
 
@@ -240,8 +240,10 @@ def _requeue_seconds(world: World, status: DDPJobStatus) -> float:
     is_training = status.is_true(ConditionType.PODS_READY)
     deadline = lifecycle.seconds_to_deadline(world, status)
     has_progress = world.job.spec.task is None or status.progress is not None
-    running = is_training and has_progress
-    seconds = RUNNING_REQUEUE_SECONDS if running else STARTING_REQUEUE_SECONDS
+    seconds = STARTING_REQUEUE_SECONDS
+    if is_training and has_progress:
+        # News of pods and agents wake the job earlier, so only its progress can become due.
+        seconds = max(RUNNING_REQUEUE_SECONDS, world.progress_interval.total_seconds())
     ended = (AgentPhase.SUCCEEDED, AgentPhase.FAILED)
     if any(r.phase in ended for r in world.reports.values()):
         seconds = STARTING_REQUEUE_SECONDS

@@ -1,5 +1,6 @@
 """Suspension, deadlines, completion, and the clean-up of finished jobs."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -199,6 +200,15 @@ def test_requeue_takes_1_s_until_a_task_reports_progress() -> None:
     assert plan_for(job, all_pods(job)).requeue_seconds == 1.0
     reported = with_status(job, progress=ProgressStatus(step=1, time=NOW))
     assert plan_for(reported, all_pods(reported)).requeue_seconds == 5.0
+
+
+@pytest.mark.parametrize(("interval", "seconds"), [(1.0, 5.0), (5.0, 5.0), (50.0, 50.0)])
+def test_requeue_of_one_of_many_jobs_in_training_takes_its_progress_interval(
+    interval: float, seconds: float
+) -> None:
+    job = with_status(active_job(), progress=ProgressStatus(step=1, time=NOW))
+    plan = plan_for(job, all_pods(job), progress_interval=timedelta(seconds=interval))
+    assert plan.requeue_seconds == seconds
 
 
 def test_requeue_takes_1_s_once_an_agent_has_ended_its_attempt() -> None:
