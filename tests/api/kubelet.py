@@ -43,6 +43,9 @@ class FakeAgents:
     """
 
     def __init__(self) -> None:
+        app = web.Application()
+        app.router.add_get("/status", self._answer)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         self._statuses: dict[str, AgentStatus] = {}
         self._secrets: dict[str, str] = {}
         self._numbers = itertools.count(2)
@@ -54,20 +57,18 @@ class FakeAgents:
     async def serving(cls) -> AsyncIterator["FakeAgents"]:
         """Yield agents that answer requests."""
         agents = cls()
-        app = web.Application()
-        app.router.add_get("/status", agents._answer)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
+        await agents._runner.setup()
         try:
-            await web.TCPSite(runner, "0.0.0.0", contract.AGENT_PORT, backlog=1024).start()  # noqa: S104
             yield agents
         finally:
-            await runner.cleanup()
+            await agents._runner.cleanup()
 
-    def address(self) -> str:
-        """Return an address that no pod has used."""
+    async def serve_pod(self) -> str:
+        """Serve the agent of one more pod, and return the pod's address, which no other has had."""
         number = next(self._numbers)
-        return f"127.{64 + number // 62500}.{number // 250 % 250}.{1 + number % 250}"
+        address = f"127.{64 + number // 62500}.{number // 250 % 250}.{1 + number % 250}"
+        await web.TCPSite(self._runner, address, contract.AGENT_PORT).start()
+        return address
 
     def set_secret(self, address: str, secret: str) -> None:
         """Set the secret of the pod at an address."""
@@ -159,7 +160,7 @@ class FakeKubelet:
     async def report_status(self, pod: JSON, status: AgentStatus, *, ready: bool) -> None:
         """Set the pod Running with this agent status. Bind the pod first if necessary."""
         await self.bind(pod)
-        address = pod["status"].get("podIP") or self._agents.address()
+        address = pod["status"].get("podIP") or await self._agents.serve_pod()
         self._agents.set_secret(address, view_pod(pod).secret)
         self._agents.set_agent(address, status)
         running = running_status(address, ready=ready)
