@@ -88,6 +88,7 @@ def test_json_line_without_an_identity_has_no_empty_fields(
     for name in Env:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(Env.LOG_FORMAT, "json")
+    logs.begin_attempt(0)  # Another test may have run an attempt in this process.
     with pytest.raises(SystemExit) as ended:
         main()
     entry = json.loads(str(ended.value.code))
