@@ -44,7 +44,7 @@ run: $(READY) ## Train the sample on this machine: 2 nodes x 2 processes, handwr
 .PHONY: test
 test: check ## Run all that CI runs: checks, unit tests, a real API server, a real two-node cluster
 	@if [ "$$(uname -s)" = Linux ] && [ "$$(id -u)" = 0 ]; then \
-	  exec $(BIN)/pytest -m 'not sweep'; \
+	  exec $(BIN)/python -m tests.tools.run_all; \
 	else \
 	  $(BIN)/pytest -m 'not api and not cluster and not sweep'; \
 	  echo "make test: the API and cluster tests did not run: they need Linux and root" >&2; exit 1; \

@@ -1,0 +1,57 @@
+"""Tests of the two processes of `make test`."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.agent.support import wait_until
+from tests.harness.ending import INTERRUPTED
+from tests.tools.run_all import CLUSTER, OTHERS, run_both
+
+SCRIPT = """
+import sys
+from tests.harness import ending
+from tests.tools.run_all import run_both
+
+ending.script(lambda: sys.exit(run_both(*[["sh", "-c", text] for text in sys.argv[1:]])))
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code"), [(0, 0, 0), (1, 0, 1), (0, 2, 2), (3, 2, 3)], ids=str
+)
+def test_run_fails_if_one_of_its_commands_fails(
+    first: int, second: int, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    commands = [
+        ["sh", "-c", f"echo {name}; exit {end}"] for name, end in (("a", first), ("b", second))
+    ]
+    assert run_both(*commands) == code
+    assert capfd.readouterr().out == "a\nb\n"
+
+
+def test_terminated_run_ends_both_commands(tmp_path: Path) -> None:
+    clean = "trap 'touch {0}.cleaned; exit' TERM; touch {0}.started; while :; do sleep 0.05; done"
+    commands = [clean.format(tmp_path / name) for name in "ab"]
+    with subprocess.Popen([sys.executable, "-c", SCRIPT, *commands]) as run:
+        wait_until(lambda: len(list(tmp_path.glob("*.started"))) == 2, "both have started")
+        os.kill(run.pid, signal.SIGTERM)
+    assert run.returncode == INTERRUPTED
+    assert sorted(path.name for path in tmp_path.glob("*.cleaned")) == ["a.cleaned", "b.cleaned"]
+
+
+def test_each_test_is_in_one_process() -> None:
+    selected = [_collected(["-m", expression]) for expression in (CLUSTER, OTHERS)]
+    assert sum(selected) == _collected(["-m", "not sweep"])
+    assert min(selected) > 0
+
+
+def _collected(arguments: list[str]) -> int:
+    """Return the number of tests that pytest selects in one folder that has both kinds."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/chart", *arguments]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    return sum("::" in line for line in found.stdout.splitlines())
