@@ -43,7 +43,7 @@ from ddp_operator.cluster.documents import (
     status_document,
 )
 from ddp_operator.cluster.fair_semaphore import FairSemaphore
-from ddp_operator.cluster.lists import Decode, decode_nothing, list_decoder
+from ddp_operator.cluster.lists import Decode, DecoderThread, decode_nothing, list_decoder
 from ddp_operator.cluster.paths import object_path
 from ddp_operator.cluster.used_fields import keep_used_fields
 from ddp_operator.reconcile.plan import Event
@@ -87,6 +87,7 @@ class KubeCluster:
         self._agents = agents
         self._may_write, self._on_request = may_write, on_request
         self._in_flight = FairSemaphore(in_flight)
+        self._decoder = DecoderThread()
 
     @classmethod
     async def connect(
@@ -111,6 +112,7 @@ class KubeCluster:
         """Close all connections."""
         await self._api.close()
         await self._agents.close()
+        self._decoder.close()
 
     async def snapshot(
         self, namespace: str | None, *, with_network_policies: bool = True
@@ -343,7 +345,8 @@ class KubeCluster:
             self._on_request(Request(method, resource_of(path), status, seconds))
 
         try:
-            document = decode(await self._send(method, path, body, query))
+            answer = await self._send(method, path, body, query)
+            document = await self._decoder.decode(answer, decode)
         except ValueError as error:
             report(0)
             raise ClusterError(f"the response to {method} {path} is not JSON") from error

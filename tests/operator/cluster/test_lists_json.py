@@ -1,13 +1,14 @@
 """Lists whose JSON is decoded one object at a time."""
 
 import json
+import threading
 import tracemalloc
 from typing import Any
 
 import pytest
 
 from ddp_operator.cluster.base import Manifest
-from ddp_operator.cluster.lists import decode_list
+from ddp_operator.cluster.lists import LARGE, DecoderThread, decode_list, decode_nothing
 from ddp_operator.cluster.used_fields import keep_used_fields
 
 ITEMS: list[Manifest] = [{"a": [{"b": ']}, \\"'}]}, {}, {"é": None}]
@@ -59,3 +60,27 @@ def test_unused_fields_of_one_object_alone_are_in_memory() -> None:
     tracemalloc.stop()
     assert len(found["items"]) == 100
     assert peak < at_once / 20
+
+
+@pytest.mark.parametrize(("size", "outside"), [(LARGE - 1, False), (LARGE, True)])
+async def test_large_answers_are_decoded_outside_the_event_loop(size: int, outside: bool) -> None:
+    threads = []
+
+    def decode(text: bytes) -> Manifest:
+        threads.append(threading.current_thread())
+        return {"size": len(text)}
+
+    decoder = DecoderThread()
+    assert await decoder.decode(bytes(size), decode) == {"size": size}
+    decoder.close()
+    assert (threads != [threading.main_thread()]) == outside
+    if outside:
+        threads[0].join(60)
+    assert threads[0].is_alive() != outside
+
+
+async def test_large_answer_that_is_not_json_raises_a_value_error() -> None:
+    decoder = DecoderThread()
+    with pytest.raises(ValueError, match="not a JSON object"):
+        await decoder.decode(b" " * LARGE, decode_nothing)
+    decoder.close()
