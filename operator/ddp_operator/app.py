@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import Key, NotLeadingError, Request, Snapshot, namespace_of
 from ddp_operator.cluster.kube import KubeCluster
-from ddp_operator.handlers import build_registry, build_settings
+from ddp_operator.handlers import NoMemories, build_registry, build_settings
 from ddp_operator.runtime import logs
 from ddp_operator.runtime.agent_watcher import AgentWatcher
 from ddp_operator.runtime.cache import Cache
@@ -177,6 +177,7 @@ async def _watch(
     watching = await kopf.spawn_tasks(
         registry=build_registry(cache, queue, network_policies=settings.agent_clients is not None),
         settings=build_settings(),
+        memories=NoMemories(),
         standalone=True,
         clusterwide=not settings.namespaces,
         namespaces=settings.namespaces,

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import kopf
+from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 
 from ddp_operator.api.base import API_GROUP, API_VERSION_NAME, KIND, PLURAL
 from ddp_operator.cluster.base import Key, Manifest
@@ -103,6 +104,19 @@ def build_settings() -> kopf.OperatorSettings:
     settings.persistence.diffbase_storage = _NoDiffs()
     settings.persistence.progress_storage = _NoProgress()
     return settings
+
+
+class NoMemories(ResourceMemories):
+    """Kopf's memories of objects, of which none is kept.
+
+    Event handlers need none. Kopf would keep a dozen small objects for each job and child, and
+    those of an object that is deleted between a watch and the next list would stay for ever. The
+    package's metadata restricts kopf to releases with this private class.
+    """
+
+    async def recall(self, *args: Any, **kwargs: Any) -> ResourceMemory:
+        """Return a new memory, and forget it."""
+        return await super().recall(*args, **(kwargs | {"ephemeral": True}))
 
 
 def _log_in_with_service_account(**kwargs: Any) -> kopf.ConnectionInfo | None:

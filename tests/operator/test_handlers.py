@@ -1,18 +1,22 @@
 """Kopf handlers: an event updates the cache and adds a key, without other effects."""
 
+import asyncio
 import copy
 import itertools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import kopf
 import pytest
 
+from ddp_operator import app
+from ddp_operator.app import WatchError
 from ddp_operator.cluster.base import Key, Manifest
 from ddp_operator.cluster.used_fields import keep_used_fields
-from ddp_operator.handlers import build_registry, build_settings
+from ddp_operator.handlers import NoMemories, build_registry, build_settings
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.queue import WorkQueue
+from ddp_operator.runtime.settings import Settings
 from tests.operator.support import active_job, job_manifest, pod_manifest
 
 KEY = ("team-a", "digits")
@@ -135,3 +139,26 @@ def test_kopf_copies_no_object() -> None:
     assert essence == {}
     assert persistence.progress_storage.clear(essence=essence) is essence
     assert persistence.diffbase_storage.fetch(body=body) is None
+
+
+async def test_kopf_keeps_no_memory_of_an_object() -> None:
+    memories, body = NoMemories(), cast("Any", job_manifest())
+    first = await memories.recall(body, noticed_by_listing=True, memobase=kopf.Memo())
+    assert first is not await memories.recall(body)
+    await memories.forget(body)
+    assert list(memories.iter_all_memories()) == []
+
+
+async def test_operator_gives_its_memories_to_kopf(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    async def spawn_tasks(**kwargs: Any) -> list[Any]:
+        given.update(kwargs)
+        return [asyncio.ensure_future(asyncio.sleep(0))]
+
+    monkeypatch.setattr(kopf, "spawn_tasks", spawn_tasks)
+    monkeypatch.setattr(app, "_handle_signals", lambda _: None)
+    settings = Settings(trainer_image="trainer:1", leader_election=False)
+    with pytest.raises(WatchError):
+        await app._watch(settings, Cache(), WorkQueue[Key](), asyncio.Event())
+    assert isinstance(given["memories"], NoMemories)
