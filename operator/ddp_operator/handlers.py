@@ -115,7 +115,7 @@ class NoMemories(ResourceMemories):
     """
 
     async def recall(self, *args: Any, **kwargs: Any) -> ResourceMemory:
-        """Return a new memory, and forget it."""
+        """Return a new memory without keeping it."""
         return await super().recall(*args, **(kwargs | {"ephemeral": True}))
 
 

@@ -18,7 +18,7 @@ Decode = Callable[[bytes], Manifest]
 """Decoder of a response. It raises ValueError for a text that it cannot decode."""
 
 LARGE = 1 << 16
-"""Bytes of an answer that takes about 1 ms to decode. Lists are larger, single objects rarely."""
+"""Size in bytes from which an answer is decoded in the thread. It takes about 1 ms to decode."""
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\n\r]*")
 

@@ -1,14 +1,17 @@
 """Lists of thousands of objects, read in pages."""
 
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
 from kubernetes.aio import client
 
+from ddp_operator.cluster import kube, lists
 from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import ClusterError, Manifest
 from ddp_operator.cluster.kube import PAGE, KubeCluster
+from ddp_operator.cluster.lists import Decode, list_decoder
 from tests.operator.fake_api import FakeApi, refusal
 
 LABELS = {"job": "digits"}
@@ -80,3 +83,22 @@ async def test_list_that_became_too_old_between_two_pages_is_an_error(
     with pytest.raises(ClusterError, match="too old") as caught:
         await cluster.snapshot(None)
     assert caught.value.status == 410
+
+
+async def test_relist_is_decoded_outside_the_event_loop(
+    cluster: KubeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set()
+
+    def decoder(kind: str) -> Decode:
+        def decode(text: bytes) -> Manifest:
+            threads.add(threading.current_thread())
+            return list_decoder(kind)(text)
+
+        return decode
+
+    monkeypatch.setattr(lists, "LARGE", 1)
+    monkeypatch.setattr(kube, "list_decoder", decoder)
+    assert len((await cluster.snapshot(None)).pods.items) == len(PODS)
+    assert len(threads) == 1
+    assert threading.main_thread() not in threads
