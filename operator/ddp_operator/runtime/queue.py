@@ -108,7 +108,8 @@ class WorkQueue(Generic[K]):
         """Add a key for the next free worker, or once `retry` or `pause` no longer holds it back.
 
         A key with news is handed out before keys without. So a job whose pods run is shown as
-        running, even while a thousand new jobs wait for their pods.
+        running, even while a thousand new jobs wait for their pods. The end of a delay is news,
+        too: what was held back may be news, and what is due may be a recovery.
         """
         remaining = (
             self._held_until.get(key, 0.0) - asyncio.get_running_loop().time()
@@ -136,7 +137,7 @@ class WorkQueue(Generic[K]):
 
     def _expire(self, key: K) -> None:
         self._timers.pop(key, None)
-        self.add(key)
+        self.add(key, news=True)
 
     async def get(self) -> K:
         """Wait for the next key and return it. The worker must call `done` with it."""

@@ -63,7 +63,7 @@ async def test_case_76_costly_decision_is_followed_by_a_longer_pause(
 ) -> None:
     clock = iter(range(100))
     monkeypatch.setattr(
-        "ddp_operator.runtime.controller.time", SimpleNamespace(monotonic=lambda: next(clock))
+        "ddp_operator.runtime.controller.time", SimpleNamespace(thread_time=lambda: next(clock))
     )
     controller = controller_of(2)
     assert controller.pause_seconds(KEY) == 0.0
@@ -74,7 +74,7 @@ async def test_case_76_costly_decision_is_followed_by_a_longer_pause(
 async def test_cheap_decision_is_followed_by_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(number * 0.001 for number in range(100))
     monkeypatch.setattr(
-        "ddp_operator.runtime.controller.time", SimpleNamespace(monotonic=lambda: next(clock))
+        "ddp_operator.runtime.controller.time", SimpleNamespace(thread_time=lambda: next(clock))
     )
     controller = controller_of(2)
     await controller.reconcile(KEY)

@@ -1,5 +1,7 @@
 """Work queue: news first, and turns of the groups."""
 
+import asyncio
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,6 +46,35 @@ def test_news_of_an_active_key_is_not_forgotten() -> None:
         queue.add("b")
         queue.done("a")
         assert await queue.get() == "a"
+
+    in_fake_time(body)
+
+
+def test_news_during_a_pause_overtakes_keys_without_when_it_ends() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        queue.add("a")
+        await queue.get()
+        queue.add("a", news=True)
+        queue.pause("a", 1.0)
+        queue.done("a")
+        queue.add("a", news=True)
+        await asyncio.sleep(0.5)
+        for key in "bcd":
+            queue.add(key)
+        await asyncio.sleep(1.0)
+        assert await queue.get() == "a"
+
+    in_fake_time(body)
+
+
+def test_job_that_is_due_overtakes_keys_without_news() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        queue.retry("failed")
+        queue.add_after("due", 1.0)
+        for key in "bcd":
+            queue.add(key)
+        await asyncio.sleep(2.0)
+        assert {await queue.get(), await queue.get()} == {"failed", "due"}
 
     in_fake_time(body)
 
