@@ -29,7 +29,7 @@ from ddp_operator.runtime.memory import collect_garbage_less_often
 from ddp_operator.runtime.metrics import OperatorMetrics
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.settings import ASSIGNED, Settings, SettingsError
-from ddp_operator.runtime.workers import Activity, first_sync, resync_periodically, work
+from ddp_operator.runtime.workers import Activity, all_workers, first_sync, resync_periodically
 
 _log = logging.getLogger("ddp_operator")
 
@@ -153,9 +153,9 @@ async def _reconcile_jobs(
 
     await first_sync(take_snapshot, cache, queue, activity)
     _log.info("ready: %d jobs known, trainer image %s", len(cache.keys()), defaults.image)
-    coroutines: list[Coroutine[Any, Any, None]] = [
-        work(queue, controller, activity, metrics.record_reconcile) for _ in range(settings.workers)
-    ]
+    coroutines: list[Coroutine[Any, Any, None]] = all_workers(
+        settings.workers, queue, controller, activity, metrics.record_reconcile
+    )
     coroutines.append(resync_periodically(take_snapshot, cache, queue, settings.resync_seconds))
     coroutines.append(metrics.measure_lag())
     coroutines.append(_watch(settings, cache, queue, stop))

@@ -28,24 +28,33 @@ class _Lane(Generic[K]):
         self._waiting: dict[K, bool] = {}
         """Keys that are ready, with whether they have news. A key with news may be in both deques,
         and its second entry is skipped."""
+        self._with_news = 0
+        """Number of ready keys with news."""
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
+
+    def has(self, *, news: bool) -> bool:
+        """Return whether there is a key with news, or any key."""
+        return self._with_news > 0 if news else bool(self._waiting)
 
     def add(self, key: K, *, news: bool) -> None:
         """Add a key, or move it before the keys without news."""
         if key not in self._waiting or (news and not self._waiting[key]):
             self._waiting[key] = news
+            self._with_news += news
             (self._ready_with_news if news else self._ready).append(key)
 
-    def next(self) -> K:
-        """Remove and return the next key. There must be one."""
+    def next(self, *, news: bool) -> K:
+        """Remove and return the next key with news, or the next key. There must be one."""
         while True:
-            others_turn = self._ready and self._news_in_a_row >= _NEWS_IN_A_ROW
-            news = bool(self._ready_with_news) and not others_turn
-            key = (self._ready_with_news if news else self._ready).popleft()
-            if self._waiting.pop(key, None) is not None:
-                self._news_in_a_row = self._news_in_a_row + 1 if news else 0
+            others_turn = not news and self._ready and self._news_in_a_row >= _NEWS_IN_A_ROW
+            from_news = bool(self._ready_with_news) and not others_turn
+            key = (self._ready_with_news if from_news else self._ready).popleft()
+            had_news = self._waiting.pop(key, None)
+            if had_news is not None:
+                self._with_news -= had_news
+                self._news_in_a_row = self._news_in_a_row + 1 if from_news else 0
                 return key
 
 
@@ -139,23 +148,26 @@ class WorkQueue(Generic[K]):
         self._timers.pop(key, None)
         self.add(key, news=True)
 
-    async def get(self) -> K:
-        """Wait for the next key and return it. The worker must call `done` with it."""
-        while not self._lanes:
+    async def get(self, *, news: bool = False) -> K:
+        """Wait for the next key, or the next one with news. The worker must call `done` with it."""
+        while not any(lane.has(news=news) for lane in self._lanes.values()):
             self._wakeup.clear()
             await self._wakeup.wait()
-        key = self._next()
+        key = self._next(news=news)
         self._active.add(key)
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
         return key
 
-    def _next(self) -> K:
-        """Remove and return the next ready key. There must be one."""
-        group = next(iter(self._lanes))
+    def _next(self, *, news: bool) -> K:
+        """Remove and return the next ready key with news, or the next ready key.
+
+        There must be one.
+        """
+        group = next(group for group, lane in self._lanes.items() if lane.has(news=news))
         lane = self._lanes.pop(group)
-        key = lane.next()
+        key = lane.next(news=news)
         if lane:
             self._lanes[group] = lane  # At the end: the other groups come first.
         del self._waiting_since[key]

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
-from typing import NoReturn
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, NoReturn
 
 from ddp_operator.cluster.base import (
     ClusterError,
@@ -69,11 +69,32 @@ class Activity:
         return last - first
 
 
+def all_workers(
+    number: int,
+    queue: WorkQueue[Key],
+    controller: Controller,
+    activity: Activity,
+    on_reconcile: Callable[[str, float], None],
+) -> list[Coroutine[Any, Any, None]]:
+    """Return a number of workers, of which half, rounded down, take only keys with news.
+
+    With a thousand new jobs all other workers create pods, for as long as the API server needs.
+    A job whose pods run, or which recovers, waits for none of them. More workers that create pods
+    would not create them sooner, but make the API server answer all requests later.
+    """
+    return [
+        work(queue, controller, activity, on_reconcile, news=index < number // 2)
+        for index in range(number)
+    ]
+
+
 async def work(
     queue: WorkQueue[Key],
     controller: Controller,
     activity: Activity,
     on_reconcile: Callable[[str, float], None] = lambda *_: None,
+    *,
+    news: bool = False,
 ) -> NoReturn:
     """Reconcile one key after another, forever.
 
@@ -82,12 +103,13 @@ async def work(
         controller: Controller of the jobs.
         activity: Activity of this process.
         on_reconcile: Called after each reconcile with its result and its seconds.
+        news: Whether to take only keys with news.
 
     Raises:
         NotLeadingError: This process must no longer write.
     """
     while True:
-        key = await queue.get()
+        key = await queue.get(news=news)
         activity.begin(key)
         try:
             with log_fields(job="/".join(key)):

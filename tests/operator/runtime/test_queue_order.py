@@ -50,6 +50,31 @@ def test_news_of_an_active_key_is_not_forgotten() -> None:
     in_fake_time(body)
 
 
+def test_worker_for_news_leaves_all_other_keys_to_the_others() -> None:
+    async def body(queue: WorkQueue[str]) -> None:
+        queue.add("new")
+        news = asyncio.ensure_future(queue.get(news=True))
+        await asyncio.sleep(1.0)
+        assert not news.done()
+        queue.add("new-too")
+        queue.add("running", news=True)
+        assert await news == "running"
+        assert [await queue.get(), await queue.get()] == ["new", "new-too"]
+
+    in_fake_time(body)
+
+
+def test_worker_for_news_skips_groups_without_news() -> None:
+    async def body() -> None:
+        queue: WorkQueue[tuple[str, int]] = WorkQueue(group_of=lambda key: key[0])
+        queue.add(("crowd", 0))
+        queue.add(("other", 0), news=True)
+        assert await queue.get(news=True) == ("other", 0)
+        assert await queue.get() == ("crowd", 0)
+
+    run_in_fake_time(body())
+
+
 def test_news_during_a_pause_overtakes_keys_without_when_it_ends() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         queue.add("a")
@@ -84,7 +109,10 @@ def test_every_added_key_is_handed_out_once(added: list[tuple[str, bool]]) -> No
     async def body(queue: WorkQueue[str]) -> None:
         for key, news in added:
             queue.add(key, news=news)
-        found = [await queue.get() for _ in range(len(queue))]
+        with_news = {key for key, news in added if news}
+        found = [await queue.get(news=True) for _ in with_news]
+        assert set(found) == with_news
+        found += [await queue.get() for _ in range(len(queue))]
         assert sorted(found) == sorted({key for key, _ in added})
         assert len(queue) == 0
 

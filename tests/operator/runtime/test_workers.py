@@ -12,7 +12,14 @@ from ddp_operator.runtime import workers
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.queue import WorkQueue
-from ddp_operator.runtime.workers import Activity, first_sync, resync, resync_periodically, work
+from ddp_operator.runtime.workers import (
+    Activity,
+    all_workers,
+    first_sync,
+    resync,
+    resync_periodically,
+    work,
+)
 from tests.operator.fake_cluster import DirectReports, FakeCluster
 from tests.operator.fake_time import run_in_fake_time
 from tests.operator.support import DEFAULTS, NOW, job_manifest
@@ -68,6 +75,57 @@ def reconcile_times(
 
     run_in_fake_time(body())
     return controller.reconciles
+
+
+class CreatingController(Controller):
+    """Controller whose new jobs need a minute each, and whose other jobs need no time."""
+
+    def __init__(self) -> None:
+        cluster = FakeCluster()
+        super().__init__(cluster, Cache(), DEFAULTS, lambda: NOW, reports=DirectReports(cluster))
+        self.seen: dict[Key, float] = {}
+
+    async def reconcile(self, key: Key) -> float | None:
+        self.seen[key] = asyncio.get_running_loop().time()
+        if key[1].startswith("new"):
+            await asyncio.sleep(60.0)
+        return None
+
+
+@pytest.mark.parametrize("number", [2, 5, 8])
+def test_case_82_job_with_news_waits_for_no_new_job(number: int) -> None:
+    controller = CreatingController()
+
+    async def body() -> None:
+        queue: WorkQueue[Key] = WorkQueue()
+        for index in range(100):
+            queue.add(("team-a", f"new-{index}"))
+        running = all_workers(number, queue, controller, Activity(), lambda *_: None)
+        tasks = [asyncio.ensure_future(one) for one in running]
+        await asyncio.sleep(10.0)
+        assert len(controller.seen) == number - number // 2
+        queue.add(KEY, news=True)
+        await asyncio.sleep(1.0)
+        assert controller.seen[KEY] == 10.0
+        for task in tasks:
+            task.cancel()
+
+    run_in_fake_time(body())
+
+
+def test_single_worker_takes_all_jobs() -> None:
+    controller = ScriptedController()
+
+    async def body() -> None:
+        queue: WorkQueue[Key] = WorkQueue()
+        queue.add(KEY)
+        (worker,) = all_workers(1, queue, controller, Activity(), lambda *_: None)
+        task = asyncio.ensure_future(worker)
+        await asyncio.sleep(1.0)
+        task.cancel()
+
+    run_in_fake_time(body())
+    assert controller.reconciles == [0.0]
 
 
 def test_job_is_reconciled_again_after_the_requested_time() -> None:
