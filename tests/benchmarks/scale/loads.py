@@ -111,7 +111,7 @@ async def many_jobs(stage: Stage, namespace: str, jobs: int, nodes: int) -> Many
     await _start_jobs(stage, namespace, found)
     await _train(stage, namespace, found)
     await _restart(stage, namespace, found)
-    await stage.api.call("DELETE", path_of("ddpjobs", namespace))
+    await stage.delete_jobs(namespace)
     found.gone = await stage.wait_until_gone(namespace)
     await asyncio.sleep(_RELIST_SECONDS)
     found.megabytes_after = resident_megabytes(stage.pid)

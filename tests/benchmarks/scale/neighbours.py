@@ -7,7 +7,7 @@ import statistics
 import time
 from dataclasses import dataclass, field
 
-from tests.api.client import eventually, path_of
+from tests.api.client import eventually
 from tests.benchmarks.scale.audit import last_pod_created
 from tests.benchmarks.scale.conduct import Conduct
 from tests.benchmarks.scale.meter import peak_megabytes, reset_peak
@@ -70,7 +70,7 @@ async def beside_crowds(stage: Stage, jobs: int, rounds: int) -> Neighbours:
                 if conduct is Conduct.HOSTILE:
                     found.peak_megabytes = max(found.peak_megabytes, peak_megabytes(stage.pid))
                     found.largest_status = max(found.largest_status, await _status(stage, crowd))
-                await stage.api.call("DELETE", path_of("ddpjobs", crowd))
+                await stage.delete_jobs(crowd)
                 await stage.wait_until_gone(crowd)
     return found
 
@@ -107,7 +107,7 @@ async def _new_jobs(stage: Stage, namespace: str) -> tuple[list[float], list[flo
             created.append(
                 last_pod_created(await stage.operator_requests(audit, namespace)) - applied
             )
-    await stage.api.call("DELETE", path_of("ddpjobs", namespace))
+    await stage.delete_jobs(namespace)
     await stage.wait_until_gone(namespace)
     return created, running
 

@@ -8,10 +8,11 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from tests.api.client import Api, eventually, path_of
+from tests.api.client import Api, RefusedError, eventually, path_of
 from tests.api.control_plane import OPERATOR, ControlPlane
 from tests.api.operator_process import OperatorProcess
 from tests.benchmarks.scale.audit import Audit, Request
@@ -20,6 +21,7 @@ from tests.tools.install import ROOT, SYSTEM_NAMESPACE
 
 FAKE_NODES = 20
 _LIMIT_SECONDS = 300.0
+_DELETE_TRIES = 5
 _SETTLE_SECONDS = 0.5
 """Time until the API server has written what it answered to the audit log."""
 
@@ -76,6 +78,21 @@ class Stage:
             if found["items"]:
                 return False
         return True
+
+    async def delete_jobs(self, namespace: str) -> None:
+        """Delete all jobs of a namespace, with one request if the API server manages that in time.
+
+        Raises:
+            RefusedError: The API server refused, or ran into its time limit several times.
+        """
+        for tries_left in reversed(range(_DELETE_TRIES)):
+            try:
+                await self.api.call("DELETE", path_of("ddpjobs", namespace))
+            except RefusedError as error:
+                if error.status != HTTPStatus.GATEWAY_TIMEOUT or not tries_left:
+                    raise
+            else:
+                return
 
     async def wait_until_gone(self, namespace: str) -> float:
         """Wait until a namespace has no job and no pod. Return the seconds that this took."""
