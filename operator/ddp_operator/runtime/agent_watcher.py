@@ -14,7 +14,10 @@ from ddp_wire.contract import LONGEST_WAIT_SECONDS, AgentPhase, AgentStatus
 PROGRESS_SECONDS = 5.0
 """Shortest time between two readings of a job's progress. New progress changes no revision."""
 STATUS_WRITES_PER_SECOND = 20.0
-"""Status writes for the progress of all jobs together, in the long run."""
+"""Status writes of all jobs together, in the long run, while nothing changes their course."""
+_PROGRESS_SHARE = 0.9
+"""Part of these writes that progress may use. A job is also written for other reasons, and the jobs
+that are due do not spread evenly over time."""
 _FIRST_RETRY_SECONDS = 0.25
 _LONGEST_RETRY_SECONDS = 5.0
 _OPENINGS = Rate(burst=100, per_second=2000.0)
@@ -137,7 +140,8 @@ class AgentWatcher:
 
         All followed jobs share the budget of status writes evenly.
         """
-        return max(PROGRESS_SECONDS, len(self._watches) / self._status_writes_per_second)
+        writes_per_second = _PROGRESS_SHARE * self._status_writes_per_second
+        return max(PROGRESS_SECONDS, len(self._watches) / writes_per_second)
 
     async def close(self) -> None:
         """Stop all watches."""

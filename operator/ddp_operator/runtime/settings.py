@@ -55,8 +55,9 @@ class Settings(BaseModel):
     resync_seconds: int = Field(default=600, ge=10)
     """Seconds between two full relists, at least 10. A relist finds events that a watch missed."""
     status_writes_per_second: float = Field(default=STATUS_WRITES_PER_SECOND, ge=1)
-    """Status writes per second for the progress of all jobs together, at least 1. With more jobs
-    than this number times 5 s allows, each job's progress is written less often."""
+    """Status writes per second of all jobs together while nothing changes their course, at least 1.
+    Progress may use nine tenths of them. With more jobs than these allow every 5 s, the progress of
+    each is written less often."""
     health_port: int = Field(default=8080, ge=1, le=65535)
     """TCP port of /healthz, /readyz and /metrics."""
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
