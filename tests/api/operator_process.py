@@ -23,6 +23,8 @@ from tests.tools.ports import free_port
 WATCHED = ("ddpjobs", "pods", "services", "networkpolicies")
 """Resources that the operator lists and watches."""
 IMAGE = "ghcr.io/example/trainer:test"
+ALLOCATOR = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
+"""Variables of the operator's image that choose how memory is allocated."""
 _END_SECONDS = 20.0
 
 
@@ -63,7 +65,7 @@ class OperatorProcess:
             "KUBECONFIG": str(kubeconfig),
             "PYTHONPATH": f"{ROOT / 'operator'}:{ROOT / 'trainer'}",
             "PYTHONUNBUFFERED": "1",
-            "PYTHONMALLOC": "malloc",  # As in the image.
+            **ALLOCATOR,
             **{f"DDP_OPERATOR_{k.upper()}": str(v) for k, v in given.items()},
             **(environment or {}),
         }

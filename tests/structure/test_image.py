@@ -1,0 +1,14 @@
+"""The operator in the tests allocates memory as in its image."""
+
+from pathlib import Path
+
+from tests.api.operator_process import ALLOCATOR
+
+DOCKERFILE = Path(__file__).parents[2] / "Dockerfile"
+
+
+def test_operator_process_has_the_allocator_of_the_image() -> None:
+    stages = DOCKERFILE.read_text().split("FROM ")
+    operator = next(stage for stage in stages if stage.startswith("base AS operator\n"))
+    for name, value in ALLOCATOR.items():
+        assert f"{name}={value}" in operator
