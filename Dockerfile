@@ -70,11 +70,11 @@ ENV PATH=/opt/ddp-trainer/bin:$PATH \
 WORKDIR /home/ddp
 
 FROM base AS operator
-# Python's own allocator returns no memory around a small object that remains. The C library returns none around a small
-# block that a thread keeps for its next allocations.
+# Python's own allocator returns no memory around a small object that remains. The C library raises its thresholds with
+# each large text that is freed, and then keeps such texts and the end of each heap, unless they are set.
 ENV PYTHONSAFEPATH=1 \
     PYTHONMALLOC=malloc \
-    GLIBC_TUNABLES=glibc.malloc.tcache_count=0
+    GLIBC_TUNABLES=glibc.malloc.mmap_threshold=131072:glibc.malloc.trim_threshold=1048576
 COPY --from=operator-packages /opt/ddp-trainer /opt/ddp-trainer
 COPY --from=own /own /
 USER 1000:1000

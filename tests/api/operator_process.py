@@ -23,7 +23,10 @@ from tests.tools.ports import free_port
 WATCHED = ("ddpjobs", "pods", "services", "networkpolicies")
 """Resources that the operator lists and watches."""
 IMAGE = "ghcr.io/example/trainer:test"
-ALLOCATOR = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
+ALLOCATOR = {
+    "PYTHONMALLOC": "malloc",
+    "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=131072:glibc.malloc.trim_threshold=1048576",
+}
 """Variables of the operator's image that choose how memory is allocated."""
 _END_SECONDS = 20.0
 
