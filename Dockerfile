@@ -74,7 +74,7 @@ FROM base AS operator
 # each large text that is freed, and then keeps such texts and the end of each heap, unless they are set.
 ENV PYTHONSAFEPATH=1 \
     PYTHONMALLOC=malloc \
-    GLIBC_TUNABLES=glibc.malloc.mmap_threshold=131072:glibc.malloc.trim_threshold=1048576
+    GLIBC_TUNABLES=glibc.malloc.mmap_threshold=1048576:glibc.malloc.trim_threshold=1048576
 COPY --from=operator-packages /opt/ddp-trainer /opt/ddp-trainer
 COPY --from=own /own /
 USER 1000:1000

@@ -25,7 +25,7 @@ WATCHED = ("ddpjobs", "pods", "services", "networkpolicies")
 IMAGE = "ghcr.io/example/trainer:test"
 ALLOCATOR = {
     "PYTHONMALLOC": "malloc",
-    "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=131072:glibc.malloc.trim_threshold=1048576",
+    "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1048576:glibc.malloc.trim_threshold=1048576",
 }
 """Variables of the operator's image that choose how memory is allocated."""
 _END_SECONDS = 20.0
