@@ -3,10 +3,13 @@
 import os
 import pickle
 import re
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 
 from ddp_agent.failures import describe
 from ddp_trainer.config import RunConfig
@@ -62,6 +65,25 @@ def test_timeout_reports_different_collectives(launcher: Launcher) -> None:
         rf"rank 1, update 4: waited 2\.. s in {theirs}, but rank 0 waited in {ours}: {tail}",
         gang.err(1),
     )
+
+
+def test_rank_0_keeps_its_store_until_all_waiting_ranks_have_read_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store: Any = _distributed_c10d.HashStore()
+    monkeypatch.setattr(timeouts, "PEER_SECONDS", 0.0)
+    default = "torch.distributed.distributed_c10d._get_default_store"
+    monkeypatch.setattr(default, lambda: store)
+    store.append("ddp-trainer/stalled", "2 in broadcast of [3] (number 1)\n")
+    waits = timeouts._exchange_waits(0, "in all_reduce of [2] (number 1)")
+    assert set(waits) == {0, 2}
+    host = threading.Thread(target=timeouts._wait_for_readers, args=(len(waits),), daemon=True)
+    host.start()
+    host.join(0.3)
+    assert host.is_alive(), "rank 2 has not read yet"
+    timeouts._exchange_waits(2, "in broadcast of [3] (number 1)")
+    host.join(10.0)
+    assert not host.is_alive()
 
 
 def test_timeout_outside_collectives_is_not_a_stall(launcher: Launcher) -> None:

@@ -41,14 +41,15 @@ RECORDED = "2000"
 """Default number under NCCL. It is gloo's default too, while NCCL's depends on torch's version."""
 PEER_SECONDS = 3.0
 """Time that a rank waits for the entries of other ranks after its own timeout."""
-STORE_HOST_SECONDS = 1.0
-"""Extra time that rank 0 stays alive, because its process hosts the store."""
+STORE_HOST_SECONDS = 5.0
+"""Longest time that rank 0 stays alive for other ranks, because its process may host the store."""
 REPORT_SECONDS = 6.0
 """Time limit of the store exchange, and of the dump, so that neither keeps a failed rank alive."""
+_POLL_SECONDS = 0.05
 MAX_NAMED_RANKS = 8
 """Number of missing ranks that a message lists by number."""
 
-_KEY = "ddp-trainer/stalled"
+_KEY, _READ_KEY = "ddp-trainer/stalled", "ddp-trainer/stalled-read"
 _PEER_LOST = re.compile(
     r"/gloo/transport/.*?\] (?P<how>.*(closed by peer|reset by peer|Broken pipe).*)"
 )
@@ -159,6 +160,8 @@ def raise_if_peer_failed(error: Exception, ranks: Ranks, where: str) -> None:
     message = f"{where}: waited {newest.seconds:.1f} s {own}, {_diagnosis(waits or {}, ranks, own)}"
     if dump:
         message += f"; recorded collectives are in {dump.parent}"
+    if ranks.rank == 0 and waits:
+        _call_within(STORE_HOST_SECONDS, partial(_wait_for_readers, len(waits)))
     raise StalledError(message, rank_specific=True) from error
 
 
@@ -198,9 +201,15 @@ def _exchange_waits(rank: int, own: str) -> dict[int, str]:
     store.append(_KEY, f"{rank} {own}\n")
     time.sleep(PEER_SECONDS)
     lines = [line.partition(" ") for line in store.get(_KEY).decode().splitlines()]
-    if rank == 0:
-        time.sleep(STORE_HOST_SECONDS)
+    store.add(_READ_KEY, 1)
     return {int(other): collective for other, _, collective in lines}
+
+
+def _wait_for_readers(number: int) -> None:
+    """Wait until a number of ranks have read the store."""
+    store: Any = distributed_c10d._get_default_store()  # noqa: SLF001
+    while store.add(_READ_KEY, 0) < number:
+        time.sleep(_POLL_SECONDS)
 
 
 def _dump(rank: int, environ: Mapping[str, str]) -> Path | None:
