@@ -86,6 +86,23 @@ def test_rank_0_keeps_its_store_until_all_waiting_ranks_have_read_it(
     assert not host.is_alive()
 
 
+@pytest.mark.parametrize(("rank", "expected"), [(0, [2]), (2, [])])
+def test_only_rank_0_waits_for_the_readers_before_it_ends(
+    monkeypatch: pytest.MonkeyPatch, rank: int, expected: list[int]
+) -> None:
+    own, waited_for = "in all_reduce of [2] (number 1)", list[int]()
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr(timeouts, "_unfinished", lambda: timeouts.Wait(own, 2.0, 2.0))
+    monkeypatch.setattr(timeouts, "_exchange_waits", lambda *_: {0: own, 2: own})
+    monkeypatch.setattr(timeouts, "_dump", lambda *_: None)
+    monkeypatch.setattr(timeouts, "_wait_for_readers", waited_for.append)
+    error = RuntimeError("[/gloo/transport/pair.cc:1] Timed out waiting 2000ms")
+    ranks = Ranks(rank=rank, world_size=3, local_rank=rank, local_world_size=3)
+    with pytest.raises(timeouts.StalledError, match="rank 1 did not join"):
+        timeouts.raise_if_peer_failed(error, ranks, f"rank {rank}")
+    assert waited_for == expected
+
+
 def test_timeout_outside_collectives_is_not_a_stall(launcher: Launcher) -> None:
     die = ["--task.die_how=late", "--task.die_after=3"]
     gang = launcher.train(*STALL, *die, world=2)
