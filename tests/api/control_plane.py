@@ -17,6 +17,7 @@ OPERATOR = OPERATOR_USER
 """The operator's user name: that of the ServiceAccount, from a certificate."""
 _ROLES = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
 _POLICIES = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+_POLICY_SECONDS = 60.0
 _CONTROLLERS = "--controllers=-endpointslice-controller,-endpoints-controller"
 """Disabled controllers: fake pods have loopback addresses, which EndpointSlices reject."""
 
@@ -39,6 +40,22 @@ class ControlPlane:
             cluster.down()
             raise
         return cls(cluster, cluster.kubeconfig_for(OPERATOR))
+
+    def wait_until_limited(self) -> None:
+        """Wait until the API server enforces the operator's admission policy.
+
+        It reads new policies some seconds after its start, and refuses nothing until then.
+        """
+        metadata = {"name": "of-no-job", "namespace": "default"}
+        spec = {"containers": [{"name": "c", "image": "none"}]}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        words = ("--as", OPERATOR, "create", "--dry-run=server", "-f", "-")
+
+        def is_refused() -> bool:
+            refused = self.cluster.kubectl(*words, input=json.dumps(pod), check=False)
+            return "that a DDPJob owns" in refused.stderr
+
+        eventually(is_refused, "the API server enforces the policy", _POLICY_SECONDS)
 
     def audit(self, namespace: str | None = None, user: str = OPERATOR) -> list[dict[str, Any]]:
         """Return the requests of a user in one namespace or in all, in their order."""

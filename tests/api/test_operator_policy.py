@@ -1,17 +1,20 @@
 """The chart's ValidatingAdmissionPolicy limits what the operator's ServiceAccount can write."""
 
+import asyncio
 import copy
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import yaml
 
 from ddp_operator.api.job import parse_job
 from ddp_operator.builders.pod import build_pod
 from ddp_operator.builders.service import build_service
 from tests.api.client import Api, RefusedError, eventually, path_of
 from tests.api.control_plane import OPERATOR, ControlPlane
+from tests.harness.cluster import Cluster
 from tests.operator.support import DEFAULTS, job_manifest
 from tests.tools.install import ROOT, SYSTEM_NAMESPACE
 
@@ -74,9 +77,22 @@ async def powerful(control_plane: ControlPlane, user: str) -> AsyncIterator[Api]
     cluster.kubectl("delete", "clusterrolebinding", name)
 
 
+def operator_policy(cluster: Cluster, release: str, *values: str) -> str:
+    """Return the YAML of the policy that another release has for its own operator."""
+    place = ("-n", SYSTEM_NAMESPACE, "-s", "templates/admission-operator.yaml")
+    sets = [word for value in values for word in ("--set", value)]
+    return cluster.helm("template", release, str(ROOT / "charts"), *place, *sets).stdout
+
+
+def account(release: str) -> str:
+    """Return the user name of a release's operator."""
+    return f"system:serviceaccount:{SYSTEM_NAMESPACE}:{release}"
+
+
 @pytest.fixture
 async def operator(control_plane: ControlPlane) -> AsyncIterator[Api]:
     """Yield a client of the operator's user with the rights of an administrator."""
+    await asyncio.to_thread(control_plane.wait_until_limited)
     async with powerful(control_plane, OPERATOR) as connected:
         yield connected
 
@@ -102,8 +118,8 @@ async def test_operator_creates_the_children_of_a_job_and_nothing_else(
         pod = changed(children["pods"], "metadata/namespace", target)
         assert SERVED in await refusal(operator, "POST", path_of("pods", target), pod)
     token: JSON = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    account = path_of("serviceaccounts", namespace, "default", "token")
-    assert OTHER_OBJECTS in await refusal(operator, "POST", account, token)
+    tokens = path_of("serviceaccounts", namespace, "default", "token")
+    assert OTHER_OBJECTS in await refusal(operator, "POST", tokens, token)
 
 
 async def test_operator_changes_and_deletes_no_object_of_others(
@@ -130,23 +146,39 @@ async def test_operator_changes_and_deletes_no_object_of_others(
     assert await refusal(operator, "PATCH", mine, label) == ""
 
 
+async def test_a_write_that_keeps_the_rules_reaches_no_validation(
+    control_plane: ControlPlane, namespace: str, children: dict[str, JSON]
+) -> None:
+    """Validations cost the API server three conversions of the object, the condition costs one."""
+    cluster = control_plane.cluster
+    policy, *others = yaml.safe_load_all(operator_policy(cluster, "skipped"))
+    policy["spec"]["validations"] = [{"expression": "false", "message": "a validation is reached"}]
+    documents = yaml.safe_dump_all([policy, *others])
+    cluster.kubectl("apply", "-f", "-", input=documents)
+    pods, pod = path_of("pods", namespace), children["pods"]
+    wrong = changed(pod, "metadata/ownerReferences", None)
+    async with powerful(control_plane, account("skipped")) as skipped:
+
+        async def enforced() -> bool:
+            return "a validation is reached" in await refusal(skipped, "POST", pods, wrong)
+
+        await eventually(enforced, "the API server enforces the policy")
+        assert await refusal(skipped, "POST", pods, pod) == ""
+    cluster.kubectl("delete", "-f", "-", input=documents)
+
+
 async def test_operator_creates_no_pod_with_power_over_the_host(
     control_plane: ControlPlane, api: Api, namespace: str, children: dict[str, JSON]
 ) -> None:
     """The shared control plane has podTemplate full, so this policy is of another release."""
     labels = {"pod-security.kubernetes.io/enforce": "privileged"}
     await api.call("PATCH", f"{CORE}/{namespace}", {"metadata": {"labels": labels}})
-    account = {"metadata": {"name": "admin"}}
-    await api.call("POST", path_of("serviceaccounts", namespace), account)
+    admin = {"metadata": {"name": "admin"}}
+    await api.call("POST", path_of("serviceaccounts", namespace), admin)
     cluster = control_plane.cluster
-    chart = cluster.helm(
-        "template", "strict", str(ROOT / "charts"), "-n", SYSTEM_NAMESPACE,
-        "-s", "templates/admission-operator.yaml",
-        "--set", f"operator.watchNamespaces={{{namespace}}}",
-    ).stdout  # fmt: skip
+    chart = operator_policy(cluster, "strict", f"operator.watchNamespaces={{{namespace}}}")
     cluster.kubectl("apply", "-f", "-", input=chart)
-    user = f"system:serviceaccount:{SYSTEM_NAMESPACE}:strict"
-    async with powerful(control_plane, user) as strict:
+    async with powerful(control_plane, account("strict")) as strict:
         await _check_strict(strict, namespace, children["pods"])
     cluster.kubectl("delete", "-f", "-", input=chart)
 

@@ -44,7 +44,10 @@ def test_policy_of_the_operator_names_its_account_lease_and_namespaces() -> None
     flags = ("--set", "operator.watchNamespaces={a,b}", "--set", "serviceAccount.name=runner")
     spec = find_one(rendered(*flags), POLICY, "ddp-trainer-operator")["spec"]
     [condition] = spec["matchConditions"]
-    assert condition["expression"].endswith("'system:serviceaccount:ddp-system:runner'")
+    user = "request.userInfo.username == 'system:serviceaccount:ddp-system:runner' && !("
+    assert condition["expression"].startswith(user)
+    assert "in ['a', 'b']" in condition["expression"]
+    assert "variables." not in condition["expression"]
     rules = [validation["expression"] for validation in spec["validations"]]
     assert "in ['a', 'b']" in rules[1]
     variables = {v["name"]: v["expression"] for v in spec["variables"]}
@@ -58,3 +61,26 @@ def test_policy_of_the_operator_allows_power_over_the_host_with_full_alone(
     documents = rendered("--set", f"podTemplate={policy}")
     spec = find_one(documents, POLICY, "ddp-trainer-operator")["spec"]
     assert len(spec["validations"]) == rules
+
+
+def test_policy_of_the_operator_skips_only_what_its_roles_give_no_right_to() -> None:
+    documents = rendered()
+    constraints = find_one(documents, POLICY, "ddp-trainer-operator")["spec"]["matchConstraints"]
+    skipped = {
+        (group, resource)
+        for rule in constraints["excludeResourceRules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    granted = {
+        (group, resource)
+        for document in documents
+        if document["kind"] in {"ClusterRole", "Role"}
+        for rule in document["rules"]
+        for group in rule.get("apiGroups", [])
+        for resource in rule.get("resources", [])
+    }
+    assert ("", "pods") in granted
+    assert ("", "pods/status") in skipped
+    assert skipped.isdisjoint(granted)
+    assert not any("*" in part for pair in skipped | granted for part in pair)

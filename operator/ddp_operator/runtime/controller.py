@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 
 from ddp_operator.api.job import DDPJob, InvalidJobError, UnreadableStatusError, parse_job
 from ddp_operator.api.status import DDPJobStatus
@@ -43,6 +44,7 @@ from ddp_operator.runtime.fair_budget import FairBudget, Rate
 from ddp_operator.runtime.logs import add_log_fields
 from ddp_operator.runtime.ownership import belongs, selects
 from ddp_operator.runtime.pod_views import PodViews
+from ddp_operator.runtime.slow_start import slow_start
 from ddp_operator.runtime.token_bucket import TokenBucket
 from ddp_wire import contract
 from ddp_wire.contract import AttemptOrder
@@ -50,8 +52,8 @@ from ddp_wire.signatures import random_text
 
 _log = logging.getLogger(__name__)
 
-FIRST_BATCH = 4
-"""Number of pods to create at first. Each later batch is twice as large."""
+FIRST_PODS = 4
+"""Number of pods to create at once before the API server has accepted one."""
 LARGE_JOB = 500
 """Number of pods from which a decision takes long enough to delay other jobs on the event loop."""
 PAUSE_FACTOR = 2.0
@@ -324,13 +326,10 @@ class Controller:
     async def _create_pods(
         self, job: DDPJob, creations: Sequence[CreatePod], slots: asyncio.Semaphore
     ) -> None:
-        # A refusal, for example by a quota, usually holds for all pods. The growing batches of
-        # client-go's controllers find it at the cost of a few requests.
-        size, new = FIRST_BATCH, random_text()
+        new = random_text()
         creations = [replace(c, job_secret=new) if c.job_secret is None else c for c in creations]
-        while creations:
-            await self._do_all(job, creations[:size], slots)
-            creations, size = creations[size:], 2 * size
+        requests = [partial(self._do, job, creation, slots) for creation in creations]
+        await slow_start(requests, first=FIRST_PODS, most=self._in_flight)
 
     async def _do_all(
         self, job: DDPJob, actions: Sequence[Action], slots: asyncio.Semaphore

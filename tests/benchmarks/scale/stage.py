@@ -40,6 +40,7 @@ class Stage:
         """Start everything. Logs go to a folder."""
         plane = await asyncio.to_thread(ControlPlane.up)
         try:
+            await asyncio.to_thread(plane.wait_until_limited)
             await asyncio.to_thread(fake_nodes.add, plane.cluster, FAKE_NODES)
             async with Api.connect(plane.cluster) as api:
                 settings = {"lease_namespace": SYSTEM_NAMESPACE, "resync_seconds": 60}

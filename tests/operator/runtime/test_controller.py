@@ -11,7 +11,7 @@ from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest, NameTakenError
 from ddp_operator.reconcile.world import view_pod
 from ddp_operator.runtime.cache import Cache
-from ddp_operator.runtime.controller import FIRST_BATCH, Controller
+from ddp_operator.runtime.controller import FIRST_PODS, Controller
 from ddp_wire import contract
 from ddp_wire.contract import AgentStatus, AttemptOrder, Progress
 from tests.operator.fake_cluster import DirectReports, FakeCluster
@@ -281,7 +281,7 @@ async def test_case_30_refusal_of_all_pods_costs_few_requests() -> None:
     bench.cluster.refusals["create Pod"] = ClusterError("exceeded quota: pods", status=403)
     with pytest.raises(ClusterError):
         await bench.reconcile()
-    assert len([w for w in bench.cluster.writes if w.startswith("create Pod")]) == FIRST_BATCH
+    assert len([w for w in bench.cluster.writes if w.startswith("create Pod")]) == FIRST_PODS
 
 
 async def test_pods_are_not_created_before_their_service() -> None:

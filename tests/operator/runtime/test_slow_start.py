@@ -1,0 +1,96 @@
+"""Tests of concurrent requests that begin with a few."""
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from ddp_operator.runtime.slow_start import slow_start
+
+
+class Server:
+    """Server that answers when the test says so, and refuses what is over a quota."""
+
+    def __init__(self, quota: int = 1_000_000) -> None:
+        self.open: list[tuple[int, asyncio.Future[None]]] = []
+        self.seen: list[int] = []
+        self.most_open = 0
+        self._quota = quota
+
+    async def request(self, number: int) -> None:
+        answer = asyncio.get_running_loop().create_future()
+        self.seen.append(number)
+        self.open.append((number, answer))
+        self.most_open = max(self.most_open, len(self.open))
+        await answer
+
+    async def answer(self, number: int | None = None) -> None:
+        """Answer one open request, by default the oldest, and let the client send others."""
+        index = [each for each, _ in self.open].index(number) if number is not None else 0
+        number, future = self.open.pop(index)
+        if number < self._quota:
+            future.set_result(None)
+        else:
+            future.set_exception(ValueError(f"no room for {number}"))
+        await settle()
+
+
+async def settle() -> None:
+    """Let all tasks go on until they wait."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def start(server: Server, count: int, most: int = 8) -> "asyncio.Task[None]":
+    """Start to send requests, and wait until the first are open."""
+    requests = [partial(server.request, number) for number in range(count)]
+    task = asyncio.create_task(slow_start(requests, first=2, most=most))
+    await settle()
+    return task
+
+
+async def test_each_success_permits_one_more_request_up_to_the_limit() -> None:
+    server = Server()
+    task = await start(server, 40)
+    counts = []
+    while not task.done():
+        counts.append(len(server.open))
+        await server.answer()
+    assert counts[:8] == [2, 3, 4, 5, 6, 7, 8, 8]
+    assert server.most_open == 8
+    assert server.seen == list(range(40))
+
+
+async def test_a_slow_answer_does_not_hold_the_other_requests() -> None:
+    server = Server()
+    task = await start(server, 40)
+    while len(server.seen) < 40:
+        await server.answer(server.open[-1][0])
+    assert 0 in [number for number, _ in server.open]
+    while not task.done():
+        await server.answer()
+
+
+@pytest.mark.parametrize(("quota", "refused"), [(0, 2), (1, 3), (30, 8)])
+async def test_a_refusal_ends_it_after_few_requests(quota: int, refused: int) -> None:
+    server = Server(quota)
+    task = await start(server, 1000)
+    while not task.done():
+        await server.answer()
+    with pytest.raises(ValueError, match=f"no room for {quota}$"):
+        await task
+    assert len(server.seen) == quota + refused
+
+
+async def test_cancellation_cancels_all_open_requests() -> None:
+    server = Server()
+    task = await start(server, 40)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0)
+    assert all(answer.cancelled() for _, answer in server.open)
+
+
+async def test_nothing_to_send_ends_at_once() -> None:
+    await slow_start([], first=2, most=8)
