@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import kopf
+import uvloop
 from prometheus_client import CollectorRegistry
 
 from ddp_operator.builders.pod import Defaults
@@ -230,7 +231,7 @@ def main() -> None:
     logs.configure(settings.log_level, settings.log_format)
     collect_garbage_less_often()
     try:
-        asyncio.run(_run_and_reexec(settings))
+        uvloop.run(_run_and_reexec(settings))
     except NotLeadingError as error:
         _log.critical("this process ends: %s", error)
         sys.exit(1)

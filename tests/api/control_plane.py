@@ -46,16 +46,16 @@ class ControlPlane:
 
         It reads new policies some seconds after its start, and refuses nothing until then.
         """
+        eventually(self.is_limited, "the API server enforces the policy", _POLICY_SECONDS)
+
+    def is_limited(self) -> bool:
+        """Return whether the operator's admission policy refuses a pod of no job."""
         metadata = {"name": "of-no-job", "namespace": "default"}
         spec = {"containers": [{"name": "c", "image": "none"}]}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
         words = ("--as", OPERATOR, "create", "--dry-run=server", "-f", "-")
-
-        def is_refused() -> bool:
-            refused = self.cluster.kubectl(*words, input=json.dumps(pod), check=False)
-            return "that a DDPJob owns" in refused.stderr
-
-        eventually(is_refused, "the API server enforces the policy", _POLICY_SECONDS)
+        refused = self.cluster.kubectl(*words, input=json.dumps(pod), check=False)
+        return "that a DDPJob owns" in refused.stderr
 
     def audit(self, namespace: str | None = None, user: str = OPERATOR) -> list[dict[str, Any]]:
         """Return the requests of a user in one namespace or in all, in their order."""

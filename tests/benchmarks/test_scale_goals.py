@@ -8,10 +8,12 @@ from tests.benchmarks.scale.goals import (
     of_many_jobs,
     of_neighbours,
     of_one_job,
+    of_policy,
     table,
 )
 from tests.benchmarks.scale.loads import ManyJobs, OneJob
 from tests.benchmarks.scale.neighbours import Neighbours
+from tests.benchmarks.scale.policy import PolicyCost
 
 
 def test_one_request_too_many_misses_the_goal() -> None:
@@ -26,13 +28,20 @@ def test_figures_at_their_goals_miss_none() -> None:
     many = ManyJobs(1000, 4, status_p99=1.0, resident_megabytes=256.0, cores=0.3)
     many.megabytes_before, many.megabytes_after = 100.0, 120.0
     assert not [one for one in of_many_jobs(many) if one.missed]
-    one = OneJob(nodes=1000, requests=1008, created=6.0)
-    assert not [figure for figure in of_bare_client(one, 5.0) if figure.missed]
+    assert not [one for one in of_one_job(OneJob(1000, requests=1008)) if one.missed]
+    assert not [one for one in of_bare_client(1000, [6.0, 6.0], [5.0, 5.0]) if one.missed]
 
 
 def test_slower_than_the_bare_client_misses_the_goal() -> None:
-    figures = of_bare_client(OneJob(nodes=10, created=6.1), 5.0)
+    figures = of_bare_client(10, [6.1, 6.2, 6.3], [5.0, 5.0, 5.0])
     assert [one.missed for one in figures] == [False, True]
+
+
+def test_cost_of_the_policy_has_a_goal_for_each_creator() -> None:
+    seconds = {("the operator", True): [4.0], ("the operator", False): [2.0]}
+    seconds |= {("an administrator", True): [2.0], ("an administrator", False): [2.0]}
+    missed = [one.name for one in of_policy(PolicyCost(1000, seconds)) if one.missed]
+    assert missed == ["as a multiple of that without the policy, by the operator"]
 
 
 def beside(factor: float) -> list[str]:

@@ -1,7 +1,8 @@
 """Measure the operator with large jobs and with many, on a real control plane with fake nodes.
 
-    python -m tests.benchmarks.scale [--repeats 3] [--pods 1000] [--jobs 1000] [--large 9999]
-                                     [--only one|neighbours|many|large|peers]
+    python -m tests.benchmarks.scale [--repeats 5] [--rounds 3] [--pods 1000] [--jobs 1000]
+                                     [--large 9999]
+                                     [--only one|neighbours|many|large|policy|peers]
 
 Without `--only` all loads but `peers` are measured.
 The exit code is 1 if a goal is missed. The figures of one job are the medians of its repeats.
@@ -12,6 +13,7 @@ import asyncio
 import statistics
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from tests.benchmarks.scale.goals import Figure
 from tests.benchmarks.scale.loads import many_jobs, one_job
 from tests.benchmarks.scale.neighbours import beside_crowds
 from tests.benchmarks.scale.peers import beside_peers
+from tests.benchmarks.scale.policy import with_and_without_policy
 from tests.benchmarks.scale.stage import FAKE_NODES, Stage
 from tests.harness import ending
 
@@ -31,11 +34,15 @@ CROWD = 100
 
 async def measure(options: argparse.Namespace, folder: Path, found: list[Figure]) -> None:
     """Measure all chosen loads and append their figures."""
+    if options.only in {None, "policy"}:
+        found += goals.of_policy(await with_and_without_policy(options.pods, options.rounds))
+    if options.only == "policy":
+        return
     async with Stage.up(folder) as stage:
         if options.only in {None, "one"}:
             found += await _repeat(stage, options.pods, options.repeats)
         if options.only in {None, "neighbours"}:
-            found += goals.of_neighbours(await beside_crowds(stage, CROWD, options.repeats))
+            found += goals.of_neighbours(await beside_crowds(stage, CROWD, options.rounds))
         if options.only in {None, "many"}:
             many = await many_jobs(stage, "many", options.jobs, 4)
             print("\n".join(many.notes), flush=True)
@@ -45,23 +52,23 @@ async def measure(options: argparse.Namespace, folder: Path, found: list[Figure]
             print(f"{options.large:,} pods: {large}", flush=True)
             found += goals.of_one_job(large)
         if options.only == "peers":
-            peers = await beside_peers(stage, options.pods, options.repeats, folder)
+            peers = await beside_peers(stage, options.pods, options.rounds, folder)
             found += goals.of_peers(peers)
 
 
 async def _repeat(stage: Stage, pods: int, repeats: int) -> list[Figure]:
     """Measure one job several times and return the median of each figure."""
-    runs = []
+    runs, ours, theirs = [], [], []
     for repeat in range(repeats):
         run = await one_job(stage, f"one-{repeat}", pods)
         bare = await _create_bare_pods(stage, f"bare-{repeat}", run.pod, pods)
         print(f"{pods:,} pods, repeat {repeat + 1}: {run}, bare client {bare:.2f} s", flush=True)
-        runs.append([*goals.of_one_job(run), *goals.of_bare_client(run, bare)])
+        runs.append(goals.of_one_job(run))
+        ours.append(run.created)
+        theirs.append(bare)
     middle = [statistics.median(each.value for each in same) for same in zip(*runs, strict=True)]
-    return [
-        Figure(first.load, first.name, value, first.unit, first.goal)
-        for first, value in zip(runs[0], middle, strict=True)
-    ]
+    figures = [replace(one, value=value) for one, value in zip(runs[0], middle, strict=True)]
+    return figures + goals.of_bare_client(pods, ours, theirs)
 
 
 async def _create_bare_pods(stage: Stage, namespace: str, pod: dict[str, Any], count: int) -> float:
@@ -76,11 +83,13 @@ async def _create_bare_pods(stage: Stage, namespace: str, pod: dict[str, Any], c
 def main() -> None:
     """Read the command line, measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pods", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--large", type=int, default=9999)
-    parser.add_argument("--only", choices=["one", "neighbours", "many", "large", "peers"])
+    loads = ["one", "neighbours", "many", "large", "policy", "peers"]
+    parser.add_argument("--only", choices=loads)
     options = parser.parse_args()
     folder, host = Path(tempfile.mkdtemp(prefix="ddp-bench-scale-")), Host()
     print(f"logs: {folder}", flush=True)

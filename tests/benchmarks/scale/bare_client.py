@@ -8,12 +8,14 @@ from ddp_wire import contract
 from tests.api.client import Api
 from tests.harness import gobuild, paths
 from tests.harness.cluster import Cluster
-from tests.harness.pki import Authority
+from tests.harness.pki import Authority, Pair
 from tests.harness.run import command
 from tests.tools.install import ROOT
 
 CONNECTIONS = 32
 """Requests at the same time, which is the operator's limit too."""
+POD_NAME = "POD-NAME"
+"""Text in a pod that the client replaces by the name of each copy."""
 _SOURCE = ROOT / "tests" / "benchmarks" / "scale" / "bare"
 _BUILD_SECONDS = 600.0
 _RUN_SECONDS = 600.0
@@ -29,7 +31,7 @@ def template(pod: dict[str, Any]) -> dict[str, Any]:
         for c in pod["spec"]["containers"]
     ]
     metadata = {
-        "name": "POD-NAME",
+        "name": POD_NAME,
         "labels": others,
         "annotations": pod["metadata"]["annotations"],
     }
@@ -60,17 +62,18 @@ async def create_pods(
         count: Number of pods.
     """
     await api.create_namespace(namespace)
-    return await asyncio.to_thread(_run, cluster, namespace, template(pod), count)
+    admin = Authority(paths.STATE / "pki").files("admin")
+    return await asyncio.to_thread(run, cluster, admin, namespace, template(pod), count)
 
 
-def _run(cluster: Cluster, namespace: str, pod: dict[str, Any], count: int) -> float:
+def run(cluster: Cluster, user: Pair, namespace: str, pod: dict[str, Any], count: int) -> float:
+    """Create copies of a pod as a user. Return the seconds that it took."""
     program = paths.STATE / "bare"
     build = [gobuild.go(), "build", "-o", str(program), "."]
     command(build, "Building the bare client", cwd=_SOURCE, timeout_s=_BUILD_SECONDS)
     file = paths.STATE / "bare-pod.json"
     file.write_text(json.dumps(pod), encoding="utf-8")
-    admin = Authority(paths.STATE / "pki").files("admin")
-    words = [program, cluster.api_url, cluster.ca_file, admin.certificate, admin.key]
+    words = [program, cluster.api_url, cluster.ca_file, user.certificate, user.key]
     words += [namespace, file, count, CONNECTIONS]
     done = command(
         [str(word) for word in words], "Creating pods with the bare client", timeout_s=_RUN_SECONDS

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import random
-import statistics
 import time
 from dataclasses import dataclass, field
 
@@ -16,7 +14,6 @@ from tests.benchmarks.scale.stage import RunningTimes, Stage, job
 _NODES = 4
 _SETTLE_SECONDS = 15.0
 """Time after which the operator waits the longest time between two requests to a silent agent."""
-_RESAMPLES = 2000
 _SAMPLES = 8
 """New jobs per round, one after another."""
 _START_SECONDS = 120.0
@@ -35,22 +32,6 @@ class Neighbours:
     """Bytes of the largest status of a job with hostile agents."""
     peak_megabytes: float = 0.0
     """The operator's memory beside hostile agents."""
-
-    def ratio(self, of: dict[Conduct | None, list[float]], conduct: Conduct) -> float:
-        """Return the median beside a crowd as a multiple of the median without one."""
-        return statistics.median(of[conduct]) / statistics.median(of[None])
-
-    def interval(
-        self, of: dict[Conduct | None, list[float]], conduct: Conduct
-    ) -> tuple[float, float]:
-        """Return the 95 % interval of this ratio, by the bootstrap."""
-        draw = random.Random(0)  # noqa: S311 (resampling)
-        ratios = []
-        for _ in range(_RESAMPLES):
-            beside, alone = (draw.choices(of[key], k=len(of[key])) for key in (conduct, None))
-            ratios.append(statistics.median(beside) / statistics.median(alone))
-        cuts = statistics.quantiles(ratios, n=40)
-        return cuts[0], cuts[-1]
 
 
 async def beside_crowds(stage: Stage, jobs: int, rounds: int) -> Neighbours:
