@@ -98,7 +98,8 @@ def main() -> None:
         asyncio.run(measure(options, folder, found))
     finally:
         if found:
-            print(f"\n{goals.table(found)}\n\n- {FAKE_NODES} fake nodes, whose pods run at once;")
+            print(f"\n{goals.table(found)}\n")
+            print(f"- {FAKE_NODES} fake nodes, whose pods run at once (none for the policy);")
             print(f"  CPU steal time {host.steal_fraction():.0%} of the busy time.")
     missed = [f"{one.load}: {one.name}" for one in found if one.missed]
     if missed:
