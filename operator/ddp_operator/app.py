@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import kopf
-import uvloop
 from prometheus_client import CollectorRegistry
 
 from ddp_operator.builders.pod import Defaults
@@ -231,7 +230,7 @@ def main() -> None:
     logs.configure(settings.log_level, settings.log_format)
     collect_garbage_less_often()
     try:
-        uvloop.run(_run_and_reexec(settings))
+        asyncio.run(_run_and_reexec(settings))
     except NotLeadingError as error:
         _log.critical("this process ends: %s", error)
         sys.exit(1)

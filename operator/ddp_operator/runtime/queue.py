@@ -89,8 +89,7 @@ class WorkQueue(Generic[K]):
         """Monotonic time at which each of these keys became ready, oldest first."""
         self._active: set[K] = set()
         self._added_while_active: dict[K, bool] = {}
-        self._timers: dict[K, tuple[float, asyncio.Handle]] = {}
-        """Loop time at which a delay of each of these keys ends, and its timer."""
+        self._timers: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
         self._held_until: dict[K, float] = {}
         """Loop time before which a failed key is not handed out, not even after an event."""
@@ -138,13 +137,12 @@ class WorkQueue(Generic[K]):
     def add_after(self, key: K, seconds: float) -> None:
         """Add a key after a delay in seconds. An earlier delay that is already set stays."""
         loop = asyncio.get_running_loop()
-        due = loop.time() + seconds
-        if key in self._timers:
-            earlier, timer = self._timers[key]
-            if earlier <= due:
+        timer = self._timers.get(key)
+        if timer is not None:
+            if timer.when() <= loop.time() + seconds:
                 return
             timer.cancel()
-        self._timers[key] = due, loop.call_later(seconds, self._expire, key)
+        self._timers[key] = loop.call_later(seconds, self._expire, key)
 
     def _expire(self, key: K) -> None:
         self._timers.pop(key, None)
@@ -157,8 +155,8 @@ class WorkQueue(Generic[K]):
             await self._wakeup.wait()
         key = self._next(news=news)
         self._active.add(key)
-        if key in self._timers:
-            _, timer = self._timers.pop(key)
+        timer = self._timers.pop(key, None)
+        if timer is not None:
             timer.cancel()
         return key
 
