@@ -4,7 +4,7 @@ import asyncio
 import time
 from typing import Any
 
-from ddp_wire.contract import AgentPhase, AgentStatus, Failure, Progress
+from ddp_wire.contract import AgentPhase, AgentStatus, CheckpointInfo, Failure, Progress
 from tests.api.client import Api, eventually, path_of
 from tests.api.kubelet import FakeAgents, FakeKubelet
 from tests.operator.support import job_manifest
@@ -119,13 +119,24 @@ class Job:
             node_index=index, attempt=attempt, phase=phase, since=time.time(), **fields
         )
 
-    async def report_progress(self, step: int, attempt: int = 1) -> None:
-        """Report a step from the agent of node 0."""
+    async def report_progress(self, step: int, attempt: int = 1, *, saved: bool = False) -> None:
+        """Report a step from the agent of node 0, with a checkpoint of it or without."""
         pod = (await self.pods())[0]
+        progress = Progress(step=step, total_steps=1000, loss=1 / step)
+        checkpoint = CheckpointInfo(step=step, path=f"step-{step}", at=time.time())
         status = self.agent_status(
-            0, attempt, progress=Progress(step=step, total_steps=1000, loss=1 / step)
+            0, attempt, progress=progress, checkpoint=checkpoint if saved else None
         )
         await self.kubelet.report_status(pod, status, ready=True)
+
+    async def save(self, step: int, attempt: int = 1) -> None:
+        """Report a checkpoint and wait until the status has it, so that the attempt counts."""
+        await self.report_progress(step, attempt, saved=True)
+
+        async def is_known() -> bool:
+            return bool((await self.status()).get("lastCheckpoint", {}).get("step") == step)
+
+        await eventually(is_known, f"the checkpoint of step {step} is in the status")
 
     async def fail_rank(self, index: int, attempt: int = 1) -> None:
         """Report a failed rank from the agent of one pod, which becomes unready."""

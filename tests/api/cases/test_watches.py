@@ -89,9 +89,8 @@ async def test_case_13_repeatedly_broken_watches_cause_no_delay_and_no_lists(
             attempt += 1
             await job.pods_of_attempt(attempt)
             await job.start_training(attempt)
-            await job.report_progress(step=10 * attempt, attempt=attempt)
             await job.wait_for("Running")
-            await asyncio.sleep(min(5.0, seconds / 3))
+            await job.save(step=10 * attempt, attempt=attempt)
     finally:
         cutting.cancel()
     assert (await job.status())["attempt"] == attempt
