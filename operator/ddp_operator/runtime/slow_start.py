@@ -1,4 +1,4 @@
-"""Concurrent requests that begin with a few, as those of TCP do."""
+"""Send many requests, few of them at first, as in the slow start of TCP."""
 
 import asyncio
 from collections import deque
@@ -11,8 +11,9 @@ async def slow_start(
 ) -> None:
     """Send all requests, unless one fails.
 
-    Each success permits one more at a time. So if the API server refuses all, for example because
-    of a quota, `first` requests find that out, and if it refuses from some point on, `most` do.
+    Each answer permits one more request at the same time. If the API server refuses all requests,
+    for example because of a quota, it gets `first` of them. If it accepts some and refuses the
+    rest, it refuses at most `most`.
 
     Args:
         requests: Functions that send one request each.
@@ -23,13 +24,14 @@ async def slow_start(
         Exception: The error of the first request that failed, after all that were sent have ended.
     """
     waiting, running, errors = deque(requests), set[asyncio.Task[None]](), list[BaseException]()
+    limit = min(first, most)
     try:
         while running or (waiting and not errors):
-            while waiting and not errors and len(running) < first:
+            while waiting and not errors and len(running) < limit:
                 running.add(asyncio.create_task(waiting.popleft()()))
             ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             errors += [error for task in ended if (error := task.exception()) is not None]
-            first = min(first + len(ended), most)
+            limit = min(limit + len(ended), most)
     finally:
         for task in running:
             task.cancel()

@@ -1,4 +1,4 @@
-"""Tests of concurrent requests that begin with a few."""
+"""Tests of requests of which few are sent at first."""
 
 import asyncio
 from functools import partial
@@ -59,6 +59,14 @@ async def test_each_success_permits_one_more_request_up_to_the_limit() -> None:
     assert counts[:8] == [2, 3, 4, 5, 6, 7, 8, 8]
     assert server.most_open == 8
     assert server.seen == list(range(40))
+
+
+async def test_the_limit_holds_from_the_first_request() -> None:
+    server = Server()
+    task = await start(server, 5, most=1)
+    while not task.done():
+        await server.answer()
+    assert server.most_open == 1
 
 
 async def test_a_slow_answer_does_not_hold_the_other_requests() -> None:
