@@ -40,6 +40,13 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "duplicate-variable": ({**TASK, "env": [{"name": "A"}, {"name": "A"}]}, "spec.env[1]"),
     "reserved-variable": ({**TASK, "env": [{"name": "DDP_ATTEMPT"}]}, "spec.env"),
     "unknown-field": ({**TASK, "replicas": 2}, "spec.replicas"),
+    **{
+        f"reserved-{field}-of-the-pod": (
+            {**TASK, "podTemplate": {"spec": {field: value}}},
+            f"spec.podTemplate.spec.{field}",
+        )
+        for field, value in [("hostname", "a"), ("restartPolicy", "Always"), ("subdomain", 1)]
+    },
     "unknown-policy": ({**TASK, "cleanPodPolicy": "Some"}, "spec.cleanPodPolicy"),
     "negative-deadline": ({**TASK, "activeDeadlineSeconds": -1}, "spec.activeDeadlineSeconds"),
     "task-and-command": ({**TASK, "command": ["a"]}, "spec: task and command must not both be set"),

@@ -7,14 +7,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddp_operator.api.spec import DDPJobSpec
+from ddp_operator.api.spec import RESERVED_POD_FIELDS, DDPJobSpec
 
 MAX_NAME_LENGTH = 58
 """Longest job name, in characters: a DNS label (63) without the `-9998` that ends a pod name."""
 MAX_RESTARTS_IN_WINDOW = 30
 """Largest maxRestarts of a job with restartWindowSeconds: the status holds 32 failure times."""
-RESERVED_POD_FIELDS = ("restartPolicy", "hostname", "subdomain")
-"""Fields of a pod on which restarts and the rendezvous depend. No overlay may set them."""
 _NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
 
 
@@ -38,6 +36,22 @@ NAME_RULE_MESSAGE = (
     f"metadata.name: must be a DNS label of at most {MAX_NAME_LENGTH} characters that begins with a"
     " letter, because it names the job's pods and Service"
 )
+
+
+def _reserved(field: str) -> Rule:
+    """Return the rule that the overlay on the pods does not set a field."""
+
+    def holds(spec: DDPJobSpec) -> bool:
+        overlay = spec.pod_template.spec if spec.pod_template is not None else None
+        return field not in (overlay or {})
+
+    path = f"self.podTemplate.spec.{field}"
+    return Rule(
+        f"!has(self.podTemplate) || !has(self.podTemplate.spec) || !has({path})",
+        f"spec.podTemplate.spec.{field}: must not be set, because the operator sets it",
+        holds,
+    )
+
 
 SPEC_RULES: tuple[Rule, ...] = (
     Rule(
@@ -82,6 +96,7 @@ SPEC_RULES: tuple[Rule, ...] = (
         f"spec.restartWindowSeconds: requires spec.maxRestarts of at most {MAX_RESTARTS_IN_WINDOW}",
         lambda s: s.restart_window_seconds is None or s.max_restarts <= MAX_RESTARTS_IN_WINDOW,
     ),
+    *(_reserved(field) for field in RESERVED_POD_FIELDS),
 )
 
 
@@ -89,14 +104,4 @@ def check_rules(name: str, spec: DDPJobSpec) -> str | None:
     """Return the message of the first broken rule, or None when all rules hold."""
     if len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
         return f"{NAME_RULE_MESSAGE}, got {name!r}"
-    broken = next((rule.message for rule in SPEC_RULES if not rule.holds(spec)), None)
-    return broken or _check_overlay(spec)
-
-
-def _check_overlay(spec: DDPJobSpec) -> str | None:
-    """Return which pod field the overlay must not set. CEL cannot see into it."""
-    overlay = (spec.pod_template.spec if spec.pod_template is not None else None) or {}
-    taken = next((name for name in RESERVED_POD_FIELDS if name in overlay), None)
-    if taken is None:
-        return None
-    return f"spec.podTemplate.spec.{taken}: must not be set, because the operator sets it"
+    return next((rule.message for rule in SPEC_RULES if not rule.holds(spec)), None)

@@ -24,6 +24,22 @@ RawObject = Annotated[
     dict[str, JsonValue], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
 ]
 """An object that the operator passes on without validation."""
+RESERVED_POD_FIELDS = ("hostname", "restartPolicy", "subdomain")
+"""Fields of a pod on which restarts and the rendezvous depend. No overlay may set them."""
+PodOverlay = Annotated[
+    dict[str, JsonValue],
+    Field(
+        json_schema_extra={
+            "x-kubernetes-preserve-unknown-fields": True,
+            # A CEL rule sees declared fields only.
+            "properties": {
+                name: {"type": "string", "description": "Reserved: the operator sets this field."}
+                for name in RESERVED_POD_FIELDS
+            },
+        }
+    ),
+]
+"""Partial pod spec. The operator merges it into the generated one."""
 _QUANTITY = (
     r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))"
     r"(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
@@ -192,7 +208,7 @@ class PodTemplate(ApiModel):
 
     metadata: PodTemplateMetadata | None = None
     """Labels and annotations to add to the worker pods."""
-    spec: RawObject | None = None
+    spec: PodOverlay | None = None
     """Partial pod spec to merge into the generated one. Objects merge by key, and lists of named items merge by name. Any other value replaces the generated one. The podTemplate policy of the installation decides which fields a job may set."""  # noqa: E501
 
 

@@ -65,15 +65,29 @@ def namespace_in(path: str) -> str:
     return rest.partition("/")[0] if found else ""
 
 
+_TERMINATING_SECONDS = 5.0
+"""Seconds until the next request for a job in a namespace that is being deleted. Its job is deleted
+soon, and each deletion of a pod is an event that would cause a request otherwise."""
+
+
 def refusal(status: int, text: bytes, retry_after: str | None) -> ClusterError:
     """Return the error of a response with an HTTP status from 400."""
     try:
-        message = json.loads(text)["message"]
+        document = json.loads(text)
+        message = document["message"]
     except (ValueError, KeyError, TypeError):
-        message = f"HTTP status {status}"
-    wait = float(retry_after) if retry_after and retry_after.isdigit() else None
+        document, message = {}, f"HTTP status {status}"
+    if _namespace_is_terminating(document):
+        wait: float | None = _TERMINATING_SECONDS
+    else:
+        wait = float(retry_after) if retry_after and retry_after.isdigit() else None
     kind = ConflictError if status == HTTPStatus.CONFLICT else ClusterError
     return kind(str(message), status=status, retry_after=wait)
+
+
+def _namespace_is_terminating(document: Manifest) -> bool:
+    causes = (document.get("details") or {}).get("causes") or ()
+    return any(cause.get("reason") == "NamespaceTerminating" for cause in causes)
 
 
 _OWNED_FIELDS: dict[str, tuple[str, ...]] = {

@@ -8,8 +8,8 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
-_LONGEST_HOLD_SECONDS = 1.0
-"""Longest time after a failure in which an event does not hand out the key early."""
+_HOLD_SECONDS = 1.0
+"""Time after a failure in which an event does not hand out the key early."""
 
 _NEWS_IN_A_ROW = 16
 """Keys with news that are handed out in a row while other keys wait."""
@@ -201,8 +201,7 @@ class WorkQueue(Generic[K]):
             delay = min(self._cap, self._base * 2.0 ** min(failures, 30))
             delay *= self._random.uniform(0.75, 1.0)
             self._backoff_ends[key] = now + delay
-        hold = min(delay, max(self._base, min(delay / 8.0, _LONGEST_HOLD_SECONDS)))
-        self._held_until[key] = now + max(hold, at_least or 0.0)
+        self._held_until[key] = now + max(min(delay, _HOLD_SECONDS), at_least or 0.0)
         delay = max(delay, at_least or 0.0)
         self.add_after(key, delay)
         return delay

@@ -8,9 +8,9 @@ from ddp_operator.api.job import InvalidJobError, parse_job
 from ddp_operator.api.rules import (
     MAX_NAME_LENGTH,
     NAME_RULE_MESSAGE,
-    RESERVED_POD_FIELDS,
     SPEC_RULES,
 )
+from ddp_operator.api.spec import RESERVED_POD_FIELDS
 from tests.operator.support import job_manifest, new_job
 
 TASK = "my_package.flowers:build"
@@ -43,6 +43,13 @@ BROKEN: dict[str, dict[str, Any]] = {
         "task": TASK,
         "restartWindowSeconds": 3600,
         "maxRestarts": 31,
+    },
+    **{
+        f"spec.podTemplate.spec.{field}: must not be set, because the operator sets it": {
+            "task": TASK,
+            "podTemplate": {"spec": {field: "Always", "hostIPC": False}},
+        }
+        for field in RESERVED_POD_FIELDS
     },
 }
 
@@ -111,10 +118,3 @@ def test_name_that_cannot_name_pods_is_rejected_with_the_reason(name: str) -> No
 
 def test_longest_pod_name_is_a_dns_label_of_63_characters() -> None:
     assert MAX_NAME_LENGTH + len("-9998") == 63
-
-
-@pytest.mark.parametrize("field", RESERVED_POD_FIELDS)
-def test_overlay_must_not_set_what_restarts_and_rendezvous_depend_on(field: str) -> None:
-    manifest = job_manifest(podTemplate={"spec": {field: "Always", "hostIPC": False}})
-    with pytest.raises(InvalidJobError, match=f"spec.podTemplate.spec.{field}: must not be set"):
-        parse_job(manifest)

@@ -1,13 +1,14 @@
 """Merge patches that restore a child which somebody has edited."""
 
 import copy
+import json
 from typing import Any
 
 import pytest
 
 from ddp_operator.builders.network import build_network_policy
 from ddp_operator.builders.service import build_service
-from ddp_operator.cluster.documents import lost_fields
+from ddp_operator.cluster.documents import lost_fields, refusal
 from tests.operator.support import AGENT_CLIENTS, new_job
 
 POLICY = build_network_policy(new_job(), AGENT_CLIENTS)
@@ -55,3 +56,35 @@ def test_patch_restores_what_an_edit_changed(manifest: JSON, edit: JSON) -> None
 def test_patch_leaves_fields_of_the_api_server_alone() -> None:
     stored = {**SERVICE, "spec": {**SERVICE["spec"], "ipFamilies": ["IPv4"]}}
     assert lost_fields(stored, SERVICE) == {}
+
+
+def test_case_45_refusal_in_a_namespace_that_is_deleted_asks_for_a_pause() -> None:
+    """The document is that of Kubernetes 1.36."""
+    status = {
+        "status": "Failure",
+        "message": 'pods "digits-0" is forbidden: unable to create new content in namespace a'
+        " because it is being terminated",
+        "reason": "Forbidden",
+        "details": {
+            "name": "digits-0",
+            "kind": "pods",
+            "causes": [
+                {
+                    "reason": "NamespaceTerminating",
+                    "message": "namespace a is being terminated",
+                    "field": "metadata.namespace",
+                }
+            ],
+        },
+        "code": 403,
+    }
+    error = refusal(403, json.dumps(status).encode(), None)
+    assert (str(error), error.retry_after) == (status["message"], 5.0)
+    quota = {**status, "details": {"name": "digits-0", "kind": "pods"}}
+    assert refusal(403, json.dumps(quota).encode(), None).retry_after is None
+
+
+@pytest.mark.parametrize("text", [b"<html>", b"[]", b'"busy"', b'{"details": []}'])
+def test_refusal_without_a_status_document_names_the_http_status(text: bytes) -> None:
+    error = refusal(429, text, "7")
+    assert (str(error), error.retry_after) == ("HTTP status 429", 7.0)

@@ -1,6 +1,7 @@
 """Work queue: deduplication, one worker per key, delays and backoff."""
 
 import asyncio
+import itertools
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -239,6 +240,32 @@ def test_case_73_wake_ups_within_a_backoff_do_not_cause_a_busy_loop() -> None:
         assert 4 <= tries <= 6
 
     in_fake_time(body)
+
+
+def test_case_06_wake_ups_hand_out_a_failed_key_at_most_once_per_second() -> None:
+    """Backoffs of up to a second end without an early try."""
+
+    async def body(queue: WorkQueue[str]) -> None:
+        loop = asyncio.get_running_loop()
+        tries, delays = [loop.time()], [queue.retry("a")]
+        while loop.time() < 10:
+            queue.add("a")
+            if len(queue):
+                await queue.get()
+                tries.append(loop.time())
+                delays.append(queue.retry("a"))
+                queue.done("a")
+            await asyncio.sleep(0.001)
+        gaps = [later - earlier for earlier, later in itertools.pairwise(tries)]
+        too_early = [
+            (gap, delay)
+            for gap, delay in zip(gaps, delays, strict=False)
+            if gap < min(delay, 1.0) - 0.002
+        ]
+        assert not too_early
+        assert len(tries) >= 8
+
+    in_fake_time(body, base=0.2)
 
 
 def test_case_73_event_long_after_the_failure_is_handed_out_at_once() -> None:
