@@ -5,10 +5,11 @@ import copy
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from http import HTTPStatus
 
+from ddp_operator.api.pod_policy import PodTemplatePolicy
 from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest, Request, Snapshot
 from ddp_operator.cluster.kube import KubeCluster
 from ddp_operator.runtime.cache import Cache
@@ -25,6 +26,8 @@ from tests.scenarios.flows import NAME
 _MAX_RECONCILES = 20
 """Maximum number of reconciles until a controller must be idle."""
 _RETRY_SECONDS = 0.2
+_DEFAULTS = replace(GUARDED, pod_template=PodTemplatePolicy.FULL)
+"""Defaults of the operator, with the podTemplate policy that the control plane's chart installs."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ class InProcessOperator:
         self._process = SimulatedProcess(kill)
         self.cache = Cache()
         self.controller = Controller(
-            cluster, self.cache, GUARDED, clock, reports=FakeReports(agents)
+            cluster, self.cache, _DEFAULTS, clock, reports=FakeReports(agents)
         )
 
     @property
