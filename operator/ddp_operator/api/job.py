@@ -76,7 +76,7 @@ class DDPJob(BaseModel):
         return self.status.pods.nodes if self.status.pods is not None else self.spec.nodes
 
 
-def _first_error(error: ValidationError, root: str = "spec") -> str:
+def first_error(error: ValidationError, root: str = "spec") -> str:
     """Return pydantic's first error as one sentence: field, requirement and given value."""
     first = error.errors(include_url=False)[0]
     field = ".".join([root, *(str(part) for part in first["loc"])])
@@ -107,11 +107,11 @@ def parse_job(manifest: Mapping[str, Any]) -> DDPJob:
     try:
         metadata = Metadata.model_validate(manifest.get("metadata") or {})
     except ValidationError as error:
-        raise InvalidJobError(_first_error(error, "metadata")) from error
+        raise InvalidJobError(first_error(error, "metadata")) from error
     try:
         spec = DDPJobSpec.model_validate(_without_nulls(manifest.get("spec") or {}))
     except ValidationError as error:
-        raise InvalidJobError(_first_error(error)) from error
+        raise InvalidJobError(first_error(error)) from error
     broken = check_rules(metadata.name, spec)
     if broken is not None:
         raise InvalidJobError(broken)
@@ -132,6 +132,6 @@ def _parse_status(given: Mapping[str, Any]) -> tuple[DDPJobStatus, tuple[str, ..
         except ValidationError as error:
             field = str(error.errors(include_url=False)[0]["loc"][0])
             if field not in kept or field in _NEEDED_STATUS:
-                raise UnreadableStatusError(_first_error(error, "status")) from error
+                raise UnreadableStatusError(first_error(error, "status")) from error
             del kept[field]
             unread.append(field)

@@ -7,30 +7,34 @@ from typing import Any
 def apply_overlay(base: Any, overlay: Any) -> Any:
     """Return `base` merged with `overlay`.
 
-    Objects merge by key and lists of named objects by name. Any other value replaces the old one.
+    Objects merge by key and lists of named objects by name. An empty overlay takes nothing from
+    such a list. Any other value replaces the old one.
     """
     if isinstance(base, Mapping) and isinstance(overlay, Mapping):
         merged = {k: apply_overlay(base[k], v) if k in base else v for k, v in overlay.items()}
         return {**base, **merged}
-    if _is_named_list(base) and _is_named_list(overlay):
-        return _merge_named(base, overlay)
+    if _is_named_list(base) and (overlay is None or overlay == [] or _is_named_list(overlay)):
+        return _merge_named(base, overlay or [])
     return overlay
+
+
+def are_objects(value: Any) -> bool:
+    """Return whether a value is a list of objects. The API server reports other values."""
+    return isinstance(value, list) and all(isinstance(item, Mapping) for item in value)
 
 
 def _identity(item: Mapping[str, Any]) -> Any:
     """Return the key of a list item: for a mount its path, as one volume may be mounted twice."""
-    return item.get("mountPath", item.get("name"))
+    path = item.get("mountPath")
+    return path if isinstance(path, str) else item.get("name")
 
 
 def _is_named_list(value: Any) -> bool:
     return (
-        isinstance(value, list)
+        are_objects(value)
         and bool(value)
-        and all(
-            # A name that is not a string is passed on, because the API server reports it.
-            isinstance(item, Mapping) and "name" in item and isinstance(_identity(item), str)
-            for item in value
-        )
+        # A name that is not a string is passed on, because the API server reports it.
+        and all("name" in item and isinstance(_identity(item), str) for item in value)
     )
 
 

@@ -10,7 +10,7 @@ from ddp_operator.api.spec import Rdma
 from ddp_operator.builders import names
 from ddp_operator.builders.env import build_env
 from ddp_operator.builders.network import PolicyPeer
-from ddp_operator.builders.overlay import apply_overlay
+from ddp_operator.builders.overlay import apply_overlay, are_objects
 from ddp_wire import contract
 
 GPU_RESOURCE = "nvidia.com/gpu"
@@ -20,6 +20,8 @@ LOST_NODE_SECONDS = 5
 """Seconds that a pod stays bound to a Kubernetes node after the node is marked as lost."""
 _GRACE_SECONDS = 60
 """Seconds between SIGTERM and SIGKILL, in which the ranks save a checkpoint."""
+_KUBERNETES_GRACE_SECONDS = 30
+"""Grace period of a pod whose overlay removes it: the default of Kubernetes."""
 _DNS_OPTIONS = [{"name": "timeout", "value": "1"}, {"name": "attempts", "value": "5"}]
 """Resolver timeout of 1 s per lost answer. The default of 5 s lasts as long as a recovery."""
 
@@ -79,26 +81,27 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
     overlay = template.model_dump(by_alias=True, exclude_none=True)
     merged: dict[str, Any] = apply_overlay(pod, overlay)
     # The overlay cannot change these labels and annotations: the operator finds its pods by them.
-    merged["spec"]["tolerations"] = _tolerations(merged["spec"].get("tolerations") or [])
+    tolerations = merged["spec"].get("tolerations") or []
+    if are_objects(tolerations):
+        merged["spec"]["tolerations"] = _tolerations(tolerations)
     merged["metadata"]["labels"] |= pod["metadata"]["labels"]
     merged["metadata"]["annotations"] |= fixed
     for kind in ("containers", "initContainers"):
-        if isinstance(merged["spec"].get(kind), list):
+        if are_objects(merged["spec"].get(kind)):
             merged["spec"][kind] = [_restricted(item) for item in merged["spec"][kind]]
     return _with_grace(merged)
 
 
-def _restricted(container: Any) -> Any:
+def _restricted(container: dict[str, Any]) -> dict[str, Any]:
     """Return a container of the overlay without the privileges that Kubernetes grants by default.
 
     A container that asks for privileges keeps what it states, because the API server refuses
     contradictions.
     """
-    context = container.get("securityContext") if isinstance(container, dict) else None
-    if not isinstance(container, dict) or not isinstance(context, dict | None):
+    context = container.get("securityContext") or {}
+    capabilities = (context.get("capabilities") or {}) if isinstance(context, dict) else None
+    if not isinstance(capabilities, dict):
         return container  # The API server reports it.
-    context = context or {}
-    capabilities = context.get("capabilities") or {}
     if context.get("privileged") or capabilities.get("add"):
         return container
     defaults = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -123,15 +126,21 @@ def with_secrets(pod: dict[str, Any], secret: str, job_secret: str) -> dict[str,
 def _with_grace(pod: dict[str, Any]) -> dict[str, Any]:
     """Return the pod with its grace period in the environment: the agent divides it."""
     seconds = pod["spec"]["terminationGracePeriodSeconds"]
+    seconds = _KUBERNETES_GRACE_SECONDS if seconds is None else seconds
     return _with_variable(pod, contract.Env.GRACE_SECONDS, str(seconds))
 
 
 def _with_variable(pod: dict[str, Any], name: contract.Env, value: str) -> dict[str, Any]:
     """Return the pod with a variable of the worker container that no other one overrides."""
     entry = {"name": str(name), "value": value}
+    containers = pod["spec"]["containers"]
+    if not are_objects(containers):
+        return pod
     containers = [
-        {**c, "env": [*c["env"], entry]} if c["name"] == contract.WORKER_CONTAINER else c
-        for c in pod["spec"]["containers"]
+        {**c, "env": [*c["env"], entry]}
+        if c.get("name") == contract.WORKER_CONTAINER and are_objects(c.get("env"))
+        else c
+        for c in containers
     ]
     return {**pod, "spec": {**pod["spec"], "containers": containers}}
 
@@ -180,7 +189,7 @@ def _pod_security(defaults: Defaults) -> dict[str, Any]:
 
 def _tolerations(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return these tolerations, and 5 s for a lost node instead of Kubernetes' 300 s."""
-    keys = {t.get("key") for t in given}
+    keys = [t.get("key") for t in given]
     return [
         *given,
         *(

@@ -17,6 +17,7 @@ from ddp_operator.cluster import local_share
 from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import AgentAnswer, ClusterError, ConflictError, Key, Manifest
 from ddp_operator.cluster.local_pod import LocalPod, container_environment
+from ddp_operator.cluster.local_shape import check_shape
 from ddp_operator.cluster.local_volumes import (
     ConfigMaps,
     check_volumes,
@@ -289,8 +290,10 @@ def check_runs_locally(manifest: Manifest, config_maps: ConfigMaps) -> None:
     """Check that a worker pod can run on this machine with the given ConfigMaps.
 
     Raises:
-        ClusterError: The pod needs something that only a cluster has.
+        ClusterError: The pod needs something that only a cluster has, or a part of it has the wrong
+            type.
     """
+    check_shape(manifest)
     if int(container_environment(manifest)[Env.NODES]) > MAX_NODES:
         raise ClusterError(f"spec.nodes: must be at most {MAX_NODES} without a cluster")
     check_volumes(manifest, config_maps)

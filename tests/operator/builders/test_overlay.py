@@ -1,11 +1,12 @@
 """The podTemplate overlay merges like a strategic merge patch, but keeps the operator's labels."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from ddp_operator.builders.overlay import apply_overlay
-from ddp_operator.builders.pod import build_pod
+from ddp_operator.builders.pod import build_pod, with_secrets
 from ddp_wire import contract
 from tests.operator.support import DEFAULTS, new_job
 
@@ -27,7 +28,8 @@ def build(overlay: dict[str, Any], **spec: Any) -> dict[str, Any]:
             [{"name": "a", "v": 1, "w": 2}, {"name": "b"}, {"name": "c"}],
         ),
         ([{"name": "a"}], [{"key": "gpu"}], [{"key": "gpu"}]),
-        ([{"name": "a"}], [], []),
+        ([{"name": "a"}], [], [{"name": "a"}]),
+        ([1], [], []),
         ({"a": {"x": 1}}, {"a": 5}, {"a": 5}),
         ([{"name": "a"}], [{"name": ["a"]}], [{"name": ["a"]}]),
     ],
@@ -38,7 +40,8 @@ def build(overlay: dict[str, Any], **spec: Any) -> dict[str, Any]:
         "plain lists replace",
         "named lists merge by name in order",
         "unnamed lists replace",
-        "an empty list replaces",
+        "an empty list leaves named items",
+        "an empty list replaces a plain one",
         "a value replaces an object",
         "a list with an invalid name replaces",
     ],
@@ -152,3 +155,53 @@ def test_overlay_adds_other_pod_spec_fields() -> None:
     assert pod["spec"]["runtimeClassName"] == "nvidia"
     assert pod["spec"]["hostNetwork"] is True
     assert pod["spec"]["restartPolicy"] == "Never"
+
+
+def test_overlay_without_a_grace_period_leaves_the_default_of_kubernetes() -> None:
+    pod = build({"spec": {"terminationGracePeriodSeconds": None}})
+    worker = pod["spec"]["containers"][0]
+    assert {"name": contract.Env.GRACE_SECONDS, "value": "30"} in worker["env"]
+
+
+@pytest.mark.parametrize("empty", [None, []], ids=["null", "empty list"])
+@pytest.mark.parametrize(
+    "overlay",
+    [
+        lambda empty: {"containers": empty},
+        lambda empty: {"containers": [{"name": "worker", "env": empty}]},
+        lambda empty: {"containers": [{"name": "worker", "volumeMounts": empty}]},
+        lambda empty: {"volumes": empty},
+        lambda empty: {"tolerations": empty},
+    ],
+    ids=["containers", "env", "volumeMounts", "volumes", "tolerations"],
+)
+def test_an_empty_list_of_the_overlay_takes_nothing_from_the_pod(
+    overlay: Callable[[object], dict[str, Any]], empty: object
+) -> None:
+    job = new_job(podTemplate={"spec": overlay(empty)})
+    plain = build_pod(new_job(podTemplate={"spec": {}}), 0, 1, DEFAULTS)
+    assert build_pod(job, 0, 1, DEFAULTS)["spec"] == plain["spec"]
+
+
+WRONG = [None, 0, 5, True, "x", "", [], ["x"], [5], [None], [[]], {}, {"x": 1}, [{"x": 1}]]
+PLACES = [
+    lambda value: {"containers": value},
+    lambda value: {"initContainers": value},
+    lambda value: {"tolerations": value},
+    lambda value: {"tolerations": [{"key": value}]},
+    lambda value: {"terminationGracePeriodSeconds": value},
+    lambda value: {"containers": [{"name": value}]},
+    lambda value: {"containers": [{"name": "worker", "env": value}]},
+    lambda value: {"containers": [{"name": "worker", "env": [{"name": value}]}]},
+    lambda value: {"containers": [{"name": "worker", "volumeMounts": [{"mountPath": value}]}]},
+    lambda value: {"containers": [{"name": "worker", "securityContext": value}]},
+    lambda value: {"containers": [{"name": "a", "securityContext": {"capabilities": value}}]},
+]
+"""Fields of the overlay that the operator itself reads."""
+
+
+@pytest.mark.parametrize("value", WRONG, ids=str)
+def test_a_part_of_a_wrong_type_is_left_to_the_api_server(value: object) -> None:
+    for place in PLACES:
+        pod = build({"spec": place(value)})
+        assert with_secrets(pod, "a", "b")["kind"] == "Pod"
