@@ -183,8 +183,23 @@ def test_an_empty_list_of_the_overlay_takes_nothing_from_the_pod(
     assert build_pod(job, 0, 1, DEFAULTS)["spec"] == plain["spec"]
 
 
-WRONG = [None, 0, 5, True, "x", "", [], ["x"], [5], [None], [[]], {}, {"x": 1}, [{"x": 1}]]
-PLACES = [
+WRONG: list[Any] = [
+    None,
+    0,
+    5,
+    True,
+    "x",
+    "",
+    [],
+    ["x"],
+    [5],
+    [None],
+    [[]],
+    {},
+    {"x": 1},
+    [{"x": 1}],
+]
+PLACES: list[Callable[[Any], dict[str, Any]]] = [
     lambda value: {"containers": value},
     lambda value: {"initContainers": value},
     lambda value: {"tolerations": value},
