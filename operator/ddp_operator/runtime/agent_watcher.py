@@ -22,14 +22,18 @@ _FIRST_RETRY_SECONDS = 0.25
 _LONGEST_RETRY_SECONDS = 5.0
 _OPENINGS = Rate(burst=100, per_second=2000.0)
 """First requests to agents. The agents of thousands of pods at once would hold the event loop."""
-_BURST = 16
-"""Answers of one agent that may follow each other at once."""
-_ANSWERS_PER_SECOND = 1.0
-"""Answers of one agent per second in the long run. A hostile agent could answer without end."""
+_ANSWERS = Rate(burst=16, per_second=1.0)
+"""Answers of one agent. A hostile one could answer without end."""
+_OWN_ANSWERS = 1.25
+"""Answers of one agent that wait for no other agent, per longest wait of its requests: the answers
+of a job that trains, and a reserve."""
+_SHARED_ANSWERS = Rate(burst=64, per_second=20.0)
+"""Further answers, of all agents together."""
 _ANSWER_BYTES = 1 << 14
 """Size of an ordinary answer. A larger one counts as several, because it costs as much to read."""
 _WAKES = Rate(burst=16, per_second=0.5)
-"""Wakes of one job that wait for no other job."""
+"""Wakes of one job that wait for no other job. With many jobs their rates together are that of the
+status writes."""
 _SHARED_WAKES = Rate(burst=64, per_second=20.0)
 """Further wakes, of all jobs together."""
 _WAKE_SECONDS = 0.2
@@ -60,6 +64,30 @@ class AgentReports(Protocol):
         """Seconds between two status writes that change only the progress of one job."""
 
 
+class _Answers:
+    """What one agent may answer. It lasts as long as the pod, however often the agent is asked."""
+
+    def __init__(self, now: float) -> None:
+        self._limit = TokenBucket(_ANSWERS.burst, _ANSWERS.per_second, now)
+        self._own = TokenBucket(_ANSWERS.burst, _ANSWERS.per_second, now)
+
+    def take(self, now: float, cost: float, wait: float, shared: TokenBucket) -> float:
+        """Charge an answer to the agent's own share, or to the shared one if that is due sooner.
+
+        Args:
+            now: Loop time.
+            cost: The answer, as a number of ordinary ones.
+            wait: Longest wait of the request in seconds.
+            shared: Answers of all agents beyond their own shares.
+
+        Returns:
+            Seconds until the agent may be asked again.
+        """
+        self._own.per_second = _OWN_ANSWERS / wait
+        bucket = min(self._own, shared, key=lambda one: one.seconds_until_token(now))
+        return max(self._limit.take(now, cost), bucket.take(now, cost))
+
+
 @dataclass
 class _Watch:
     """Watch of one agent. Its task ends while the job is quiet."""
@@ -67,6 +95,7 @@ class _Watch:
     pod: PodView
     state: tuple[object, ...]
     """State of the pod when the watch began. A change makes an answer likelier."""
+    answers: _Answers
     task: asyncio.Task[None] | None = None
     status: AgentStatus | None = None
     silent: bool = False
@@ -103,6 +132,7 @@ class AgentWatcher:
         """Wakes that are due later. Each covers all news until then."""
         self._by_uid: dict[str, _Watch] = {}
         self._openings = TokenBucket(_OPENINGS.burst, _OPENINGS.per_second, 0.0)
+        self._shared_answers = TokenBucket(_SHARED_ANSWERS.burst, _SHARED_ANSWERS.per_second, 0.0)
 
     def follow(self, key: Key, pods: Sequence[PodView]) -> None:
         """Watch the agents of exactly these pods of a job. Stop the job's other watches."""
@@ -174,7 +204,8 @@ class AgentWatcher:
                 self._resume(key, known)
                 return
             self._stop(known)
-        watch = _Watch(pod, state, status=known.status if known else None)
+        answers = known.answers if known else _Answers(asyncio.get_running_loop().time())
+        watch = _Watch(pod, state, answers, status=known.status if known else None)
         current[uid] = self._by_uid[uid] = watch
         if pod.index == 0:
             self._node_0[key] = watch
@@ -217,7 +248,6 @@ class AgentWatcher:
         """Ask one agent again and again, until its job is quiet."""
         pod, revision, delay = watch.pod, -1, _FIRST_RETRY_SECONDS
         loop = asyncio.get_running_loop()
-        answers = TokenBucket(_BURST, _ANSWERS_PER_SECOND, loop.time())
         turn = self._openings.take(loop.time())
         if turn > 0.0:
             await asyncio.sleep(turn)
@@ -225,12 +255,12 @@ class AgentWatcher:
             wait = self.progress_seconds if pod.index == 0 else LONGEST_WAIT_SECONDS
             wait = min(wait, LONGEST_WAIT_SECONDS)
             answer = await self._cluster.watch_agent_status(pod, revision, wait)
-            least = 0.0 if answer.status is None else 1.0
-            cost = answers.take(loop.time(), max(least, answer.size / _ANSWER_BYTES))
+            cost = max(0.0 if answer.status is None else 1.0, answer.size / _ANSWER_BYTES)
+            pause = watch.answers.take(loop.time(), cost, wait, self._shared_answers)
             if answer.status is None:
                 revision = -1
                 self._record_silence(key, watch)
-                await asyncio.sleep(max(delay, cost))
+                await asyncio.sleep(max(delay, pause))
                 delay = min(2 * delay, _LONGEST_RETRY_SECONDS)
                 continue
             delay = _FIRST_RETRY_SECONDS
@@ -242,7 +272,7 @@ class AgentWatcher:
                 return
             # A current agent waits before it repeats a revision. One that cannot wait answers at
             # once, and must not be asked in a busy loop.
-            await asyncio.sleep(max(cost, _FIRST_RETRY_SECONDS if repeated else 0.0))
+            await asyncio.sleep(max(pause, _FIRST_RETRY_SECONDS if repeated else 0.0))
 
     def _record(self, key: Key, watch: _Watch, status: AgentStatus) -> None:
         known = watch.status
@@ -259,6 +289,8 @@ class AgentWatcher:
         if key in self._later_wakes:
             return
         loop = asyncio.get_running_loop()
+        fair_share = self._status_writes_per_second / max(1, len(self._watches))
+        self._wakes.own_per_second = min(_WAKES.per_second, fair_share)
         seconds = self._wakes.wait(key, loop.time())
         if seconds > 0.0:
             self._later_wakes[key] = loop.call_later(seconds, self._wake_now, key)

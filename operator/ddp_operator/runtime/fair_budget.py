@@ -33,7 +33,9 @@ class FairBudget(Generic[K]):
             shared: Rate of all keys together above their own rates.
             shortest_turn: Seconds that a key above its own rate waits at least.
         """
-        self._own_rate, self._shortest_turn = own, shortest_turn
+        self._own_burst, self._shortest_turn = own.burst, shortest_turn
+        self.own_per_second = own.per_second
+        """Tokens per second of each key, which may change at any time."""
         self._own: dict[K, TokenBucket] = {}
         self._shared = TokenBucket(shared.burst, shared.per_second, 0.0)
         self._turns: dict[K, tuple[float, float]] = {}
@@ -60,6 +62,8 @@ class FairBudget(Generic[K]):
         self._turns.pop(key, None)
 
     def _bucket(self, key: K, now: float) -> TokenBucket:
-        if key not in self._own:
-            self._own[key] = TokenBucket(self._own_rate.burst, self._own_rate.per_second, now)
-        return self._own[key]
+        bucket = self._own.get(key)
+        if bucket is None:
+            bucket = self._own[key] = TokenBucket(self._own_burst, self.own_per_second, now)
+        bucket.per_second = self.own_per_second
+        return bucket

@@ -60,6 +60,14 @@ def test_clock_that_is_set_back_blocks_no_key() -> None:
     assert found.wait("busy", START - 3600) == 0
 
 
+def test_rate_of_each_key_may_change() -> None:
+    found = FairBudget[str](OWN, Rate(burst=1, per_second=0.001), shortest_turn=100.0)
+    for _ in range(2):
+        use(found, "busy", START)
+    found.own_per_second = 1.0
+    assert found.wait("busy", START + 1.0) == 0
+
+
 def test_forgotten_key_starts_again() -> None:
     found = budget()
     for _ in range(20):
