@@ -40,6 +40,28 @@ def test_case_25_status_distinguishes_exit_codes_and_signals(
         }
 
 
+def test_case_90_status_quotes_the_error_of_a_container_without_an_agent(
+    cluster: Cluster, namespace: str
+) -> None:
+    commands = {
+        "agentless": ["python3", "-m", "no_such_agent"],
+        "commandless": ["no-such-program"],
+    }
+    jobs = {}
+    for name, command in commands.items():
+        overlay = {"spec": {"containers": [{"name": "worker", "command": command}]}}
+        spec = {"nodes": 1, "procsPerNode": 1, "maxRestarts": 0, "podTemplate": overlay}
+        jobs[name] = Job.apply(cluster, namespace, script_job(name, "", **spec))
+    failures = {name: job.wait_for("Failed", 120)["lastFailure"] for name, job in jobs.items()}
+    assert "ended with exit code 1: " in failures["agentless"]["message"]
+    assert failures["agentless"]["message"].endswith("No module named no_such_agent")
+    assert failures["commandless"]["reason"] == "StartError"
+    assert (
+        'exec: "no-such-program": executable file not found' in failures["commandless"]["message"]
+    )
+    assert {failure["cause"] for failure in failures.values()} == {"Application"}
+
+
 LATE_FAILURE_SCRIPT = """
 import sys, time, torch.distributed as dist
 dist.init_process_group("gloo")

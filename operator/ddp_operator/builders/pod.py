@@ -248,6 +248,8 @@ def _container(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
             "timeoutSeconds": 5,
             "failureThreshold": 6,
         },
+        # An image without the agent, for example, shows its error in the job's status.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import tempfile
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +19,7 @@ from ddp_operator.builders.pod import Defaults, build_pod
 from ddp_operator.cli.rank_output import RankOutput
 from ddp_operator.cli.report_data import JOB_FILE
 from ddp_operator.cli.view import View, goodput_line, summary_lines
-from ddp_operator.cluster.base import Key, Manifest
+from ddp_operator.cluster.base import ClusterError, Key, Manifest
 from ddp_operator.cluster.local import LocalCluster, check_runs_locally
 from ddp_operator.cluster.local_share import too_few, visible_gpus
 from ddp_operator.cluster.local_volumes import ConfigMaps
@@ -234,7 +235,22 @@ async def run_locally(
     The output of rank 0 is shown if the job has a command. With `verbose`, that of all ranks is.
 
     Raises:
-        ClusterError: The job needs something that only a cluster has.
+        ClusterError: The job needs something that only a cluster has, or `home` cannot be used.
     """
+    _check_folder(home)
     check_runs_locally(build_pod(parse_job(manifest), 0, 1, DEFAULTS), config_maps)
     return await LocalRun(manifest, config_maps, home, console, verbose=verbose).run()
+
+
+def _check_folder(home: Path) -> None:
+    """Create the folder of a run, and check that files can be written there.
+
+    Raises:
+        ClusterError: That failed.
+    """
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=home).close()
+    except OSError as error:
+        sentence = f"--dir: must name a folder that can be written, got {home}: {error.strerror}"
+        raise ClusterError(sentence) from error

@@ -137,7 +137,10 @@ class LocalCluster:
             return self._services[key]
         if key not in self._pods:
             created["status"] = {"phase": "Pending"}
-            self._pods[key] = pod = self._make_pod(created)
+            try:
+                self._pods[key] = pod = self._make_pod(created)
+            except OSError as error:
+                raise ClusterError(f"{self._home}: {error}") from error
             self._spawn(self._run(key, pod))
         return self._pods[key].manifest
 
@@ -169,7 +172,10 @@ class LocalCluster:
         if pod is None or pod.uid != uid:
             return None
         pod.manifest["metadata"]["annotations"] |= annotations
-        pod.project_annotations()
+        try:
+            pod.project_annotations()
+        except OSError as error:
+            raise ClusterError(f"{self._home}: {error}") from error
         self._publish(pod)
         return pod.manifest
 

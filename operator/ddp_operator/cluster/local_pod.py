@@ -20,6 +20,10 @@ from ddp_wire.processes import descendants
 _GUARD = (sys.executable, "-I", "-S", str(Path(__file__).with_name("local_guard.py")))
 PROBE_SECONDS = 0.25
 """Seconds between two readiness probes."""
+_NOT_STARTED = 128
+"""Exit code that the kubelet reports for a container that could not start."""
+_MESSAGE_BYTES = 2048
+"""Bytes of the log that the kubelet takes as a termination message."""
 _TOPOLOGY_VARIABLES = frozenset({Env.NODE_NAME, Env.RACK, Env.ZONE})
 """Variables that only a cluster can set. Here the name of this machine applies to all pods."""
 
@@ -69,11 +73,32 @@ class LocalPod:
 
     async def run(self, session: aiohttp.ClientSession) -> None:
         """Start the container, probe it until it ends, and publish how it ended."""
+        try:
+            self._process = await self._start()
+        except OSError as error:  # For example, the disk is full.
+            self._set_terminated(_NOT_STARTED, "StartError", str(error))
+            return
+        self._set_status(phase="Running")
+        ended = asyncio.ensure_future(self._process.wait())
+        while not ended.done():
+            await self._probe(session)
+            await asyncio.wait([ended], timeout=PROBE_SECONDS)
+        self._kill_orphans()
+        code = ended.result()
+        code = code if code >= 0 else 128 - code
+        self._set_terminated(code, "Completed" if code == 0 else "Error", self._message(code))
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        """Start the container.
+
+        Raises:
+            OSError: The files of the pod cannot be written.
+        """
         self._home.mkdir(parents=True, exist_ok=True)
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
         self.project_annotations()
         with self._log_file.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
+            return await asyncio.create_subprocess_exec(
                 *_GUARD,
                 str(os.getpid()),
                 *_command(self.manifest),
@@ -82,13 +107,6 @@ class LocalPod:
                 stderr=log,
                 start_new_session=True,
             )
-            self._set_status(phase="Running")
-            ended = asyncio.ensure_future(self._process.wait())
-            while not ended.done():
-                await self._probe(session)
-                await asyncio.wait([ended], timeout=PROBE_SECONDS)
-        self._kill_orphans()
-        self._set_terminated(ended.result())
 
     async def delete(self, grace_seconds: float) -> None:
         """Send SIGTERM, then SIGKILL after the grace period. Return when the process has ended."""
@@ -128,14 +146,21 @@ class LocalPod:
         conditions = self.manifest["status"].get("conditions", [])
         return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
-    def _set_terminated(self, returncode: int) -> None:
-        code = returncode if returncode >= 0 else 128 - returncode
-        message = Path(self._environment[Env.TERMINATION_LOG])
+    def _message(self, code: int) -> str:
+        """Return the termination message, or after an error without one the end of the log."""
+        with contextlib.suppress(OSError):
+            return Path(self._environment[Env.TERMINATION_LOG]).read_text(encoding="utf-8")
+        with contextlib.suppress(OSError), self._log_file.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _MESSAGE_BYTES))
+            return log.read().decode(errors="replace") if code else ""
+        return ""
+
+    def _set_terminated(self, code: int, reason: str, message: str) -> None:
         terminated = {
             "exitCode": code,
-            "reason": "Completed" if code == 0 else "Error",
+            "reason": reason,
             "finishedAt": datetime.now(UTC).isoformat(),
-            "message": message.read_text(encoding="utf-8") if message.exists() else "",
+            "message": message,
         }
         phase = "Succeeded" if code == 0 else "Failed"
         self._set_status(phase=phase, state={"terminated": terminated})

@@ -42,6 +42,12 @@ _DISRUPTIONS = {
 }
 """Cause and predicate of the message for each reason of the condition DisruptionTarget."""
 
+_NOT_STARTED = {"StartError", "ContainerCannotRun"}
+"""Reasons of the kubelet for a container that the runtime could not start."""
+_NOT_EXECUTED = 'exec: "'
+"""Begin of runc's error about a command that the image lacks or that is not executable. Other
+errors are those of the Kubernetes node, for example of the hook that adds the GPUs."""
+
 ROOT_CAUSE_WAIT = timedelta(seconds=2)
 """Maximum wait for the root cause of a secondary failure, whose report may arrive later."""
 
@@ -272,12 +278,16 @@ def _classify_termination(pod: PodView, end: Termination) -> tuple[Cause, str, s
         return Cause.APPLICATION, "OOMKilled", "ran out of memory"
     if pod.reason is not None:
         return Cause.INFRASTRUCTURE, pod.reason, f"failed: {pod.reason}"
+    if end.reason in _NOT_STARTED:
+        cause = Cause.APPLICATION if _NOT_EXECUTED in end.words else Cause.INFRASTRUCTURE
+        return cause, end.reason, f"could not start: {end.words}"
     if end.exit_code == ExitCode.VOLUME_FAILED:
         return Cause.INFRASTRUCTURE, VOLUME_FAILED, f"ended with exit code {end.exit_code}"
     # Only the host can send SIGKILL to the agent, because it is PID 1 of the container.
     outside = end.exit_code == _KILLED and end.final is None
     cause = Cause.INFRASTRUCTURE if outside else Cause.APPLICATION
-    return cause, "PodFailed", f"ended with exit code {end.exit_code}"
+    words = f": {end.words}" if end.words and not outside else ""
+    return cause, "PodFailed", f"ended with exit code {end.exit_code}{words}"
 
 
 def _lost_pod(world: World, index: int, pod: PodView | None) -> Loss:

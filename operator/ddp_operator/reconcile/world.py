@@ -16,6 +16,7 @@ from ddp_operator.reconcile import node_ranges
 from ddp_wire import contract
 from ddp_wire.contract import AgentStatus, Env
 
+_WORDS_CHARACTERS = 300
 PROGRESS_INTERVAL = timedelta(seconds=5)
 """Minimum time between two status writes that change only the progress of one job."""
 
@@ -30,6 +31,8 @@ class Termination:
     at: datetime | None
     final: AgentStatus | None
     """Last report of the agent, from the termination message."""
+    words: str = ""
+    """Without a report: the error of the container runtime, or the last line of the log."""
 
 
 @dataclass(frozen=True)
@@ -264,8 +267,9 @@ def _termination(container: Mapping[str, Any]) -> Termination | None:
     terminated = (container.get("state") or {}).get("terminated")
     if not terminated:
         return None
+    message = terminated.get("message") or ""
     try:
-        final = AgentStatus.model_validate_json(terminated.get("message") or "")
+        final = AgentStatus.model_validate_json(message)
     except ValidationError:
         final = None  # The container was killed before its agent wrote a report.
     return Termination(
@@ -273,4 +277,10 @@ def _termination(container: Mapping[str, Any]) -> Termination | None:
         reason=terminated.get("reason", ""),
         at=parse_time(terminated.get("finishedAt")),
         final=final,
+        words="" if final else _last_line(message),
     )
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][-_WORDS_CHARACTERS:] if lines else ""

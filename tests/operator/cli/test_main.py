@@ -92,6 +92,15 @@ def test_job_that_needs_a_cluster_is_refused_before_it_starts(
     assert "Traceback" not in ended.stderr
 
 
+def test_folder_that_cannot_be_written_is_invalid_input(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "runs"
+    ended = CliRunner().invoke(main, ["run", write(tmp_path, JOB), "--dir", str(folder)])
+    assert ended.exit_code == 2
+    requirement = "--dir: must name a folder that can be written"
+    assert ended.stderr == f"ddpjob: {requirement}, got {folder}/digits: Not a directory\n"
+
+
 PROGRAM = """
 import os, sys, time
 rank, attempt = int(os.environ["RANK"]), int(os.environ["DDP_ATTEMPT"])

@@ -102,6 +102,28 @@ def test_view_holds_how_a_container_ended() -> None:
     assert found.termination.final == final
 
 
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (None, ""),
+        (
+            "Traceback\n  File\npython3: No module named ddp_agent\n\n",
+            "python3: No module named ddp_agent",
+        ),
+        ("a" * 200 + "b" * 300, "b" * 300),
+        (failed_status(1, message="E: x").to_json(), ""),
+    ],
+    ids=["none", "log", "long line", "report"],
+)
+def test_view_holds_the_last_words_of_a_container_without_a_report(
+    message: str | None, words: str
+) -> None:
+    ending = {"exitCode": 1, "message": message}
+    found = view(phase="Failed", **worker(terminated=ending)).termination
+    assert found is not None
+    assert found.words == words
+
+
 @pytest.mark.parametrize("message", [None, "", "Killed", "{", '{"attempt": "x"}', "[]"])
 def test_container_killed_before_its_agent_wrote_has_no_final_report(message: str | None) -> None:
     ending = {"exitCode": 137} | ({} if message is None else {"message": message})
