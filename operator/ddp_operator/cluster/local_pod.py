@@ -149,7 +149,8 @@ class LocalPod:
     def _message(self, code: int) -> str:
         """Return the termination message, or after an error without one the end of the log."""
         with contextlib.suppress(OSError):
-            return Path(self._environment[Env.TERMINATION_LOG]).read_text(encoding="utf-8")
+            report = Path(self._environment[Env.TERMINATION_LOG])
+            return report.read_text(encoding="utf-8", errors="replace")
         with contextlib.suppress(OSError), self._log_file.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _MESSAGE_BYTES))
             return log.read().decode(errors="replace") if code else ""

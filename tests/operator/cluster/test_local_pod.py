@@ -42,6 +42,12 @@ async def test_container_that_ends_well_has_no_last_words(tmp_path: Path) -> Non
     assert (found.exit_code, found.reason, found.words) == (0, "Completed", "")
 
 
+async def test_termination_message_that_is_no_text_is_no_report(tmp_path: Path) -> None:
+    message = tmp_path / "message"
+    found = await end_of(tmp_path, f"open({str(message)!r}, 'wb').write(b'\\xff'); exit(3)")
+    assert (found.exit_code, found.final) == (3, None)
+
+
 @pytest.mark.parametrize("place", ["home", "logs"])
 async def test_pod_whose_files_cannot_be_written_fails_with_the_reason(
     tmp_path: Path, place: str
