@@ -150,7 +150,8 @@ class LocalPod:
         """Return the termination message, or after an error without one the end of the log."""
         with contextlib.suppress(OSError):
             report = Path(self._environment[Env.TERMINATION_LOG])
-            return report.read_text(encoding="utf-8", errors="replace")
+            if text := report.read_text(encoding="utf-8", errors="replace"):
+                return text
         with contextlib.suppress(OSError), self._log_file.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _MESSAGE_BYTES))
             return log.read().decode(errors="replace") if code else ""

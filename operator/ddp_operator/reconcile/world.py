@@ -17,6 +17,7 @@ from ddp_wire import contract
 from ddp_wire.contract import AgentStatus, Env
 
 _WORDS_CHARACTERS = 300
+"""Maximum length of the last words of a container."""
 PROGRESS_INTERVAL = timedelta(seconds=5)
 """Minimum time between two status writes that change only the progress of one job."""
 
@@ -32,7 +33,7 @@ class Termination:
     final: AgentStatus | None
     """Last report of the agent, from the termination message."""
     words: str = ""
-    """Without a report: the error of the container runtime, or the last line of the log."""
+    """Error of the container runtime, or last line of the log, if the agent left no report."""
 
 
 @dataclass(frozen=True)

@@ -25,15 +25,15 @@ _OPENINGS = Rate(burst=100, per_second=2000.0)
 _ANSWERS = Rate(burst=16, per_second=1.0)
 """Answers of one agent. A hostile one could answer without end."""
 _OWN_ANSWERS = 1.25
-"""Answers of one agent that wait for no other agent, per longest wait of its requests: the answers
-of a job that trains, and a reserve."""
+"""Answers of one agent that wait for no other agent, as a multiple of those of a job that trains.
+Such an agent answers once per longest wait of its requests."""
 _SHARED_ANSWERS = Rate(burst=64, per_second=20.0)
-"""Further answers, of all agents together."""
+"""Further answers of all agents together."""
 _ANSWER_BYTES = 1 << 14
 """Size of an ordinary answer. A larger one counts as several, because it costs as much to read."""
 _WAKES = Rate(burst=16, per_second=0.5)
-"""Wakes of one job that wait for no other job. With many jobs their rates together are that of the
-status writes."""
+"""Wakes of one job that wait for no other job. If there are many jobs, the rate of each is its
+share of the status writes."""
 _SHARED_WAKES = Rate(burst=64, per_second=20.0)
 """Further wakes, of all jobs together."""
 _WAKE_SECONDS = 0.2
@@ -65,7 +65,7 @@ class AgentReports(Protocol):
 
 
 class _Answers:
-    """What one agent may answer. It lasts as long as the pod, however often the agent is asked."""
+    """Budget of the answers of one agent. A watch that begins again keeps the budget of its pod."""
 
     def __init__(self, now: float) -> None:
         self._limit = TokenBucket(_ANSWERS.burst, _ANSWERS.per_second, now)

@@ -37,6 +37,12 @@ async def test_last_line_of_the_log_explains_an_error_without_a_report(tmp_path:
     assert (found.exit_code, found.reason, found.words) == (1, "Error", "no module")
 
 
+async def test_empty_termination_message_is_none(tmp_path: Path) -> None:
+    (tmp_path / "message").touch()
+    found = await end_of(tmp_path, "raise SystemExit('no module')")
+    assert found.words == "no module"
+
+
 async def test_container_that_ends_well_has_no_last_words(tmp_path: Path) -> None:
     found = await end_of(tmp_path, "print('one')")
     assert (found.exit_code, found.reason, found.words) == (0, "Completed", "")
