@@ -86,13 +86,15 @@ def test_secrets_are_in_no_environment_of_a_program(
 
 
 @pytest.mark.usefixtures("_container")
-def test_agent_process_reports_a_taken_barrier_port_as_a_sentence(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("variable", [Env.AGENT_PORT, Env.BARRIER_PORT])
+def test_agent_process_reports_a_taken_port_as_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     monkeypatch.setenv(Env.NODES, "2")
+    monkeypatch.setenv(Env.BARRIER_PORT, "0")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        monkeypatch.setenv(Env.BARRIER_PORT, str(port))
+        monkeypatch.setenv(variable, str(port))
         with pytest.raises(SystemExit) as ended:
             main()
     assert f"port {port} must be free" in str(ended.value.code)

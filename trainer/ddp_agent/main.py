@@ -5,6 +5,8 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -50,12 +52,8 @@ def main(standby: Standby | None = None) -> None:
         reporter = AttemptReporter(config, ticker.clock)
         xids = XidCounter(gpu_handles)
         starter = AttemptStarter(config, ticker, standby, xids=lambda: xids.counts)
-        try:
+        with _needing(config.barrier_port, starter):
             barrier = start_barrier(config, reporter.cell.count_news)
-        except OSError as error:
-            starter.close()
-            message = f"port {config.barrier_port} must be free: {error}"
-            sys.exit(logs.format_line(message, logging.CRITICAL))
         agent = Agent(
             config,
             Path(scratch),
@@ -69,15 +67,16 @@ def main(standby: Standby | None = None) -> None:
             signal.signal(number, lambda *_: orders.stop())
         gpus = GpuReader(lambda: xids.counts)
         collector = AgentCollector(config, reporter.cell.current, gpus.read)
-        server = AgentServer(
-            config.bind,
-            config.port,
-            reporter.cell,
-            orders,
-            agent.is_alive,
-            render_metrics=partial(render, collector),
-            secret=config.secret,
-        )
+        with _needing(config.port, starter):
+            server = AgentServer(
+                config.bind,
+                config.port,
+                reporter.cell,
+                orders,
+                agent.is_alive,
+                render_metrics=partial(render, collector),
+                secret=config.secret,
+            )
         server.start()
         xids.start()
         Doorbell(config, reporter.cell).start()
@@ -88,6 +87,16 @@ def main(standby: Standby | None = None) -> None:
             write_termination_message(config.termination_log, reporter.status)
             server.close()
     sys.exit(code)
+
+
+@contextmanager
+def _needing(port: int, starter: AttemptStarter) -> Iterator[None]:
+    """End the process with a sentence if the block finds that a port is not free."""
+    try:
+        yield
+    except OSError as error:
+        starter.close()
+        sys.exit(logs.format_line(f"port {port} must be free: {error}", logging.CRITICAL))
 
 
 if __name__ == "__main__":

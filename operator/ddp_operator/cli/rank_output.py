@@ -18,9 +18,12 @@ PAUSE_SECONDS = 1.0
 """Seconds for which a line without an end waits for the rest of it."""
 _POLL_SECONDS = 0.1
 _CHUNK = 64 << 10
-_LONGEST_PREFIX = 32
-_PREFIX = re.compile(r"\[rank (\d{1,9})\] |ddp-agent: attempt \d{1,9}: ")
-"""Start of a part that a rank or the agent wrote."""
+_LONGEST_PREFIX = 64
+_STAMP = r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{1,9} "
+_TORCHRUN = rf"(?<!\]:)\[{_STAMP}\w{{1,24}}\.cpp:|(?<!\]:){_STAMP}\d{{1,7}} torch/"
+"""Start of a message of torchrun, in C++ or in Python. Those of a rank follow `[rank0]:`."""
+_PREFIX = re.compile(rf"\[rank (\d{{1,9}})\] |ddp-agent: attempt \d{{1,9}}: |{_TORCHRUN}")
+"""Start of a part that a rank, the agent or torchrun wrote."""
 
 RankLine = tuple[int, str]
 """Rank, and a line of its output without the newline."""
@@ -131,7 +134,7 @@ class RankLines:
 
 
 def _rank_of(prefix: re.Match[str]) -> int | None:
-    """Return the rank in a prefix, or None for the prefix of the agent."""
+    """Return the rank in a prefix, or None for one of the agent or torchrun."""
     return int(prefix[1]) if prefix[1] else None
 
 

@@ -1,10 +1,8 @@
 """Cluster without Kubernetes, whose pods are processes on loopback addresses of this machine."""
 
 import asyncio
-import errno
 import itertools
 import os
-import socket
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -16,6 +14,7 @@ import aiohttp
 from ddp_operator.cluster import local_share
 from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import AgentAnswer, ClusterError, ConflictError, Key, Manifest
+from ddp_operator.cluster.local_network import LocalNetwork
 from ddp_operator.cluster.local_pod import LocalPod, container_environment
 from ddp_operator.cluster.local_shape import check_shape
 from ddp_operator.cluster.local_volumes import (
@@ -33,10 +32,6 @@ from ddp_wire.processes import adopt_orphans
 
 MAX_NODES = 150
 """Maximum number of nodes. Their addresses end in 100 to 249."""
-_FIRST_HOST = 100
-"""Last number of the address of node 0. Three digits, because torchrun sorts strings."""
-_NETWORKS = 250
-_FIRST_RENDEZVOUS_PORT = 12_000
 _DELETE_GRACE_SECONDS = 60.0
 
 
@@ -74,7 +69,7 @@ class LocalCluster:
         self._pods: dict[Key, LocalPod] = {}
         self._services: dict[Key, Manifest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._network = _free_network()
+        self._network = LocalNetwork()
         self._session = aiohttp.ClientSession()
         self._agents = Agents()
         adopt_orphans()
@@ -85,6 +80,7 @@ class LocalCluster:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._session.close()
         await self._agents.close()
+        self._network.close()
 
     def kill(self) -> None:
         """Kill all pods without a grace period."""
@@ -247,7 +243,7 @@ class LocalCluster:
             environment["PYTHONPATH"] += os.pathsep + inherited  # The agent may be installed there.
         index = int(manifest["metadata"]["labels"][contract.LABEL_NODE_INDEX])
         environment |= {
-            Env.AGENT_BIND: self._address(index),
+            Env.AGENT_BIND: self._network.address(index),
             Env.POD_INFO_DIR: str(home),
             Env.TERMINATION_LOG: str(home / "termination.json"),
         }
@@ -261,26 +257,13 @@ class LocalCluster:
         log_file = self.log_file(manifest["metadata"]["name"])
         return LocalPod(manifest, home, log_file, variables, self._publish)
 
-    def _address(self, index: int) -> str:
-        return f"{self._network}.{_FIRST_HOST + index}"
-
     def _with_addresses(self, environment: dict[str, str]) -> dict[str, str]:
         """Replace DNS names of pods by addresses, because local pods have no DNS."""
         resolved = dict(environment)
-        resolved[Env.RENDEZVOUS_HOST] = self._address(0)
-        resolved[Env.POD_ADDRESS] = self._address(int(environment[Env.NODE_INDEX]))
-        resolved[Env.RENDEZVOUS_PORT_BASE] = str(_rendezvous_ports(self._network))
+        resolved[Env.RENDEZVOUS_HOST] = self._network.address(0)
+        resolved[Env.POD_ADDRESS] = self._network.address(int(environment[Env.NODE_INDEX]))
+        resolved[Env.RENDEZVOUS_PORT_BASE] = str(self._network.rendezvous_ports)
         return resolved
-
-
-def _rendezvous_ports(network: str) -> int:
-    """Return the base of the ports of the c10d stores of the run with this network.
-
-    A c10d store listens on all addresses of the machine, so that runs at the same time need
-    different ports. All of them lie below the ports that the kernel gives to clients.
-    """
-    number = int(network.rpartition(".")[2])
-    return _FIRST_RENDEZVOUS_PORT + number * contract.RENDEZVOUS_PORT_COUNT
 
 
 def _timestamp() -> str:
@@ -303,28 +286,3 @@ def check_runs_locally(manifest: Manifest, config_maps: ConfigMaps) -> None:
     if int(container_environment(manifest)[Env.NODES]) > MAX_NODES:
         raise ClusterError(f"spec.nodes: must be at most {MAX_NODES} without a cluster")
     check_volumes(manifest, config_maps)
-
-
-def _free_network() -> str:
-    """Return the first three numbers of loopback addresses that no other run uses.
-
-    Raises:
-        ClusterError: No such addresses are left.
-    """
-    start, taken = os.getpid() % _NETWORKS, False
-    for offset in range(_NETWORKS):
-        network = f"127.77.{(start + offset) % _NETWORKS}"
-        with socket.socket() as probe:
-            try:
-                probe.bind((f"{network}.{_FIRST_HOST}", contract.AGENT_PORT))
-            except OSError as error:
-                taken = taken or error.errno == errno.EADDRINUSE
-                continue
-        return network
-    if taken:
-        port = contract.AGENT_PORT
-        raise ClusterError(f"port {port} must be free: another program listens on every address")
-    raise ClusterError(
-        "loopback addresses 127.77.x.y must be usable: on macOS add them first,"
-        " for example with `sudo ifconfig lo0 alias 127.77.0.100`"
-    )

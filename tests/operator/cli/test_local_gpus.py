@@ -52,7 +52,7 @@ async def test_killed_ranks_train_again_on_their_gpus(
     out = io.StringIO()
     run = RecordedRun(on_gpus(tmp_path), {}, tmp_path, Console(file=out), verbose=False)
     scrape = asyncio.ensure_future(
-        metrics_with("ddp_train_gpu_memory_allocated_bytes", run._cluster._address(0))
+        metrics_with("ddp_train_gpu_memory_allocated_bytes", run._cluster._network.address(0))
     )
     try:
         assert await run.run() == 0, out.getvalue()

@@ -1,6 +1,8 @@
 """The number of worker processes follows from the time that a batch takes."""
 
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -79,20 +81,28 @@ def test_large_data_in_memory_are_not_copied(monkeypatch: pytest.MonkeyPatch) ->
     assert chosen(data, 9.0, 9.0).reason == "each of them would copy more than 1 MiB of data"
 
 
-@pytest.mark.parametrize(("slow", "workers"), [(0.01, 7), (0.0, 0)])
+@pytest.mark.parametrize(
+    ("seconds", "workers", "reason"),
+    [
+        (0.01, 7, "a batch takes 10 ms to prepare"),
+        (0.001, 0, "a batch takes 1 ms to prepare, less than 5 ms"),
+    ],
+)
 def test_rank_with_a_gpu_measures_its_first_batch(
-    monkeypatch: pytest.MonkeyPatch, slow: float, workers: int
+    monkeypatch: pytest.MonkeyPatch, seconds: float, workers: int, reason: str
 ) -> None:
+    times = count(0.0, seconds)
+    measured = partial(choose_workers, clock=lambda: next(times))
+    monkeypatch.setattr(opening, "choose_workers", measured)
     monkeypatch.setattr(opening, "cpu_count", lambda: 8)
     config = resolve({"data": {"pin_memory": False}, "global_batch": 2, "max_steps": 1})
     device = torch.device("cuda")
-    task = ProbeTask(ProbeConfig(slow=slow), RunEnv(0, 1, 0, 1, device, 0))
+    task = ProbeTask(ProbeConfig(), RunEnv(0, 1, 0, 1, device, 0))
     built = opening._Built(task, config, {}, [], "", [])
     group = opening._Group(device, config.batch_split(1), Route(None))
     data = opening._data(built, None, Ranks(), group)
     assert data.loaders.budget == CpuBudget(threads=8 - workers, workers=workers)
-    assert data.choice
-    assert data.choice.workers == workers
+    assert data.choice == WorkerChoice(workers, reason)
 
 
 def test_run_on_the_cpu_has_no_workers_by_default(capsys: pytest.CaptureFixture[str]) -> None:

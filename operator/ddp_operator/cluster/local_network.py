@@ -1,0 +1,77 @@
+"""Loopback addresses and ports of a local run, which no other run on this machine uses."""
+
+import errno
+import os
+import socket
+
+from ddp_operator.cluster.base import ClusterError
+from ddp_wire import contract
+
+FIRST_HOST = 100
+"""Last number of the address of node 0. Three digits, because torchrun sorts strings."""
+_NETWORKS = 250
+_FIRST_RENDEZVOUS_PORT = 12_000
+
+
+class LocalNetwork:
+    """The addresses 127.77.N.x for one N, reserved until it is closed."""
+
+    def __init__(self) -> None:
+        """Reserve free addresses.
+
+        Raises:
+            ClusterError: No such addresses are left.
+        """
+        self._number, self._reservation = _reserve()
+
+    def close(self) -> None:
+        """Leave the addresses to other runs."""
+        self._reservation.close()
+
+    def address(self, index: int) -> str:
+        """Return the address of a node."""
+        return f"{_network(self._number)}.{FIRST_HOST + index}"
+
+    @property
+    def rendezvous_ports(self) -> int:
+        """Base of the ports of this run's c10d stores.
+
+        A c10d store listens on all addresses of the machine, so that runs at the same time need
+        different ports. All of them lie below the ports that the kernel gives to clients.
+        """
+        return _FIRST_RENDEZVOUS_PORT + self._number * contract.RENDEZVOUS_PORT_COUNT
+
+
+def _network(number: int) -> str:
+    return f"127.77.{number}"
+
+
+def _reserve() -> tuple[int, socket.socket]:
+    """Return the number of a free network, and the socket that reserves it.
+
+    A UDP socket reserves it, because the agents listen on TCP ports. They start only later.
+
+    Raises:
+        ClusterError: No network is free.
+    """
+    start, taken = os.getpid() % _NETWORKS, False
+    for offset in range(_NETWORKS):
+        number = (start + offset) % _NETWORKS
+        node_0 = (f"{_network(number)}.{FIRST_HOST}", contract.AGENT_PORT)
+        reservation = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            reservation.bind(node_0)
+            with socket.socket() as probe:  # A pod of a killed run may still listen.
+                probe.bind(node_0)
+        except OSError as error:
+            reservation.close()
+            taken = taken or error.errno == errno.EADDRINUSE
+            continue
+        return number, reservation
+    if taken:
+        port = contract.AGENT_PORT
+        raise ClusterError(f"port {port} must be free: another program listens on every address")
+    raise ClusterError(
+        "loopback addresses 127.77.x.y must be usable: on macOS add them first,"
+        " for example with `sudo ifconfig lo0 alias 127.77.0.100`"
+    )
