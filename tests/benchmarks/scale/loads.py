@@ -64,7 +64,8 @@ async def one_job(stage: Stage, namespace: str, nodes: int) -> OneJob:
         ours = await stage.operator_requests(audit, namespace)
         found.created = last_pod_created(ours) - applied
         found.status_delay = seen - last_pod_changes(everything)["large"]
-        found.requests, found.requests_by_verb = len(ours), by_verb(ours)
+        to_running = [request for request in ours if request.received <= seen]
+        found.requests, found.requests_by_verb = len(to_running), by_verb(to_running)
         await asyncio.sleep(_REST_SECONDS)
         found.rest_requests = len(await stage.operator_requests(audit, namespace)) - len(ours)
         path = path_of("pods", namespace)
