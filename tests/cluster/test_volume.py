@@ -32,6 +32,17 @@ def small_volume(cluster: Cluster, namespace: str) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
+def makes_read_only(directory: Path) -> bool:
+    """Try to make the volume read-only, and return whether it is now.
+
+    Linux refuses while a file of the volume is open for writing, as during a save.
+    """
+    remount = ["mount", "-o", "remount,ro", str(directory)]
+    done = subprocess.run(remount, check=False, capture_output=True, text=True)
+    assert done.returncode == 0 or "busy" in done.stderr, done.stderr
+    return done.returncode == 0
+
+
 def fill_volume(directory: Path) -> Path:
     """Fill the volume, and return the file that fills it."""
     filler = directory / "filler"
@@ -76,7 +87,7 @@ def test_case_35_read_only_volume_fails_the_job_with_its_reason(
 ) -> None:
     job = Job.apply(cluster, namespace, long_job())
     job.wait_for_checkpoint()
-    subprocess.run(["mount", "-o", "remount,ro", str(small_volume)], check=True)
+    eventually(lambda: makes_read_only(small_volume), "no file is open for writing", 30, every=0.02)
     status = job.wait_for("Failed", 180)
     assert "Read-only file system" in job.row("-o", "wide")["MESSAGE"]
     assert status["lastFailure"]["cause"] == "Application"
