@@ -95,14 +95,18 @@ def table(results: Sequence[Result]) -> str:
 
 
 def phases_table(results: Sequence[Result]) -> str:
-    """Return the phases of our recoveries as Markdown, in median seconds after the fault."""
-    lines = _head(["fault, median seconds after it", *PHASES])
+    """Return the phases of our recoveries as Markdown, in median seconds after the fault.
+
+    The text is empty if no recovery has phases, as when the operator reaches no agent.
+    """
+    rows = []
     for result in results:
         traces = [r.phases for r in result.recoveries if r.phases]
         if traces:
             cells = [_median([phases[p] for phases in traces if p in phases]) for p in PHASES]
-            lines.append("| " + " | ".join([result.case.name, *cells]) + " |")
-    return "\n".join(lines)
+            rows.append("| " + " | ".join([result.case.name, *cells]) + " |")
+    head = _head(["fault, median seconds after it", *PHASES])
+    return "\n".join([*head, *rows]) if rows else ""
 
 
 def _median(values: Sequence[float]) -> str:
@@ -150,10 +154,17 @@ def _row(
     for label in labels:
         result = of_case[label]
         cells += [_cell(result, q, value) for q in (0.5, 0.95)]
-        cells.append(_median([r.back for r in result.recoveries if r.back is not None]))
+        cells.append(_median([back for r in result.recoveries if (back := _back(r, value(r)))]))
     cells.insert(2, goal)
     counts = "/".join(str(len(of_case[label].recoveries)) for label in labels)
     return "| " + " | ".join([name, counts, *cells]) + " |"
+
+
+def _back(recovery: Recovery, counted: float | None) -> float | None:
+    """Return when the run had repeated all lost updates, from the moment `counted` starts at."""
+    if recovery.back is None or recovery.seconds is None or counted is None:
+        return None
+    return recovery.back - (recovery.seconds - counted)
 
 
 def _cell(result: Result, q: float, value: Callable[[Recovery], float | None]) -> str:

@@ -3,7 +3,7 @@
 import math
 
 from tests.benchmarks.cases import CASES
-from tests.benchmarks.figures import Recovery, Result, missed, table
+from tests.benchmarks.figures import Recovery, Result, missed, phases_table, table
 
 CRASH, LOST = CASES[0], CASES[-1]
 
@@ -43,3 +43,16 @@ def test_table_has_a_row_per_fault_and_three_columns_per_gang() -> None:
     assert (
         text.splitlines()[-1] == "| rank crash | 2/2 | 3.00 | 3.00 | 4 | 3.00 | never | never | - |"
     )
+
+
+def test_row_from_the_detection_counts_everything_from_it() -> None:
+    found = Result(LOST, "ours", [Recovery(22.5, after_detection=5.0, back=23.25)])
+    assert table([found]).splitlines()[-1] == (
+        f"| node lost, from its detection | 1 | 5.00 | 5.00 | {LOST.goal_seconds:.0f} | 5.75 |"
+    )
+
+
+def test_there_is_no_table_of_phases_that_nobody_measured() -> None:
+    assert not phases_table([result("ours", 1.0)])
+    measured = Result(CRASH, "ours", [Recovery(1.0, phases={"noticed": 0.5})])
+    assert phases_table([measured]).splitlines()[-1].startswith("| rank crash | 0.50 |")
