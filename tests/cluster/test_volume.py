@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,35 +16,42 @@ from tests.cluster.support import Job, long_job
 from tests.fault_player import run_checks
 from tests.fault_player.faults import rank_process
 from tests.fault_player.record import read_attempts
+from tests.harness import debian
 from tests.harness.cluster import Cluster
 from tests.tools.install import eventually
 
 pytestmark = pytest.mark.cluster
 
 
-@pytest.fixture
-def small_volume(cluster: Cluster, namespace: str) -> Iterator[Path]:
-    """Mount a file system of 64 MiB at the claim's directory, and yield the directory."""
+@contextmanager
+def mounted(cluster: Cluster, namespace: str, *mount: str) -> Iterator[Path]:
+    """Mount a file system at the claim's directory, and yield the directory."""
     directory = cluster.shared_dir / namespace
-    options = "size=64m,uid=1000,gid=1000,mode=0755"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)], check=True)
+    subprocess.run(["mount", *mount, str(directory)], check=True)
     yield directory
     cluster.kubectl("delete", "namespace", namespace, timeout=120)
     subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+@pytest.fixture
+def small_volume(cluster: Cluster, namespace: str) -> Iterator[Path]:
+    """Give the claim a file system of 64 MiB in memory, and yield its directory."""
+    options = "size=64m,uid=1000,gid=1000,mode=0755"
+    with mounted(cluster, namespace, "-t", "tmpfs", "-o", options, "tmpfs") as directory:
+        yield directory
 
 
 @pytest.fixture
 def disk(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Path]:
-    """Mount an ext4 file system of 64 MiB at the claim's directory, and yield the directory."""
-    directory, image = cluster.shared_dir / namespace, tmp_path / "disk"
+    """Give the claim an ext4 file system of 64 MiB, and yield its directory."""
+    debian.ensure({"mkfs.ext4": "e2fsprogs"})
+    image = tmp_path / "disk"
     with image.open("wb") as file:
         file.truncate(64 << 20)
     make = ["mkfs.ext4", "-q", "-F", "-E", "root_owner=1000:1000", str(image)]
     subprocess.run(make, check=True)
-    subprocess.run(["mount", "-o", "loop", str(image), str(directory)], check=True)
-    yield directory
-    cluster.kubectl("delete", "namespace", namespace, timeout=120)
-    subprocess.run(["umount", "--lazy", str(directory)], check=True)
+    with mounted(cluster, namespace, "-o", "loop", str(image)) as directory:
+        yield directory
 
 
 def fill_volume(directory: Path) -> Path:
