@@ -24,6 +24,8 @@ _REASONS: dict[int | None, str] = {
 _REASON_CHARACTERS = 1024
 """Maximum length of a reason, in characters, because other controllers set no limit."""
 
+_COLLECTED = "DeletionByPodGC"
+"""Disruption reason of pods that Kubernetes deletes because their node no longer exists."""
 _DISRUPTIONS = {
     "PreemptionByScheduler": (Cause.FREE, "was preempted by a pod of higher priority"),
     "EvictionByEvictionAPI": (Cause.FREE, "was evicted, for example by a node drain"),
@@ -31,7 +33,7 @@ _DISRUPTIONS = {
         Cause.INFRASTRUCTURE,
         "was deleted because of a taint on its Kubernetes node",
     ),
-    "DeletionByPodGC": (
+    _COLLECTED: (
         Cause.INFRASTRUCTURE,
         "was deleted because its Kubernetes node no longer exists",
     ),
@@ -195,7 +197,7 @@ def _pod_loss(world: World, index: int, *, started: bool) -> Loss | None:
     pod = world.pod(index)
     if pod is None and index in world.succeeded:
         return None
-    if pod is None or (pod.deleting and not pod.terminal):
+    if pod is None or (pod.deleting and not pod.terminal) or _is_collected(world, pod):
         if pod is not None and pod.attempt == str(attempt) and is_abandoned(world, pod):
             return _lost_pod(world, index, pod)
         # Before the start, the operator creates a missing pod and the others wait for it.
@@ -209,6 +211,17 @@ def _pod_loss(world: World, index: int, *, started: bool) -> Loss | None:
         return loss
     # The disruption of the pod explains the failure of its ranks.
     return Loss(_disrupted(world, pod, pod.disruption, loss.failure.time))
+
+
+def _is_collected(world: World, pod: PodView) -> bool:
+    """Return whether a pod is as good as deleted, and has no part in the current attempt.
+
+    Kubernetes marks the pods of a removed node as Failed just before it deletes them.
+    """
+    report = world.report(pod)
+    if report is not None and report.attempt == world.job.status.attempt:
+        return False
+    return pod.phase == "Failed" and pod.disruption == _COLLECTED and pod.termination is None
 
 
 def _ended_pod(world: World, pod: PodView) -> Loss | None:

@@ -14,6 +14,7 @@ from tests.operator.support import (
     all_pods,
     ended,
     failed_status,
+    last_failure,
     plan_for,
     pod,
 )
@@ -116,3 +117,26 @@ def test_stop_is_requested_when_all_pods_take_part(peer: str) -> None:
     plan = plan_for(job, [other, pod(job, 1, ready=False)], statuses=statuses, now=after(3))
     found = failure(plan)
     assert (found.reason, found.cause) == ("Preempted", Cause.FREE)
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["marked", "deleted"])
+def test_case_22_pod_of_a_removed_node_is_lost_only_once(gone: bool) -> None:
+    """Its peers report the silent pod before Kubernetes deletes it: attempt 2 waits for it."""
+    blamed = last_failure(pod="digits-1", cause=Cause.INFRASTRUCTURE)
+    counted = {"last_failure": blamed, "infrastructure_restarts": 1}
+    job = active_job(attempt=2, formed=False, status=counted)
+    marked = pod(job, 1, phase="Failed", ready=False, disruption="DeletionByPodGC")
+    waits = {0: agent_status(0, attempt=2, phase="Waiting")}
+    plan = plan_for(job, [pod(job, 0, ready=False), *([] if gone else [marked])], statuses=waits)
+    assert (plan.status.attempt, plan.status.infrastructure_restarts) == (2, 1)
+    assert [a.name for a in plan.actions if isinstance(a, CreatePod)] == ["digits-1"] * gone
+
+
+def test_pod_of_a_removed_node_ends_an_attempt_that_it_took_part_in() -> None:
+    job = active_job()
+    marked = pod(job, 1, phase="Failed", ready=False, disruption="DeletionByPodGC")
+    plan = plan_for(job, [pod(job, 0), marked])
+    assert (plan.status.attempt, plan.status.infrastructure_restarts) == (2, 1)
+    assert failure(plan).message == (
+        "digits-1 was deleted because its Kubernetes node no longer exists"
+    )
