@@ -154,14 +154,20 @@ def _row(
     for label in labels:
         result = of_case[label]
         cells += [_cell(result, q, value) for q in (0.5, 0.95)]
-        cells.append(_median([back for r in result.recoveries if (back := _back(r, value(r)))]))
+        backs = [_back(r, value(r)) for r in result.recoveries]
+        cells.append(_median([back for back in backs if back is not None]))
     cells.insert(2, goal)
     counts = "/".join(str(len(of_case[label].recoveries)) for label in labels)
     return "| " + " | ".join([name, counts, *cells]) + " |"
 
 
 def _back(recovery: Recovery, counted: float | None) -> float | None:
-    """Return when the run had repeated all lost updates, from the moment `counted` starts at."""
+    """Return the seconds until the run had repeated all lost updates.
+
+    Args:
+        recovery: The recovery.
+        counted: Its seconds to the first new update, which state where counting begins.
+    """
     if recovery.back is None or recovery.seconds is None or counted is None:
         return None
     return recovery.back - (recovery.seconds - counted)

@@ -140,3 +140,13 @@ def test_pod_of_a_removed_node_ends_an_attempt_that_it_took_part_in() -> None:
     assert failure(plan).message == (
         "digits-1 was deleted because its Kubernetes node no longer exists"
     )
+
+
+def test_bad_input_fails_the_job_although_the_node_is_removed_before_the_start() -> None:
+    """The agent of the marked pod has reported this attempt, so its report counts."""
+    job = active_job(formed=False)
+    marked = pod(job, 1, phase="Failed", ready=False, disruption="DeletionByPodGC")
+    statuses = {1: failed_status(1, exit_code=ExitCode.BAD_INPUT)}
+    plan = plan_for(job, [pod(job, 0, ready=False), marked], statuses=statuses)
+    assert failure(plan).reason == "BadInput"
+    assert plan.status.attempt == 1
