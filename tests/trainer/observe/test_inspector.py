@@ -1,10 +1,15 @@
 """A rank answers what it does, while its training thread waits or loops."""
 
+import _thread
+import ctypes
 import signal
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 from ddp_trainer.observe.inspector import inspect
 from ddp_wire.activity import ANSWER_SUFFIX, QUESTION_SUFFIX, Activity, read_activities
@@ -51,23 +56,62 @@ def test_rank_that_waits_for_a_stopped_one_shows_the_collective(
     gang.wait_until(lambda: read_activities(tmp_path)[0].step > step)
 
 
-def test_thread_that_loops_does_not_wait() -> None:
-    end, started = threading.Event(), threading.Event()
+class Loop:
+    """The loop of a thread, until a test ends."""
 
-    def loop_in_user_code() -> None:
-        started.set()
-        while not end.is_set():
+    def __init__(self) -> None:
+        self.started, self.end = threading.Event(), threading.Event()
+
+    def loop_in_user_code(self) -> None:
+        self.started.set()
+        while not self.end.is_set():
             pass
 
-    thread = threading.Thread(target=loop_in_user_code)
-    thread.start()
+    def wait_in_a_library(self, name: bytes) -> None:
+        libc = ctypes.PyDLL(None)
+        libc.pthread_setname_np(ctypes.c_ulong(_thread.get_ident()), name)
+        self.started.set()
+        self.end.wait()
+
+
+def start(begin: Callable[[], object], started: threading.Event) -> None:
+    begin()
     assert started.wait(10)
+
+
+@pytest.fixture
+def training() -> Iterator[int]:
+    """Run a loop in a thread, as the training thread."""
+    loop = Loop()
+    thread = threading.Thread(target=loop.loop_in_user_code)
+    start(thread.start, loop.started)
     assert thread.ident is not None
-    try:
-        found = inspect(thread.ident)
-    finally:
-        end.set()
-        thread.join()
+    yield thread.ident
+    loop.end.set()
+    thread.join()
+
+
+def test_thread_that_loops_does_not_wait(training: int) -> None:
+    found = inspect(training)
     assert not found.waits
     assert "in loop_in_user_code" in found.stack
     assert (found.number, found.collectives) == (None, []), "there is no process group"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [(b"pt_autograd_0", "in wait_in_a_library"), (b"library", "in loop_in_user_code")],
+)
+def test_only_a_thread_of_autograd_is_taken_for_a_hook(
+    training: int, name: bytes, shown: str
+) -> None:
+    """With CUDA, hooks of the backward pass run in a thread with such a name."""
+    other = Loop()
+    start(
+        lambda: _thread.start_new_thread(other.wait_in_a_library, (name,)),
+        other.started,
+    )
+    try:
+        assert shown in inspect(training).stack
+    finally:
+        other.end.set()

@@ -6,6 +6,7 @@ holds the interpreter lock; the agent then reports the state that the kernel sho
 """
 
 import contextlib
+import ctypes
 import socket
 import sys
 import threading
@@ -32,6 +33,9 @@ _WAITING_IN = (
 """Code in which a training thread waits for other ranks. The backward pass waits in C++ code below
 torch's autograd, while a hook of the user has its own frame. A thread that waits for the
 GPU waits for the collectives on it."""
+
+_AUTOGRAD_THREAD = b"pt_autograd_"
+"""Start of the names of autograd's threads, one per device (torch/csrc/autograd/engine.cpp)."""
 
 
 @contextlib.contextmanager
@@ -97,13 +101,24 @@ def inspect(thread: int) -> RankInspection:
 def _innermost(thread: int) -> FrameType | None:
     """Return the innermost Python frame of a training thread.
 
-    With CUDA a hook of the backward pass runs in a thread of autograd, which the `threading` module
-    does not know. The training thread waits for it.
+    With CUDA a hook of the backward pass runs in a thread of autograd, and the training thread
+    waits for it. Neither autograd's threads nor some of libraries are known to `threading`.
     """
     frames = sys._current_frames()  # noqa: SLF001 (the documented way to read other threads)
     known = {one.ident for one in threading.enumerate()}
-    hooks = [frame for ident, frame in frames.items() if ident not in known and ident != thread]
+    others = frames.keys() - known - {thread}
+    hooks = [frames[ident] for ident in others if _name(ident).startswith(_AUTOGRAD_THREAD)]
     return hooks[0] if hooks else frames.get(thread)
+
+
+def _name(thread: int) -> bytes:
+    """Return the name that the system has for a thread, empty if it has none.
+
+    `PyDLL` keeps the interpreter lock, so that a thread with a Python frame does not end meanwhile.
+    """
+    name = ctypes.create_string_buffer(64)
+    ctypes.PyDLL(None).pthread_getname_np(ctypes.c_ulong(thread), name, ctypes.c_size_t(64))
+    return name.value
 
 
 def _render(frame: FrameType | None) -> str:
