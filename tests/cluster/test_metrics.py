@@ -15,7 +15,7 @@ from tests.cluster.support import Job, script_job
 from tests.fault_player.faults import delete_pod
 from tests.harness.cluster import Cluster
 from tests.tools.dashboards.queries import queries
-from tests.tools.install import ROOT, SYSTEM_NAMESPACE, eventually
+from tests.tools.install import ROOT, SYSTEM_NAMESPACE, eventually, operator_pods
 from tests.tools.prometheus import Prometheus
 from tests.tools.scrape_config import RULES_FILE, Discovery
 
@@ -135,10 +135,8 @@ def test_prometheus_scrapes_operator_and_workers(
 
 def operator_series(cluster: Cluster) -> set[str]:
     """Return name and labels of each series that the operators expose."""
-    selector = "app.kubernetes.io/component=operator"
-    listed = cluster.kubectl("-n", SYSTEM_NAMESPACE, "get", "pods", "-l", selector, "-o", "json")
     found = set()
-    for pod in json.loads(listed.stdout)["items"]:
+    for pod in operator_pods(cluster):
         url = f"http://{pod['status']['podIP']}:8080/metrics"
         with urllib.request.urlopen(url, timeout=5) as response:
             lines = response.read().decode().splitlines()

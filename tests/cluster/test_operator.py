@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.support import STEADY_SCRIPT, Job, long_job, query_agent, script_job
 from tests.fault_player.faults import kill_container, kill_rank
 from tests.harness.cluster import Cluster
-from tests.tools.install import RELEASE, SYSTEM_NAMESPACE, eventually
+from tests.tools.install import RELEASE, SYSTEM_NAMESPACE, eventually, operator_pods
 
 pytestmark = pytest.mark.cluster
 
@@ -38,10 +38,7 @@ def operator(cluster: Cluster, *args: str) -> str:
 def scale(cluster: Cluster, replicas: int) -> None:
     operator(cluster, "scale", "deployment", RELEASE, f"--replicas={replicas}")
     operator(cluster, "rollout", "status", f"deployment/{RELEASE}", "--timeout=120s")
-    eventually(
-        lambda: len(operator(cluster, "get", "pods", "-o", "name").split()) == replicas,
-        f"{replicas} operators",
-    )
+    eventually(lambda: len(operator_pods(cluster)) == replicas, f"{replicas} operators")
 
 
 def leader(cluster: Cluster) -> str:

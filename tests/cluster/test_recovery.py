@@ -5,7 +5,7 @@ import pytest
 from tests.cluster.support import Job, long_job, script_job
 from tests.fault_player.faults import delete_pod, kill_rank
 from tests.harness.cluster import Cluster
-from tests.tools.install import RELEASE, SYSTEM_NAMESPACE, eventually
+from tests.tools.install import RELEASE, SYSTEM_NAMESPACE, eventually, operator_pods
 
 pytestmark = pytest.mark.cluster
 
@@ -43,8 +43,7 @@ def test_operator_recovers_a_rank_killed_while_it_was_down(
     job.wait_for_checkpoint()
     scale = ("-n", SYSTEM_NAMESPACE, "scale", "deployment", RELEASE)
     cluster.kubectl(*scale, "--replicas=0")
-    gone = ("-n", SYSTEM_NAMESPACE, "get", "pods", "-o", "name")
-    eventually(lambda: not cluster.kubectl(*gone).stdout, "the operator is gone", 60)
+    eventually(lambda: not operator_pods(cluster), "the operator is gone", 60)
     kill_rank(job, 1)
     cluster.kubectl(*scale, "--replicas=1")
     status = job.wait_for("Completed", 180)

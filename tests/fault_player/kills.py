@@ -28,7 +28,7 @@ from tests.fault_player.run_checks import InjectedFault
 from tests.harness import ending
 from tests.harness.cluster import Cluster
 from tests.tools import install
-from tests.tools.install import SYSTEM_NAMESPACE, eventually
+from tests.tools.install import SYSTEM_NAMESPACE, eventually, operator_pods
 
 JSON = dict[str, Any]
 
@@ -222,13 +222,6 @@ class KillRun:
 def saved_step(status: JSON) -> int:
     """Return the newest committed step in the status; 0 before the first one."""
     return int(status.get("lastCheckpoint", {}).get("step", 0))
-
-
-def operator_pods(cluster: Cluster) -> list[JSON]:
-    """Return the operator's pods."""
-    found = cluster.kubectl("-n", SYSTEM_NAMESPACE, "get", "pods", "-o", "json").stdout
-    pods: list[JSON] = json.loads(found)["items"]
-    return pods
 
 
 def kill_operator(cluster: Cluster) -> tuple[str, float]:

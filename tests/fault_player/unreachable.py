@@ -1,6 +1,5 @@
 """Cut the operator off from all agents, as a NetworkPolicy or a service mesh does."""
 
-import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from pydantic import ValidationError
 from ddp_wire.contract import AGENT_PORT, Heartbeat
 from tests.fault_player.containers import processes
 from tests.harness.cluster import Cluster
-from tests.tools.install import SYSTEM_NAMESPACE
+from tests.tools.install import operator_pods
 
 JSON = dict[str, Any]
 
@@ -24,8 +23,7 @@ _DROP = f"add rule {_TABLE} out tcp dport {AGENT_PORT} drop"
 @contextmanager
 def unreachable_agents(cluster: Cluster) -> Iterator[None]:
     """Drop all packets from the operator to agents for the time of the context."""
-    pods = json.loads(cluster.kubectl("-n", SYSTEM_NAMESPACE, "get", "pods", "-o", "json").stdout)
-    (operator,) = pods["items"]
+    (operator,) = operator_pods(cluster)
     container = operator["spec"]["containers"][0]["name"]
     pid = next(iter(processes(operator, container).values()))
     _nft(pid, f"add table {_TABLE}", _RULE, _DROP)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.harness import images
 from tests.harness.cluster import Cluster
@@ -126,6 +127,14 @@ def create_namespace(cluster: Cluster, name: str) -> None:
         ),
         f"service account of namespace {name}",
     )
+
+
+def operator_pods(cluster: Cluster) -> list[dict[str, Any]]:
+    """Return the operator's pods, without the pod that `helm test` leaves beside them."""
+    select = ("-l", "app.kubernetes.io/component=operator")
+    found = cluster.kubectl("-n", SYSTEM_NAMESPACE, "get", "pods", *select, "-o", "json").stdout
+    pods: list[dict[str, Any]] = json.loads(found)["items"]
+    return pods
 
 
 def eventually(

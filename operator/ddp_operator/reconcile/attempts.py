@@ -197,7 +197,7 @@ def _pod_loss(world: World, index: int, *, started: bool) -> Loss | None:
     pod = world.pod(index)
     if pod is None and index in world.succeeded:
         return None
-    if pod is None or (pod.deleting and not pod.terminal) or _is_collected(world, pod):
+    if pod is None or _is_leaving(world, pod, started=started):
         if pod is not None and pod.attempt == str(attempt) and is_abandoned(world, pod):
             return _lost_pod(world, index, pod)
         # Before the start, the operator creates a missing pod and the others wait for it.
@@ -213,15 +213,22 @@ def _pod_loss(world: World, index: int, *, started: bool) -> Loss | None:
     return Loss(_disrupted(world, pod, pod.disruption, loss.failure.time))
 
 
-def _is_collected(world: World, pod: PodView) -> bool:
-    """Return whether a pod is as good as deleted, and has no part in the current attempt.
+def _is_leaving(world: World, pod: PodView, *, started: bool) -> bool:
+    """Return whether Kubernetes removes a pod, so that only its removal counts.
 
-    Kubernetes marks the pods of a removed node as Failed just before it deletes them.
+    Before the start its end counts neither, unless its agent reports a failure. Kubernetes marks
+    the pods of a removed node as Failed just before it deletes them.
     """
+    if pod.deleting and not pod.terminal:
+        return True
+    removed = pod.phase == "Failed" and (pod.deleting or pod.disruption == _COLLECTED)
+    return removed and not started and not _has_failed(world, pod)
+
+
+def _has_failed(world: World, pod: PodView) -> bool:
     report = world.report(pod)
-    if report is not None and report.attempt == world.job.status.attempt:
-        return False
-    return pod.phase == "Failed" and pod.disruption == _COLLECTED and pod.termination is None
+    attempt = world.job.status.attempt
+    return report is not None and report.attempt == attempt and report.phase is AgentPhase.FAILED
 
 
 def _ended_pod(world: World, pod: PodView) -> Loss | None:

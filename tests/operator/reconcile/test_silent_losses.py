@@ -132,6 +132,51 @@ def test_case_22_pod_of_a_removed_node_is_lost_only_once(gone: bool) -> None:
     assert [a.name for a in plan.actions if isinstance(a, CreatePod)] == ["digits-1"] * gone
 
 
+STOP = agent_status(1, attempt=2, phase="Preempted")
+REMOVED: dict[str, dict[str, Any]] = {
+    "its agent stopped": {"termination": ended(ExitCode.PREEMPTED, final=STOP)},
+    "its agent left no report": {"termination": ended(ExitCode.PREEMPTED)},
+    "its start was interrupted": {"termination": ended(143)},
+    "its grace period ended": {"termination": ended(137)},
+    "its kubelet did not answer": {},
+}
+
+
+@pytest.mark.parametrize("fields", REMOVED.values(), ids=REMOVED.keys())
+@pytest.mark.parametrize("disruption", [None, "DeletionByTaintManager", "EvictionByEvictionAPI"])
+def test_case_29_removed_pod_of_a_waiting_attempt_costs_nothing(
+    fields: dict[str, Any], disruption: str | None
+) -> None:
+    """A job that waits for days for its other pod may lose this one many times."""
+    job = active_job(attempt=2, formed=False, checkpoint={"claimName": "shared"})
+    removed = pod(
+        job, 1, phase="Failed", ready=False, deleting=True, disruption=disruption, **fields
+    )
+    pending = pod(job, 0, phase="Pending", ready=False)
+    statuses = {1: agent_status(1, attempt=2, phase="Waiting")}
+    plan = plan_for(job, [pending, removed], statuses=statuses)
+    assert (plan.status.attempt, plan.actions) == (2, ())
+    assert (plan.status.infrastructure_restarts, plan.status.free_restarts) == (0, 0)
+    plan = plan_for(job, [pending])
+    assert [a.name for a in plan.actions if isinstance(a, CreatePod)] == ["digits-1"]
+
+
+def test_failure_before_the_removal_of_its_pod_counts_before_the_start() -> None:
+    job = active_job(attempt=2, formed=False)
+    failed = ended(1, final=failed_status(1, attempt=2))
+    removed = pod(job, 1, phase="Failed", ready=False, deleting=True, termination=failed)
+    plan = plan_for(job, [pod(job, 0, phase="Pending", ready=False), removed])
+    assert (plan.status.attempt, plan.status.restarts) == (3, 1)
+
+
+def test_removed_pod_that_stopped_ends_a_started_attempt() -> None:
+    job = active_job()
+    stop = ended(ExitCode.PREEMPTED, final=agent_status(1, phase="Preempted"))
+    fields = {"deleting": True, "disruption": "DeletionByTaintManager", "termination": stop}
+    plan = plan_for(job, [pod(job, 0), pod(job, 1, phase="Failed", ready=False, **fields)])
+    assert (plan.status.attempt, plan.status.infrastructure_restarts) == (2, 1)
+
+
 def test_pod_of_a_removed_node_ends_an_attempt_that_it_took_part_in() -> None:
     job = active_job()
     marked = pod(job, 1, phase="Failed", ready=False, disruption="DeletionByPodGC")
