@@ -80,5 +80,8 @@ def test_case_28_and_29_unschedulable_job_starts_once_nodes_have_capacity(
         lambda: message_contains(job, f"Insufficient {GPU}"), "the other pod is unschedulable", 60
     )
     assert waiting_attempts(job) == [1]
+    waiting = next(pod for pod in job.pods() if pod["spec"].get("nodeName"))
+    job.kubectl("delete", "pod", waiting["metadata"]["name"])
+    eventually(lambda: waiting_attempts(job) == [1], "one agent waits again", 60)
     set_gpus(cluster, second, 1)
     check_no_restarts(job)
