@@ -216,8 +216,8 @@ def _pod_loss(world: World, index: int, *, started: bool) -> Loss | None:
 def _is_leaving(world: World, pod: PodView, *, started: bool) -> bool:
     """Return whether Kubernetes removes a pod, so that only its removal counts.
 
-    Before the start its end counts neither, unless its agent reports a failure. Kubernetes marks
-    the pods of a removed node as Failed just before it deletes them.
+    Before the start, its exit code does not count, unless its agent reports a failure. Kubernetes
+    marks the pods of a removed node as Failed just before it deletes them.
     """
     if pod.deleting and not pod.terminal:
         return True

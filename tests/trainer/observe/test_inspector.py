@@ -107,10 +107,7 @@ def test_only_a_thread_of_autograd_is_taken_for_a_hook(
 ) -> None:
     """With CUDA, hooks of the backward pass run in a thread with such a name."""
     other = Loop()
-    start(
-        lambda: _thread.start_new_thread(other.wait_in_a_library, (name,)),
-        other.started,
-    )
+    start(lambda: _thread.start_new_thread(other.wait_in_a_library, (name,)), other.started)
     try:
         assert shown in inspect(training).stack
     finally:

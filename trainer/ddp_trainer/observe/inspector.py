@@ -102,7 +102,7 @@ def _innermost(thread: int) -> FrameType | None:
     """Return the innermost Python frame of a training thread.
 
     With CUDA a hook of the backward pass runs in a thread of autograd, and the training thread
-    waits for it. Neither autograd's threads nor some of libraries are known to `threading`.
+    waits for it. `threading` knows neither these threads nor those that a library starts in C.
     """
     frames = sys._current_frames()  # noqa: SLF001 (the documented way to read other threads)
     known = {one.ident for one in threading.enumerate()}
