@@ -57,7 +57,7 @@ def test_rank_that_waits_for_a_stopped_one_shows_the_collective(
 
 
 class Loop:
-    """The loop of a thread, until a test ends."""
+    """A function for a thread, which runs until `end` is set."""
 
     def __init__(self) -> None:
         self.started, self.end = threading.Event(), threading.Event()
