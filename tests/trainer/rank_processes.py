@@ -1,7 +1,7 @@
 """Ranks for tests, forked from a server process that has already imported torch.
 
 They get the environment that torchrun would set. A start takes hundredths of a second instead of
-seconds.
+seconds. They see no GPU unless they ask for one, so that the tests are the same on all machines.
 """
 
 import importlib
@@ -24,6 +24,8 @@ from tests.tools.ports import free_port
 HERE = Path(__file__).parent
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["ddp_trainer.train", "torch._dynamo"])
+_ON_GPU = "--device=cuda"
+"""Argument of a command whose ranks train on GPUs."""
 
 
 @dataclass
@@ -89,8 +91,11 @@ class Launcher:
         folder.mkdir()
         port = str(free_port())
         processes = []
+        on_gpu = isinstance(argument, list) and _ON_GPU in argument
         for rank in range(world or 1):
             variables = _variables(rank, world, port) if world else {}
+            gpu = share_one_gpu(f"rank-{rank}") if world else {}
+            variables |= gpu if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
             variables["TORCHELASTIC_ERROR_FILE"] = str(folder / f"{rank}.error.json")
             arguments = (function, argument, variables | environ, str(folder / str(rank)))
             processes.append(_CONTEXT.Process(target=_rank, args=arguments))
@@ -109,7 +114,7 @@ class Launcher:
 def _variables(rank: int, world: int, port: str) -> dict[str, str]:
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-    return {n: str(value) for n, value in names.items()} | address | share_one_gpu(f"rank-{rank}")
+    return {n: str(value) for n, value in names.items()} | address
 
 
 def _rank(function: str, argument: Any, environ: dict[str, str], stem: str) -> None:

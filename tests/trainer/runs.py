@@ -17,7 +17,7 @@ SGD = {"optimizer": {"name": "sgd", "lr": 0.1}, "schedule": {"name": "constant"}
 
 
 def opened(path: str = "sample_tasks:build", /, **settings: Any) -> Run:
-    config: RunConfig = resolve(SGD | settings)
+    config: RunConfig = resolve(SGD | {"device": "cpu"} | settings)
     request = RunRequest(path, config)
     return open_run(request, Ranks(), StopFlag(), HeartbeatWriter(None, Ranks(), 0))
 
