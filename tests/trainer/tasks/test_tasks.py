@@ -56,7 +56,7 @@ def test_digits_are_those_of_scikit_learn() -> None:
 def test_gpt_learns_characters(launcher: Launcher) -> None:
     gang = launcher.train(
         "--task=ddp_trainer.tasks.gpt:build",
-        "--max_steps=60",
+        "--max_steps=90",
         "--global_batch=64",
         "--task.width=32",
         "--task.layers=1",
