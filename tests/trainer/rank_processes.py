@@ -1,7 +1,7 @@
 """Ranks for tests, forked from a server process that has already imported torch.
 
 They get the environment that torchrun would set. A start takes hundredths of a second instead of
-seconds. They see no GPU unless they ask for one, so that the tests are the same on all machines.
+seconds. Only ranks of tests with the mark `gpu` see GPUs; all others train on the CPU.
 """
 
 import importlib
@@ -24,8 +24,6 @@ from tests.tools.ports import free_port
 HERE = Path(__file__).parent
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["ddp_trainer.train", "torch._dynamo"])
-_ON_GPU = "--device=cuda"
-"""Argument of a command whose ranks train on GPUs."""
 
 
 @dataclass
@@ -75,8 +73,9 @@ class Gang:
 class Launcher:
     """Launcher of gangs, which it kills at the end of the test."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, sees_gpus: bool = False) -> None:
         self._folder = folder
+        self._sees_gpus = sees_gpus
         self._gangs: list[Gang] = []
 
     def train(self, *arguments: str, world: int | None = 1, **environ: str) -> Gang:
@@ -91,11 +90,12 @@ class Launcher:
         folder.mkdir()
         port = str(free_port())
         processes = []
-        on_gpu = isinstance(argument, list) and _ON_GPU in argument
         for rank in range(world or 1):
             variables = _variables(rank, world, port) if world else {}
-            gpu = share_one_gpu(f"rank-{rank}") if world else {}
-            variables |= gpu if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
+            if not self._sees_gpus:
+                variables["CUDA_VISIBLE_DEVICES"] = ""
+            elif world:
+                variables |= share_one_gpu(f"rank-{rank}")
             variables["TORCHELASTIC_ERROR_FILE"] = str(folder / f"{rank}.error.json")
             arguments = (function, argument, variables | environ, str(folder / str(rank)))
             processes.append(_CONTEXT.Process(target=_rank, args=arguments))
