@@ -101,7 +101,7 @@ bench-zero1: $(READY) ## Measure an update with zero1 beside torch's ZeroRedunda
 	@$(BIN)/python -m tests.benchmarks.zero1 --seed $(SEED)
 
 .PHONY: bench-scale
-bench-scale: $(READY) ## Measure the operator with 1,000 pods, 1,000 jobs and 9,999 pods on fake nodes
+bench-scale: $(READY) ## Measure the operator with 1,000 pods, 1,000 jobs, 9,999 pods, and beside its peers
 	@$(BIN)/python -m tests.benchmarks.scale
 
 .PHONY: bench-observation
