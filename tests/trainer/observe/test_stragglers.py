@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+import torch
 
 from ddp_trainer.observe.stragglers import WINDOWS, StragglerMonitor, sentence
 from ddp_trainer.observe.work import WINDOW_UPDATES, WorkMeter
@@ -13,6 +14,11 @@ from ddp_trainer.ranks.agreement import NOT_MEASURED, RankSeconds
 from ddp_wire.activity import Activity
 from ddp_wire.contract import Straggler
 from tests.trainer.rank_processes import Launcher
+
+ON_CUDA = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
 
 def work(data: float, forward: float) -> RankSeconds:
@@ -125,9 +131,11 @@ def test_meter_counts_data_and_forward_passes_only() -> None:
     assert meter.read() is NOT_MEASURED
 
 
-def test_rank_slowed_by_a_third_is_named_within_30_updates(launcher: Launcher) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_CUDA)])
+def test_rank_slowed_by_a_third_is_named_within_30_updates(launcher: Launcher, device: str) -> None:
     gang = launcher.train(
         "--task=sample_tasks:build",
+        f"--device={device}",
         "--global_batch=8",
         "--max_steps=140",
         "--log.every_steps=10",

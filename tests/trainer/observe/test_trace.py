@@ -87,24 +87,22 @@ def test_profile_command_reports_invalid_arguments(
     assert gang.err(0) == sentence
 
 
-def test_only_the_update_before_a_progress_line_is_timed(
+def test_only_the_first_update_after_an_exchange_is_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("time.perf_counter", itertools.count().__next__)
-    phases = PhaseTimer(torch.device("cpu"), 3, step=4)
-    trace = Trace(None, phases)
-    trace.enter(Activity.FORWARD)
-    assert trace.seconds() == {}
-    trace.after_update(5)
-    for activity in (
-        Activity.EXCHANGE,
-        Activity.FORWARD,
-        Activity.BACKWARD,
-        Activity.FORWARD,
-        Activity.EXCHANGE,
-    ):
+    trace = Trace(None, PhaseTimer(torch.device("cpu")))
+    parts = (Activity.DATA, Activity.FORWARD, Activity.BACKWARD)
+    update = (*parts, *parts, Activity.OPTIMIZER)
+    for activity in (*update, Activity.EXCHANGE, Activity.CHECKPOINT, *update):
         trace.enter(activity)
-    assert trace.seconds() == {"forward": 2.0, "backward": 1.0}
-    trace.after_update(6)
-    trace.enter(Activity.FORWARD)
-    assert trace.seconds() == {"forward": 2.0, "backward": 1.0}
+        trace.after_update(1) if activity is Activity.OPTIMIZER else None
+    measured = {"data": 2.0, "forward": 2.0, "backward": 2.0, "optimizer": 1.0}
+    for activity in (*update, Activity.EXCHANGE):
+        assert trace.seconds() == measured
+        trace.enter(activity)
+    assert trace.seconds() == measured
+    trace.after_update(3)
+    for activity in (*parts, Activity.OPTIMIZER, Activity.EXCHANGE):
+        trace.enter(activity)
+    assert trace.seconds() == {"data": 1.0, "forward": 1.0, "backward": 1.0, "optimizer": 1.0}

@@ -1,7 +1,11 @@
-"""Duration of the phases of an update, measured at one update per progress line.
+"""Duration of the phases of an update, measured at the first update after each exchange.
 
 The other updates cost nothing extra. On CUDA the device clock is read together with the loss, when
 the host waits for the device in any case.
+
+The first update is measured because the exchange has emptied the queues of all devices together.
+Later, the device of a fast rank is behind its host, since it waits for the slowest rank. It then
+seems to need no time for what only the host does.
 """
 
 import time
@@ -18,38 +22,36 @@ PHASES = frozenset({"data", "forward", "backward", "optimizer"})
 class PhaseTimer:
     """Seconds that the device spent in each named phase of the newest measured update."""
 
-    def __init__(self, device: torch.device, every_steps: int, step: int) -> None:
-        """Prepare to measure the update before each progress line.
+    def __init__(self, device: torch.device) -> None:
+        """Prepare to measure.
 
         Args:
             device: The rank's device. On CUDA the device clock is used, not the host's.
-            every_steps: Updates between two progress lines.
-            step: Updates done.
         """
         self._on_gpu = device.type == "cuda"
-        self._every_steps = every_steps
         self._starts: list[tuple[str, Any]] = []
         """Name and start of each phase, in order. A phase ends when the next one starts."""
-        self.measured = False
-        """Whether the current update is measured."""
-        self.after_update(step)
-
-    def after_update(self, step: int) -> None:
-        """Measure the next update if it is the last one before a progress line.
-
-        Args:
-            step: Updates done.
-        """
-        self.measured = (step + 1) % self._every_steps == 0
-        if self.measured:
-            self._starts = []
+        self._is_due = False
+        """Whether the next update is measured."""
+        self._measures = False
 
     def enter(self, name: str) -> None:
         """Start the named phase, and end the one before it. A phase may have several parts.
 
-        Other names only end a phase.
+        Names other than `PHASES` only end a phase. After `exchange`, the next `data` starts the
+        measured update.
         """
-        self._starts.append((name, self._mark()))
+        if self._is_due and name == "data":
+            self._is_due, self._measures, self._starts = False, True, []
+        if self._measures:
+            self._starts.append((name, self._mark()))
+        self._is_due |= name == "exchange"
+
+    def after_update(self) -> None:
+        """End the measured update."""
+        if self._measures:
+            self._starts.append(("", self._mark()))
+        self._measures = False
 
     def read(self) -> dict[str, float]:
         """Return seconds by phase, after waiting for the device; empty before any measurement.

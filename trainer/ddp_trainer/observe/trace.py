@@ -66,7 +66,7 @@ class Trace:
         """Start an activity, and end the one before it."""
         for call in self._entered:
             call(activity)
-        if self._phases is not None and self._phases.measured:
+        if self._phases is not None:
             self._phases.enter(activity.name.lower())
         if self._profile is not None:
             self._open_ranges(activity.name.lower())
@@ -111,7 +111,7 @@ class Trace:
             return  # The next call tries again.
 
     def after_update(self, step: int) -> Path | None:
-        """Start or stop a profile between two updates, and choose whether to time the next one.
+        """Start or stop a profile between two updates, and end the times of the last one.
 
         Args:
             step: Updates done.
@@ -120,7 +120,7 @@ class Trace:
             The path of the profile that was just completed, or None.
         """
         if self._phases:
-            self._phases.after_update(step)
+            self._phases.after_update()
         if self._profile is not None:
             _, last = self._requested or (0, 0)
             return self.end(step) if step >= last else None

@@ -138,7 +138,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
     learner = _learner(built, resume.saved, data, ranks, group.device)
     work = WorkMeter()
     entered = (heartbeats.enter, work.enter)
-    learner.trace = _trace(built.config, ranks, data.position.step, group.device, entered)
+    learner.trace = _trace(built.config, ranks, group.device, entered)
     attempt, steps = resume.opened["attempt"], data.total_steps
     report = make_reporter(
         built.task, built.config, ranks, attempt, heartbeats=heartbeats, total_steps=steps
@@ -282,11 +282,10 @@ def _learner(
 def _trace(
     config: RunConfig,
     ranks: Ranks,
-    step: int,
     device: torch.device,
     entered: Sequence[Callable[[Activity], None]],
 ) -> Trace:
-    phases = PhaseTimer(device, config.log.every_steps, step)
+    phases = PhaseTimer(device)
     # Rank 0 polls this directory for profile requests.
     directory = config.checkpoint.directory if ranks.is_first else None
     return Trace(Path(directory) if directory else None, phases, entered)
