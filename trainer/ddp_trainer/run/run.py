@@ -147,7 +147,7 @@ class Run:
         first, step, learner = self.ranks.is_first, self.position.step, self.learner
         learner.trace.enter(Activity.EXCHANGE)
         due = step % self.config.log.every_steps == 0 or step == self.total_steps
-        phase_seconds = learner.trace.seconds() if due else {}
+        phase_seconds = learner.trace.seconds()
         own = self._own_seconds(phase_seconds)
         requests = Requests(
             stop=self.stop.requested,
