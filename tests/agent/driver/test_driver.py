@@ -35,7 +35,8 @@ def cuda_python() -> Path:
     home = cache() / f"torch-cuda-{digest}"
     python, ready = home / "bin" / "python", home / "ready"
     if not ready.exists():
-        shutil.rmtree(home, ignore_errors=True)
+        for old in home.parent.glob("torch-cuda-*"):  # Each needs 5.5 GB.
+            shutil.rmtree(old)
         subprocess.run([sys.executable, "-m", "venv", home], check=True)
         pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
         for lock in LOCKS:
