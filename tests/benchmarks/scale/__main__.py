@@ -40,7 +40,7 @@ async def measure(options: argparse.Namespace, folder: Path, found: list[Figure]
         async with Stage.up(folder) as stage:
             await _measure_alone(stage, options, found)
     if options.only in {None, "peers"}:
-        # The webhooks of the peers stay, so the peers have a control plane of their own.
+        # The webhooks of the peers stay installed, so the peers get a control plane of their own.
         async with Stage.up(folder) as stage:
             peers = await beside_peers(stage, options.pods, options.rounds, folder)
             found += goals.of_peers(peers)
