@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MATRIX = ROOT / "docs" / "fault-matrix.md"
-_NAME = re.compile(r"def test_case_(\d\d(?:_and_\d\d)*)")
+_NAME = re.compile(r"def test_case_(\d{2,3}(?:_and_\d{2,3})*)")
 Played = tuple[int, str]
 """A case's number, and the file whose tests play it."""
 

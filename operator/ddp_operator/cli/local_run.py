@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import tempfile
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,9 +16,9 @@ from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults, build_pod
 from ddp_operator.cli.rank_output import RankOutput
-from ddp_operator.cli.report_data import JOB_FILE
+from ddp_operator.cli.run_folder import JOB_FILE, locked, save_job
 from ddp_operator.cli.view import View, goodput_line, summary_lines
-from ddp_operator.cluster.base import ClusterError, Key, Manifest
+from ddp_operator.cluster.base import Key, Manifest
 from ddp_operator.cluster.local import LocalCluster, check_runs_locally
 from ddp_operator.cluster.local_share import too_few, visible_gpus
 from ddp_operator.cluster.local_volumes import ConfigMaps
@@ -69,14 +68,15 @@ class LocalRun:
         self._cluster = LocalCluster(
             home, self._on_job, self._on_child, self._on_event, config_maps, gpus=gpus
         )
-        if sentence := too_few(gpus, job.spec.nodes * job.spec.ranks_per_node):
+        ranks = job.spec.nodes * job.spec.ranks_per_node
+        if sentence := too_few(gpus, ranks, per_node=job.spec.gpus_per_node):
             self._view.print_line(sentence)
         self._shown = _shown_ranks(job, verbose=verbose)
         per_node = job.spec.ranks_per_node
-        ranks = [range(i * per_node, (i + 1) * per_node) for i in range(job.spec.nodes)]
+        by_node = [range(i * per_node, (i + 1) * per_node) for i in range(job.spec.nodes)]
         logs = {
             self._cluster.log_file(names.pod_name(job, index)): of_node
-            for index, of_node in enumerate(ranks)
+            for index, of_node in enumerate(by_node)
             if any(rank in self._shown for rank in of_node)
         }
         self._output = RankOutput(logs, self._view.output, all_ranks=verbose)
@@ -105,7 +105,7 @@ class LocalRun:
 
     def _on_job(self, job: Manifest) -> None:
         self._queue.add(self._cache.put_job(job))
-        self._save(job)
+        save_job(self._home, job)
         self._status = parse_job(job).status
         self._view.status(self._status)
         self._check_end()
@@ -121,17 +121,6 @@ class LocalRun:
             return {}
         same = last.metadata.uid == self._manifest["metadata"]["uid"]
         return {"attempt": last.status.attempt} if same and last.status.attempt else {}
-
-    def _save(self, job: Manifest) -> None:
-        """Keep the job with its status in a file, for `ddpjob report`."""
-        path = self._home / JOB_FILE
-        pending = path.with_suffix(".tmp")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pending.write_text(json.dumps(job, default=str), encoding="utf-8")
-            pending.replace(path)
-        except OSError:
-            return  # A full disk must not end a run. The next change tries again.
 
     def _on_child(self, kind: str, child: Manifest, gone: bool) -> None:
         if gone:
@@ -235,22 +224,9 @@ async def run_locally(
     The output of rank 0 is shown if the job has a command. With `verbose`, that of all ranks is.
 
     Raises:
-        ClusterError: The job needs something that only a cluster has, or `home` cannot be used.
+        ClusterError: The job needs something that only a cluster has, or `home` cannot be used, or
+            another process runs the job there.
     """
-    _check_folder(home)
     check_runs_locally(build_pod(parse_job(manifest), 0, 1, DEFAULTS), config_maps)
-    return await LocalRun(manifest, config_maps, home, console, verbose=verbose).run()
-
-
-def _check_folder(home: Path) -> None:
-    """Create the folder of a run, and check that files can be written there.
-
-    Raises:
-        ClusterError: That failed.
-    """
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=home).close()
-    except OSError as error:
-        sentence = f"--dir: must name a folder that can be written, got {home}: {error.strerror}"
-        raise ClusterError(sentence) from error
+    with locked(home):
+        return await LocalRun(manifest, config_maps, home, console, verbose=verbose).run()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ddp_operator.api.job import InvalidJobError
+from ddp_operator.cli.run_folder import JOB_FILE
 from ddp_operator.cluster.reader import read_job
 from ddp_operator.report.history import History, read_history
 from ddp_operator.report.job import JobFacts, job_facts
@@ -15,8 +16,6 @@ from ddp_operator.report.page import Report
 from ddp_wire.contract import HISTORY_FILE
 from ddp_wire.files import PlantedFileError, open_to_read
 
-JOB_FILE = "job.json"
-"""File in the folder of a local run with the DDPJob object, status included."""
 _RUN_FILES = (HISTORY_FILE, "FENCE.json", "config.json")
 """Files by which a run's directory is recognized."""
 _NO_STATUS = (

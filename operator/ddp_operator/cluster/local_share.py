@@ -59,11 +59,18 @@ def share_of_pod(
     return share
 
 
-def too_few(gpus: Sequence[str], ranks: int) -> str:
-    """Return the sentence for a machine whose GPUs are fewer than the ranks, or ""."""
-    if not 0 < len(gpus) < ranks:
+def too_few(gpus: Sequence[str], ranks: int, *, per_node: int = 0) -> str:
+    """Return the sentence for a machine whose GPUs are fewer than the ranks, or "".
+
+    Args:
+        gpus: GPUs of this machine.
+        ranks: Number of all ranks.
+        per_node: GPUs for which the job asks in each pod.
+    """
+    if len(gpus) >= ranks or not (gpus or per_node):
         return ""
+    found = f"{len(gpus)}" if gpus else f"none that nvidia-smi lists (gpusPerNode is {per_node})"
     return (
         f"The {ranks} ranks train on the CPU, because each rank needs its own GPU and this machine"
-        f" has {len(gpus)}."
+        f" has {found}."
     )

@@ -1,0 +1,69 @@
+"""The folder of a local run: one process uses it at a time, and it keeps the job's last state."""
+
+import contextlib
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddp_operator.cluster.base import ClusterError, Manifest
+
+JOB_FILE = "job.json"
+"""File with the DDPJob object, status included."""
+LOCK_FILE = "job.json.lock"
+"""File that the process of the run locks. It holds the number of that process."""
+_NUMBER_BYTES = 32
+
+
+def save_job(home: Path, job: Manifest) -> None:
+    """Keep the job with its status in the folder. Keep the old file if that fails."""
+    path = home / JOB_FILE
+    pending = path.with_suffix(".tmp")
+    with contextlib.suppress(OSError):  # A full disk must not end a run. The next change retries.
+        home.mkdir(parents=True, exist_ok=True)
+        pending.write_text(json.dumps(job, default=str), encoding="utf-8")
+        pending.replace(path)
+
+
+@contextlib.contextmanager
+def locked(home: Path) -> Iterator[None]:
+    """Create the folder of a run, and hold its lock.
+
+    The kernel releases the lock when the process ends, however it ends.
+
+    Raises:
+        ClusterError: The folder cannot be written, or another process runs the job there.
+    """
+    _check(home)
+    with (home / LOCK_FILE).open("a+", encoding="ascii", errors="replace") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            owner = file.read(_NUMBER_BYTES).strip()
+            process = f" (process {owner})" if owner.isdigit() else ""
+            raise ClusterError(
+                f"{home.name} already runs here{process}; wait for its end, stop it, or select"
+                " another folder with --dir"
+            ) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _check(home: Path) -> None:
+    """Create the folder, and check that files can be written there.
+
+    Raises:
+        ClusterError: That failed.
+    """
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=home).close()
+        (home / LOCK_FILE).touch()
+    except OSError as error:
+        sentence = f"--dir: must name a folder that can be written, got {home}: {error.strerror}"
+        raise ClusterError(sentence) from error
