@@ -19,7 +19,6 @@ from ddp_trainer.ranks import nccl_log
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.ranks.reach import infiniband_devices, interface_to, wait_until_reachable
 
-
 # torch has a public function since 2.14, and the older one warns there.
 _set_timeout: Callable[[timedelta], object] = (
     getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_timeout  # noqa: SLF001
