@@ -367,7 +367,7 @@ open(f"{log_dir}/run/attempt_0/0/stderr.log", "w").close()
 run_forever()
 """,
     )
-    command = {Env.COMMAND.value: json.dumps(["./train"])}
+    command = {Env.COMMAND.value: json.dumps(["true"])}
     node = AgentHarness(tmp_path, env={**command, Env.TASK.value: None})
     node.write_order("1")
     node.when(phase("Training"), node.orders.stop)

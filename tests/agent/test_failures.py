@@ -37,6 +37,46 @@ def test_exception_is_reported_by_its_last_line_and_its_traceback() -> None:
     )
 
 
+PYDANTIC = """Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    Flower(name=1)
+pydantic_core._pydantic_core.ValidationError: 1 validation error for Flower
+name
+  Input should be a valid string [type=string_type, input_value=1, input_type=int]
+    For further information visit https://errors.pydantic.dev/2.13/v/string_type"""
+GROUP = """  + Exception Group Traceback (most recent call last):
+  |   File "train.py", line 1, in <module>
+  |     raise ExceptionGroup("two", [ValueError("no flower")])
+  | ExceptionGroup: two (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | ValueError: no flower
+    +------------------------------------"""
+WORKER = """Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    next(batches)
+RuntimeError: Caught KeyError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "data.py", line 3, in __getitem__
+    return self.flowers[index]
+KeyError: 'rose'"""
+NOTES = f"{TRACEBACK}\nin sample 4\n/usr/lib/python3/resource_tracker.py: UserWarning: leaked"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (PYDANTIC, "pydantic_core._pydantic_core.ValidationError: 1 validation error for Flower"),
+        (GROUP, "ExceptionGroup: two (1 sub-exception)"),
+        (WORKER, "KeyError: 'rose'"),
+        (NOTES, "ValueError: no such flower"),
+    ],
+    ids=["several lines", "group", "data worker", "notes and other output"],
+)
+def test_failure_is_stated_by_the_first_line_of_the_exception(text: str, message: str) -> None:
+    found = described(text)
+    assert (found.message, found.traceback) == (message, text)
+
+
 def test_rank_prefix_of_each_line_is_removed() -> None:
     text = "\n".join(f"[rank3]: {line}" for line in TRACEBACK.splitlines())
     assert described(text).traceback == TRACEBACK
@@ -84,6 +124,23 @@ def test_rank_stopped_on_request_is_a_secondary_failure(number: signal.Signals) 
 )
 def test_rank_that_lost_a_peer_is_a_secondary_failure(text: str) -> None:
     assert described(f"Traceback\n{text}").secondary
+
+
+COLLECTIVE = """Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    dist.all_reduce(x)
+  File "/venv/lib/python3.13/site-packages/torch/distributed/distributed_c10d.py", line 9, in wait
+    work.wait()
+{error}"""
+
+
+def test_case_110_unknown_error_of_a_collective_is_a_secondary_failure() -> None:
+    for error in ("RuntimeError: new in torch 9", "torch.distributed.DistBackendError: new"):
+        assert described(COLLECTIVE.format(error=error)).secondary
+    for error in ("ValueError: Tensors must be contiguous", "TypeError: x"):
+        assert not described(COLLECTIVE.format(error=error)).secondary
+    pair = '  File "t.py", line 1\nRuntimeError: Application timeout caused pair closure'
+    assert described(pair).secondary
 
 
 @pytest.mark.parametrize("text", [TRACEBACK, "MemoryError", "", "AssertionError: loss is nan"])

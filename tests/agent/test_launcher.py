@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from ddp_agent import launcher
 from ddp_agent.failures import FAILURE_FILE_ENV
@@ -67,6 +68,17 @@ def test_rendezvous_of_a_job_with_a_secret_has_an_id_that_nobody_can_guess(tmp_p
     assert len(set(keys)) == 3
     for one, key in zip(made, keys, strict=False):
         assert not [word for word in one.command if key in word], "the process list shows the key"
+
+
+def test_case_114_variables_of_torchrun_do_not_replace_the_arguments_of_its_line(
+    tmp_path: Path,
+) -> None:
+    """torchrun reads a default for each of its arguments from the environment."""
+    names = {f"PET_{action.dest.upper()}": "1" for action in get_args_parser()._actions}
+    assert "PET_STANDALONE" in names
+    found = launch(tmp_path, given=names | {"PETS": "2"}).environment
+    assert found["PETS"] == "2"
+    assert not names.keys() & found.keys()
 
 
 def test_launch_without_a_secret_signs_nothing(tmp_path: Path) -> None:

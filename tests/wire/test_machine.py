@@ -9,6 +9,7 @@ from ddp_wire import machine
 from ddp_wire.machine import (
     cpu_count,
     memory_bytes,
+    memory_limit,
     out_of_memory_kills,
     prefer_for_oom_kill,
     threads_per_rank,
@@ -32,6 +33,20 @@ def test_memory_is_counted_without_cache_that_the_kernel_can_drop(tmp_path: Path
     (tmp_path / "memory.current").write_text("900\n")
     (tmp_path / "memory.stat").write_text("inactive_file 300\nfile 400\n")
     assert memory_bytes(tmp_path) == 600
+
+
+def test_memory_limit_is_read_with_its_file(tmp_path: Path) -> None:
+    assert memory_limit(tmp_path) is None
+    old, new = tmp_path / "memory" / "memory.limit_in_bytes", tmp_path / "memory.max"
+    old.parent.mkdir()
+    old.write_text("9223372036854771712\n")
+    assert memory_limit(tmp_path) is None
+    old.write_text("167772160\n")
+    assert memory_limit(tmp_path) == (160 << 20, old)
+    new.write_text("max\n")
+    assert memory_limit(tmp_path) == (160 << 20, old)
+    new.write_text("1048576\n")
+    assert memory_limit(tmp_path) == (1 << 20, new)
 
 
 def v2(home: Path, text: str) -> Path:

@@ -12,7 +12,7 @@ from ddp_agent.clock import Ticker
 from ddp_agent.config import AgentConfig
 from ddp_agent.failures import exit_code, to_sentence
 from ddp_agent.hangs import HangDetector, describe_hang
-from ddp_agent.launcher import Launch, prepare
+from ddp_agent.launcher import Launch, command_problem, prepare
 from ddp_agent.orders import AttemptOrders, Interruption, Stop
 from ddp_agent.reporter import AttemptReporter
 from ddp_wire.contract import AgentPhase, ExitCode, Failure, rendezvous_port
@@ -99,6 +99,9 @@ class Agent:
         self._starter.ensure_standby()
         launch = prepare(self._config, attempt, self._scratch)
         self._reporter.start_attempt(attempt, launch.line)
+        if problem := command_problem(self._config):
+            self._conclude(self._bad_input(problem))
+            return
         interruption = self._wait_for_start(attempt)
         if interruption is not None:
             self._reporter.interrupted(interruption)
@@ -117,7 +120,7 @@ class Agent:
         if interruption is not None:
             self._conclude_interrupted(interruption)
         else:
-            self._conclude(process, attempt)
+            self._conclude(process.failure(self._ticker.clock.wall()))
         self._starter.finish_logs()
         if self._reporter.status.phase is AgentPhase.FAILED:
             # The cause of the failure may have ended the standby, too. Replace it early.
@@ -180,9 +183,13 @@ class Agent:
             failure = describe_hang(status.hang or [], status.attempt, now)
             self._reporter.enter(AgentPhase.FAILED, failure)
 
-    def _conclude(self, process: AttemptProcess, attempt: int) -> None:
+    def _bad_input(self, message: str) -> Failure:
+        """Return a failure of the user's spec, which no retry can fix."""
+        attempt, now = self._reporter.status.attempt, self._ticker.clock.wall()
+        return Failure(attempt=attempt, at=now, exit_code=ExitCode.BAD_INPUT, message=message)
+
+    def _conclude(self, failure: Failure | None) -> None:
         """Report how an attempt ended by itself."""
-        failure = process.failure(self._ticker.clock.wall())
         if failure is None:
             self._reporter.enter(AgentPhase.SUCCEEDED)
             return
@@ -190,7 +197,8 @@ class Agent:
         self._reporter.enter(AgentPhase.PREEMPTED if preempted else AgentPhase.FAILED, failure)
         fields = {} if failure.rank is None else {"rank": failure.rank}
         level = logging.INFO if preempted else logging.ERROR
-        _log.log(level, "attempt %d: %s", attempt, to_sentence(failure), extra={"fields": fields})
+        sentence = to_sentence(failure)
+        _log.log(level, "attempt %d: %s", failure.attempt, sentence, extra={"fields": fields})
 
     def _exit_code(self) -> int:
         """Return the exit code that tells the operator how the last attempt ended."""

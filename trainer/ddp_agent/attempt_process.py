@@ -21,7 +21,7 @@ from ddp_agent.warm import (
 )
 from ddp_agent.xids import XidCounts, new_xids
 from ddp_wire.contract import Failure
-from ddp_wire.machine import out_of_memory_kills
+from ddp_wire.machine import memory_limit, out_of_memory_kills
 
 _log = logging.getLogger("ddp_agent")
 
@@ -29,6 +29,8 @@ RESTART_GRACE_SECONDS = 1.0
 """Seconds between SIGTERM and SIGKILL before a new attempt, which resumes from a checkpoint."""
 REMINDER_SECONDS = 5.0
 """Seconds after SIGTERM to torchrun at which the agent signals remaining ranks directly, once."""
+_KILLED_CHILD = "is killed by signal: Killed"
+"""Part of torch's message if a data worker was killed."""
 _MESSAGE_CHARACTERS = 1024
 """Maximum length of the message of a failure."""
 
@@ -47,13 +49,26 @@ class Evidence:
 
     def explain(self, failure: Failure) -> Failure:
         """Return the failure with what the counts show of its cause."""
-        if failure.signal == "SIGKILL" and out_of_memory_kills() > self._memory_kills:
-            failure = failure.model_copy(update={"out_of_memory": True})
-        found = new_xids(self._xids_before, self._xids())[:_MESSAGE_CHARACTERS]
-        if not found:
-            return failure
-        message = failure.message[: max(0, _MESSAGE_CHARACTERS - len(found) - 2)]
-        return failure.model_copy(update={"message": f"{message}; {found}" if message else found})
+        killed = failure.signal == "SIGKILL" or _KILLED_CHILD in failure.message
+        if killed and out_of_memory_kills() > self._memory_kills:
+            failure = _with_reason(failure, _memory_limit())
+            failure = failure.model_copy(update={"out_of_memory": True, "secondary": False})
+        found = new_xids(self._xids_before, self._xids())
+        return _with_reason(failure, found) if found else failure
+
+
+def _with_reason(failure: Failure, found: str) -> Failure:
+    found = found[:_MESSAGE_CHARACTERS]
+    message = failure.message[: max(0, _MESSAGE_CHARACTERS - len(found) - 2)]
+    return failure.model_copy(update={"message": f"{message}; {found}" if message else found})
+
+
+def _memory_limit() -> str:
+    found = memory_limit()
+    if found is None:
+        return "the kernel killed a process although this container has no memory limit"
+    limit, file = found
+    return f"the kernel killed a process at the memory limit of {limit / 2**20:,.0f} MiB ({file})"
 
 
 class AttemptProcess:

@@ -21,9 +21,23 @@ _PEER_LOST = re.compile(
     r"Connection closed by peer|Connection reset by peer|Read error|Broken pipe|Connection refused"
     r"|remote process exited|NCCL communicator was aborted|Socket Timeout|failed to recv"
     r"|DistNetworkError|DistStoreError|RendezvousConnectionError|RendezvousClosedError"
-    r"|RendezvousTimeoutError"
+    r"|RendezvousTimeoutError|/gloo/.*(Timed out|timeout)|Application timeout caused pair closure"
 )
 """Messages of ranks and of torchrun that have lost a peer."""
+
+_PEER_ERROR = re.compile(
+    r'^  File "[^"]*/torch/distributed/[^"]*".*\n(?:    .*\n)*'
+    r"(?:RuntimeError|torch\.distributed\.Dist\w*Error): ",
+    re.MULTILINE,
+)
+"""End of a traceback whose innermost code is torch's, in a call that waits for peers.
+
+Libraries choose the texts of such errors. One that is unknown does not make a rank the cause.
+"""
+
+_FRAME = re.compile(r"^[\s|+-]*File \"")
+_GROUP_MARGIN = re.compile(r"^\s*[|+][-+| ]?\s?")
+"""What stands before a line of an exception group."""
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """Prefix that torch adds to each line of an uncaught traceback."""
@@ -48,7 +62,7 @@ def describe(*, attempt: int, rank: int, returncode: int, text: str, at: float) 
     """
     lines = [_RANK_PREFIX.sub("", line).rstrip() for line in text.splitlines() if line.strip()]
     lines = without_launcher(lines)
-    message = lines[-1].strip() if lines else ""
+    message = reason(lines)
     name = signal_name(-returncode) if returncode < 0 else None
     silent = returncode in ONE_SENTENCE and not message
     return Failure(
@@ -61,8 +75,27 @@ def describe(*, attempt: int, rank: int, returncode: int, text: str, at: float) 
         message="" if name else message[:1024],
         traceback="" if name else "\n".join(lines[-_TAIL_LINES:])[-4096:],
         # All ranks raise the same error, but only one prints it: only that one is the cause.
-        secondary=-returncode in _STOP_SIGNALS or bool(_PEER_LOST.search(text)) or silent,
+        secondary=-returncode in _STOP_SIGNALS or _lost_peer(lines) or silent,
     )
+
+
+def _lost_peer(lines: list[str]) -> bool:
+    text = "\n".join(lines)
+    return bool(_PEER_LOST.search(text) or _PEER_ERROR.search(text))
+
+
+def reason(lines: list[str]) -> str:
+    """Return the first line of the exception in a traceback, or else the last line.
+
+    The text of an exception may have several lines, and other output may follow.
+    """
+    last_frame = max((i for i, line in enumerate(lines) if _FRAME.match(line)), default=None)
+    if last_frame is not None:
+        for line in lines[last_frame + 1 :]:
+            text = _GROUP_MARGIN.sub("", line)
+            if text and not text.startswith(" "):
+                return text.strip()
+    return lines[-1].strip() if lines else ""
 
 
 def without_launcher(lines: list[str]) -> list[str]:
@@ -90,10 +123,14 @@ def from_exception(error: BaseException, attempt: int, at: float) -> Failure:
 
 
 def read_failure(path: Path, attempt: int, returncode: int | None, at: float) -> Failure:
-    """Return the failure from the launcher's file, or else a failure with its exit code."""
+    """Return the failure from the launcher's file, or else one with its signal or exit code."""
     try:
         return Failure.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
+        if returncode is not None and returncode < 0:
+            message = "torchrun was killed and could not state a cause"
+            signal = signal_name(-returncode)
+            return Failure(attempt=attempt, at=at, signal=signal, message=message)
         message = f"torchrun ended with exit code {returncode} and wrote no readable failure file"
         return Failure(attempt=attempt, at=at, message=message)
 

@@ -18,6 +18,8 @@ SHUTDOWN_ENV = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """Variable of torch from 2.13: seconds that torchrun waits for its ranks after SIGTERM."""
 RENDEZVOUS_KEY_ENV = "DDP_RENDEZVOUS_KEY"
 """Variable of torchrun's wrapper: the key that signs the state of the rendezvous. Ranks lack it."""
+TORCHRUN_PREFIX = "PET_"
+"""Prefix of variables with which torchrun replaces the defaults of its arguments."""
 JOIN_SECONDS = 600
 """Maximum wait of torchrun for all nodes, in seconds. Pods may start minutes apart."""
 
@@ -62,7 +64,7 @@ def prepare(
     heartbeats_dir.mkdir(parents=True, exist_ok=True)
     log_dir = home / "logs"
     log_dir.mkdir(exist_ok=True)
-    given = dict(os.environ if environment is None else environment)
+    given = without_torchrun_defaults(os.environ if environment is None else environment)
     return Launch(
         attempt=attempt,
         arguments=_arguments(config, attempt, log_dir),
@@ -72,6 +74,14 @@ def prepare(
         log_copy_dir=_log_copy_dir(config, attempt),
         failure_file=failure_file,
     )
+
+
+def without_torchrun_defaults(given: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the variables that replace arguments of torchrun's line.
+
+    For example, with `PET_STANDALONE=1` each node would train alone.
+    """
+    return {name: value for name, value in given.items() if not name.startswith(TORCHRUN_PREFIX)}
 
 
 def _threads(config: AgentConfig, given: Mapping[str, str]) -> str:
@@ -109,6 +119,22 @@ def _arguments(config: AgentConfig, attempt: int, log_dir: Path) -> list[str]:
 def can_be_forked(config: AgentConfig) -> bool:
     """Return whether the ranks run a Python script or module, which a fork can run."""
     return _entrypoint(config.rank_command())[0] != "--no-python"
+
+
+def command_problem(config: AgentConfig, environment: Mapping[str, str] | None = None) -> str:
+    """Return why the job's command cannot start on this node, or ""."""
+    if config.command is None:
+        return ""
+    given = os.environ if environment is None else environment
+    first, *rest = _entrypoint(config.rank_command())
+    if first == "--no-python":
+        path = given.get("PATH", os.defpath)
+        found = shutil.which(rest[0], path=path)
+        where = "an executable file" if "/" in rest[0] else f"in PATH ({path})"
+        return "" if found else f"spec.command: the program {rest[0]} must be {where}"
+    if first == "-m" or Path(first).exists():
+        return ""
+    return f"spec.command: the script {first} must exist, but {Path.cwd()} has no such file"
 
 
 def _entrypoint(command: list[str]) -> list[str]:

@@ -18,6 +18,7 @@ from ddp_agent.clock import Clock, Ticker
 from ddp_agent.config import AgentConfig, BadEnvironmentError
 from ddp_agent.doorbell import Doorbell
 from ddp_agent.gpus import GpuReader, gpu_handles
+from ddp_agent.launcher import TORCHRUN_PREFIX
 from ddp_agent.metrics import AgentCollector
 from ddp_agent.orders import AttemptOrders
 from ddp_agent.reporter import AttemptReporter
@@ -28,6 +29,8 @@ from ddp_agent.xids import XidCounter
 from ddp_wire.contract import Env, ExitCode
 from ddp_wire.exposition import render
 from ddp_wire.processes import adopt_orphans
+
+_log = logging.getLogger("ddp_agent")
 
 
 def main(standby: Standby | None = None) -> None:
@@ -45,6 +48,8 @@ def main(standby: Standby | None = None) -> None:
         sys.exit(logs.format_line(str(error), logging.CRITICAL))
     for secret in (Env.AGENT_SECRET, Env.JOB_SECRET):
         os.environ.pop(secret, None)  # No program of the user needs it.
+    if ignored := sorted(name for name in os.environ if name.startswith(TORCHRUN_PREFIX)):
+        _log.warning("the agent sets all arguments of torchrun and ignores %s", ", ".join(ignored))
     adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="ddp-agent-") as scratch:
         ticker = Ticker(Clock())

@@ -294,7 +294,7 @@ class Failure(WireModel):
     signal: Text | None = None
     """Name of the signal that ended the rank, for example SIGKILL."""
     message: Annotated[str, Field(max_length=1024)] = ""
-    """One sentence. For an exception, the last line of its traceback."""
+    """One sentence. For an exception, the first line of its text."""
     traceback: Annotated[str, Field(max_length=4096)] = ""
     """End of the traceback."""
     out_of_memory: bool = False

@@ -5,6 +5,8 @@ import os
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+_NO_LIMIT = 1 << 60
+"""Bytes from which a limit of cgroup v1 stands for none."""
 _OOM_SCORE_INCREASE = 300
 """Increase of a rank's oom_score_adj, in thousandths of the memory limit."""
 
@@ -45,6 +47,15 @@ def out_of_memory_kills(cgroup: Path = _CGROUP) -> int:
         if counts := _counts(file):
             return counts.get("oom_kill", 0)
     return 0
+
+
+def memory_limit(cgroup: Path = _CGROUP) -> tuple[int, Path] | None:
+    """Return the memory limit of this container, in bytes, and its file. None without a limit."""
+    for file in (cgroup / "memory.max", cgroup / "memory" / "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            limit = int(file.read_text())
+            return (limit, file) if limit < _NO_LIMIT else None
+    return None
 
 
 def memory_bytes(cgroup: Path = _CGROUP) -> int | None:

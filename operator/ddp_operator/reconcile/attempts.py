@@ -259,7 +259,7 @@ def _rank_loss(world: World, pod: PodView, report: AgentStatus) -> Loss:
     text = f": {cause.message}" if cause.message else f" with exit code {cause.exit_code}"
     sentence = f"{who} {how}" + ("" if cause.signal and not cause.message else text)
     if cause.out_of_memory:
-        sentence = f"{who} exceeded the memory limit of its pod"
+        sentence = _out_of_memory(who, cause, world)
     kind = Cause.INFRASTRUCTURE if reason == VOLUME_FAILED else Cause.APPLICATION
     failure = _failure(world, pod, kind, reason, sentence).model_copy(
         update={
@@ -271,6 +271,16 @@ def _rank_loss(world: World, pod: PodView, report: AgentStatus) -> Loss:
         }
     )
     return Loss(failure, secondary=cause.secondary, permanent=permanent)
+
+
+def _out_of_memory(who: str, cause: Failure, world: World) -> str:
+    """Return the sentence of a rank that ran out of memory, and where the limit comes from."""
+    if not cause.message:
+        return f"{who} exceeded the memory limit of its pod"
+    resources = world.job.spec.resources
+    limits = (resources and resources.limits) or {}
+    origin = "" if "memory" in limits else "; spec.resources sets none, a LimitRange may have done"
+    return f"{who} ran out of memory: {cause.message}{origin}"
 
 
 def _dead_pod(world: World, pod: PodView) -> Loss:

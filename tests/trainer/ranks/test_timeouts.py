@@ -103,6 +103,86 @@ def test_only_rank_0_waits_for_the_readers_before_it_ends(
     assert waited_for == expected
 
 
+@pytest.fixture
+def entries(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Store of a group of three ranks, of which this rank has waited for its whole timeout."""
+    store: Any = _distributed_c10d.HashStore()
+    monkeypatch.setattr(timeouts, "PEER_SECONDS", 0.0)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr(timeouts, "_unfinished", lambda: timeouts.Wait("in all_reduce", 2.0, 2.0))
+    monkeypatch.setattr(timeouts, "_dump", lambda *_: None)
+    default = "torch.distributed.distributed_c10d._get_default_store"
+    monkeypatch.setattr(default, lambda: store)
+    return store
+
+
+def raised_in(file: str, text: str) -> RuntimeError:
+    """Return an error that code of this file has raised."""
+    code = compile("raise RuntimeError(text)", file, "exec")
+    try:
+        exec(code, {"text": text})  # noqa: S102 (the code above)
+    except RuntimeError as error:
+        return error
+    raise AssertionError
+
+
+@pytest.mark.parametrize("text", ["Application timeout caused pair closure", "new in torch 9"])
+def test_case_110_text_of_an_error_does_not_decide_who_is_missing(entries: Any, text: str) -> None:
+    entries.append("ddp-trainer/stalled", "2 in all_reduce\n")
+    error = raised_in("/site-packages/torch/autograd/graph.py", text)
+    ranks = Ranks(rank=1, world_size=3, local_rank=1, local_world_size=3)
+    with pytest.raises(timeouts.StalledError, match="but rank 0 did not join"):
+        timeouts.raise_if_peer_failed(error, ranks, "rank 1")
+    assert entries.get("ddp-trainer/stalled") == b"2 in all_reduce\n1 in all_reduce\n"
+
+
+@pytest.mark.parametrize(
+    "error", [raised_in("/home/me/task.py", "no such flower"), ValueError("no such flower")]
+)
+def test_case_110_rank_that_ends_by_an_error_of_its_own_is_not_missing(
+    entries: Any, error: Exception
+) -> None:
+    one, two = (Ranks(rank, 3, rank, 3, launched=True) for rank in (1, 2))
+    timeouts.raise_if_peer_failed(error, one, "rank 1")  # It raises nothing.
+    assert entries.get("ddp-trainer/stalled") == b"1 ended\n"
+    entries.append("ddp-trainer/stalled", "2 in all_reduce\n")
+    late = RuntimeError("[/gloo/transport/unbound_buffer.cc:1] Timed out waiting 2000ms")
+    with pytest.raises(timeouts.StalledError, match="but rank 0 did not join"):
+        timeouts.raise_if_peer_failed(late, two, "rank 2")
+    waits = {0: "in all_reduce", 1: timeouts._ENDED, 2: "in all_reduce"}
+    assert timeouts._diagnosis(waits, two, "in all_reduce") == "but rank 1 had ended"
+
+
+@pytest.mark.usefixtures("entries")
+def test_case_111_rank_0_is_named_when_the_store_in_its_process_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(timeouts, "REPORT_SECONDS", 0.05)
+    monkeypatch.setattr(timeouts, "_exchange_waits", lambda *_: never.wait(10.0))
+    late = RuntimeError("[/gloo/transport/unbound_buffer.cc:1] Timed out waiting 2000ms")
+    expected = "but rank 0, whose process hosts the store, does not answer"
+    with pytest.raises(timeouts.StalledError, match=expected):
+        timeouts.raise_if_peer_failed(late, Ranks(2, 3, 2, 3, launched=True), "rank 2")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with pytest.raises(timeouts.StalledError, match="could not read from the store"):
+        timeouts.raise_if_peer_failed(late, Ranks(2, 3, 2, 3, launched=True), "rank 2")
+    never.set()
+
+
+@pytest.mark.usefixtures("entries")
+def test_rank_names_nobody_when_the_store_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    class LostStore:
+        def append(self, *_: str) -> None:
+            raise RuntimeError("Connection reset by peer")
+
+    default = "torch.distributed.distributed_c10d._get_default_store"
+    monkeypatch.setattr(default, LostStore)
+    late = RuntimeError("[/gloo/transport/unbound_buffer.cc:1] Timed out waiting 2000ms")
+    with pytest.raises(timeouts.StalledError, match="could not read from the store"):
+        timeouts.raise_if_peer_failed(late, Ranks(2, 3, 2, 3, launched=True), "rank 2")
+
+
 def test_timeout_outside_collectives_is_not_a_stall(launcher: Launcher) -> None:
     die = ["--task.die_how=late", "--task.die_after=3"]
     gang = launcher.train(*STALL, *die, world=2)

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,8 @@ STORE_HOST_SECONDS = 5.0
 """Longest time that rank 0 stays alive for other ranks, because its process may host the store."""
 REPORT_SECONDS = 6.0
 """Time limit of the store exchange, and of the dump, so that neither keeps a failed rank alive."""
+ENTRY_SECONDS = 1.0
+"""Time limit in which a rank that failed otherwise writes to the store that it has ended."""
 _POLL_SECONDS = 0.05
 MAX_NAMED_RANKS = 8
 """Number of missing ranks that a message lists by number."""
@@ -52,8 +55,17 @@ MAX_NAMED_RANKS = 8
 _KEY, _READ_KEY = "ddp-trainer/stalled", "ddp-trainer/stalled-read"
 _PEER_LOST = re.compile(
     r"/gloo/transport/.*?\] (?P<how>.*(closed by peer|reset by peer|Broken pipe).*)"
+    r"|Application timeout caused pair closure"
 )
 _TIMED_OUT = re.compile(r"/gloo/.*(Timed out|timeout)|Watchdog caught collective operation timeout")
+_COLLECTIVE_CODE = re.compile(
+    r"/torch/(distributed|autograd|nn/parallel)/|/ddp_trainer/(ranks|parallel)/"
+)
+"""Files whose calls wait in collectives. DDP waits in torch's autograd engine."""
+_ENDED = "ended"
+"""Entry of a rank that ended for another reason than a timeout."""
+_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Variable of torch: `True` if the launcher hosts the store, and not rank 0."""
 
 # The members used here are untyped or private.
 _dist: Any = dist
@@ -130,7 +142,8 @@ def _may_dump(path: Path, directory: Path) -> bool:
 def raise_if_peer_failed(error: Exception, ranks: Ranks, where: str) -> None:
     """Raise the reason if another rank caused this error of a collective.
 
-    This takes seconds after a timeout, and no time if a connection was closed.
+    This takes seconds after a timeout, and no time if a connection was closed. In any case this
+    rank writes to the store that it has ended, so that no other rank counts it as missing.
 
     Args:
         error: Error of this rank.
@@ -141,28 +154,51 @@ def raise_if_peer_failed(error: Exception, ranks: Ranks, where: str) -> None:
         StalledError: If another rank did not join a collective in time.
         LostPeerError: If another rank has ended.
     """
-    if not isinstance(error, RuntimeError):
-        return
     newest = _unfinished() if dist.is_initialized() else None
-    lost = _PEER_LOST.search(str(error))
-    # The first rank that times out closes its connections. A rank that has waited for more than
-    # half of its timeout therefore reports a stall, not a lost peer.
-    if lost and not (newest and newest.seconds > newest.limit / 2):
+    failed = isinstance(error, RuntimeError)
+    lost = _PEER_LOST.search(str(error)) if failed else None
+    if newest is not None and failed and _is_stall(error, newest, lost=bool(lost)):
+        message = f"{where}: {_stall(newest, ranks)}"
+        raise StalledError(message, rank_specific=True) from error
+    if newest is not None:
+        _call_within(ENTRY_SECONDS, partial(_write_entry, ranks.rank, _ENDED))
+    if lost:
         # The message keeps torch's words, by which the agent detects a secondary failure.
-        how = lost["how"].partition(". This is")[0]
+        how = (lost["how"] or lost[0]).partition(". This is")[0]
         message = f"{where}: lost another rank: {how}"
         raise LostPeerError(message, rank_specific=True) from error
-    if newest is None or not (lost or _TIMED_OUT.search(str(error))):
-        return
+
+
+def _is_stall(error: Exception, newest: Wait, *, lost: bool) -> bool:
+    """Return whether an error ended a wait of this rank for its peers.
+
+    The first rank that times out closes its connections. A rank that has waited for more than half
+    of its timeout therefore has a stall, too. The text of its error can be any: libraries choose
+    it. So the innermost code decides.
+
+    Args:
+        error: Error of this rank.
+        newest: Newest collective of this rank. gloo's record keeps it after its end.
+        lost: Whether the text says that a connection was closed.
+    """
+    if _TIMED_OUT.search(str(error)):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    in_collective = bool(frames and _COLLECTIVE_CODE.search(frames[-1].filename))
+    return (lost or in_collective) and newest.seconds > newest.limit / 2
+
+
+def _stall(newest: Wait, ranks: Ranks) -> str:
+    """Exchange the waits with the other ranks. Return the message of a stall."""
     own = newest.collective
-    waits = _call_within(REPORT_SECONDS, partial(_exchange_waits, ranks.rank, own))
+    waits = _call_within(REPORT_SECONDS, partial(_waits_in_store, ranks.rank, own))
     dump = _call_within(REPORT_SECONDS, partial(_dump, ranks.rank, os.environ))
-    message = f"{where}: waited {newest.seconds:.1f} s {own}, {_diagnosis(waits or {}, ranks, own)}"
+    message = f"waited {newest.seconds:.1f} s {own}, {_diagnosis(waits, ranks, own)}"
     if dump:
         message += f"; recorded collectives are in {dump.parent}"
     if ranks.rank == 0 and waits:
-        _call_within(STORE_HOST_SECONDS, partial(_wait_for_readers, len(waits)))
-    raise StalledError(message, rank_specific=True) from error
+        _call_within(STORE_HOST_SECONDS, partial(_wait_for_readers, _waiting(waits)))
+    return message
 
 
 def _call_within(seconds: float, call: Callable[[], T]) -> T | None:
@@ -195,10 +231,24 @@ def _unfinished() -> Wait | None:
     return Wait(collective, seconds, newest["timeout_ms"] / 1e3)
 
 
-def _exchange_waits(rank: int, own: str) -> dict[int, str]:
-    """Write this rank's collective to the store, and return the collective of each waiting rank."""
+def _write_entry(rank: int, entry: str) -> None:
+    """Write to the store in what this rank waited, or that it has ended."""
     store: Any = distributed_c10d._get_default_store()  # noqa: SLF001
-    store.append(_KEY, f"{rank} {own}\n")
+    store.append(_KEY, f"{rank} {entry}\n")
+
+
+def _waits_in_store(rank: int, own: str) -> dict[int, str]:
+    """Exchange the waits of all ranks. Return nothing if the store has ended."""
+    try:
+        return _exchange_waits(rank, own)
+    except (RuntimeError, OSError):
+        return {}
+
+
+def _exchange_waits(rank: int, own: str) -> dict[int, str]:
+    """Write this rank's collective to the store, and return the entry of each rank."""
+    store: Any = distributed_c10d._get_default_store()  # noqa: SLF001
+    _write_entry(rank, own)
     time.sleep(PEER_SECONDS)
     lines = [line.partition(" ") for line in store.get(_KEY).decode().splitlines()]
     store.add(_READ_KEY, 1)
@@ -223,19 +273,30 @@ def _dump(rank: int, environ: Mapping[str, str]) -> Path | None:
     return path
 
 
-def _diagnosis(waits: Mapping[int, str], ranks: Ranks, own: str) -> str:
+def _waiting(waits: Mapping[int, str]) -> int:
+    """Return the number of ranks that wait, and so read the store."""
+    return sum(entry != _ENDED for entry in waits.values())
+
+
+def _diagnosis(waits: Mapping[int, str] | None, ranks: Ranks, own: str) -> str:
     """Return the last part of the message: which ranks are missing or in another collective.
 
     Args:
-        waits: Collective that each rank waited in. Empty if the store was unreachable.
+        waits: Collective that each rank waited in, or `_ENDED`. Empty if the store has ended, None
+            if it did not answer.
         ranks: This process's rank.
         own: Collective that this rank waited in.
     """
+    if waits is None and ranks.rank != 0 and os.environ.get(_AGENT_STORE) != str(True):
+        return "but rank 0, whose process hosts the store, does not answer"
     if not waits:
         return "and could not read from the store which ranks are missing"
     missing = [rank for rank in range(ranks.world_size) if rank not in waits]
     if missing:
         return f"but {_listed(missing)} did not join"
+    ended = [rank for rank, entry in waits.items() if entry == _ENDED]
+    if ended:
+        return f"but {_listed(sorted(ended))} had ended"
     others = {rank: collective for rank, collective in waits.items() if collective != own}
     if others:
         rank, collective = min(others.items())
