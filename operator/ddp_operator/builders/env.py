@@ -33,7 +33,7 @@ def build_env(job: DDPJob, index: int, log_format: str = "text") -> list[dict[st
 
     The user's variables come last, because the last one of a name takes effect.
     """
-    variables = _contract(job, index, log_format) | _workload(job) | _network(job)
+    variables = _contract(job, index, log_format) | workload_variables(job) | _network(job)
     from_user = [e.model_dump(by_alias=True, exclude_none=True) for e in job.spec.env or []]
     from_fields = [
         {"name": str(name), "valueFrom": {"fieldRef": {"fieldPath": path}}}
@@ -60,7 +60,8 @@ def _contract(job: DDPJob, index: int, log_format: str) -> dict[str, str]:
     }
 
 
-def _workload(job: DDPJob) -> dict[str, str]:
+def workload_variables(job: DDPJob) -> dict[str, str]:
+    """Return the variables that say what the ranks run, and how."""
     spec = job.spec
     out: dict[Env, str] = {}
     if spec.command is not None:

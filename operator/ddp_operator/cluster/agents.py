@@ -1,14 +1,16 @@
-"""HTTP client of the agents.
+"""Client of the agents of worker pods.
 
 A failed request is not an error, because the pod's own state shows what happened.
 """
 
 import asyncio
 import functools
+import logging
+import resource
 
-import aiohttp
 from pydantic import ValidationError
 
+from ddp_operator.cluster.agent_http import AgentConnections, NoResponseError, Response
 from ddp_operator.cluster.base import AgentAnswer
 from ddp_wire.contract import AGENT_PORT, AgentPhase, AgentStatus, AttemptOrder, Heartbeat
 from ddp_wire.signatures import (
@@ -20,22 +22,35 @@ from ddp_wire.signatures import (
     sign_request,
 )
 
-_LIMIT = 1 << 18
-"""Maximum size of a response, in bytes. The limit protects the operator from untrusted pods."""
+_log = logging.getLogger(__name__)
+
 _CONNECT_SECONDS = 1.5
-_SHORT = aiohttp.ClientTimeout(total=1.5)
+_ORDER_SECONDS = 1.5
 _OK = 200
 _FINAL_PHASES = {AgentPhase.SUCCEEDED, AgentPhase.FAILED, AgentPhase.PREEMPTED}
+_OTHER_FILES = 128
+"""Open files that are left to requests to the API server, watches, Leases and probes."""
+_FEWEST, _MOST = 16, 1 << 16
+"""Bounds of the number of connections to agents."""
+MOST_ORDERS = 64
+"""Most orders that are sent at a time. Other agents read the order from their pod's annotation."""
 
 
 class Agents:
     """Client of the agents of worker pods, by pod address. Close it after use."""
 
-    def __init__(self, port: int = AGENT_PORT) -> None:
-        """Create a client. The event loop must be running."""
-        # Each watched pod holds one connection, so the number of connections has no limit.
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        self._port = port
+    def __init__(self, port: int = AGENT_PORT, most: int | None = None) -> None:
+        """Create a client. The event loop must be running.
+
+        Args:
+            port: Port of all agents.
+            most: Maximum number of open connections. By default the limit of open files decides.
+        """
+        most = most or connections_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        self._requests = AgentConnections(port, most)
+        self._order_requests = AgentConnections(port, MOST_ORDERS)
+        self._port, self._most = port, most
+        self._warned = False
         self._orders: dict[str, asyncio.Task[bool]] = {}
         """Orders that are being sent, by address."""
 
@@ -45,32 +60,40 @@ class Agents:
         for order in orders:
             order.cancel()
         await asyncio.gather(*orders, return_exceptions=True)
-        await self._session.close()
+        self._requests.close()
+        self._order_requests.close()
 
     async def watch_status(
         self, host: str, secret: str, revision: int, seconds: float
     ) -> AgentAnswer:
-        """Return the agent's answer once its revision differs, or after this many seconds."""
+        """Return the agent's answer once its revision differs, or after this many seconds.
+
+        If too many connections are open, wait for the end of another request before.
+        """
+        self._warn_if_full()
         target = f"/status?revision={revision}&wait={seconds:.0f}"
-        nonce, headers = _signed(secret, "GET", target)
-        limit = aiohttp.ClientTimeout(total=seconds + _CONNECT_SECONDS, connect=_CONNECT_SECONDS)
+        nonce, request = self._signed(host, secret, "GET", target)
         try:
-            async with self._session.get(
-                self._url(host, target), headers=headers, timeout=limit, allow_redirects=False
-            ) as response:
-                body, size = await _read(response)
-                if response.status != _OK or not _is_genuine(response, secret, nonce, body):
-                    return AgentAnswer(None, size)
-                return AgentAnswer(_parse(body), size)
-        except (aiohttp.ClientError, TimeoutError, OSError):
+            response = await self._requests.send(
+                host,
+                request,
+                connect_seconds=_CONNECT_SECONDS,
+                seconds=seconds + _CONNECT_SECONDS,
+            )
+        except NoResponseError as error:
             # The agent starts or stops, its node is lost, or a policy is in the way.
-            return AgentAnswer()
+            return AgentAnswer(None, error.size)
+        if response.code != _OK or not _is_genuine(response, secret, nonce):
+            return AgentAnswer(None, response.size)
+        return AgentAnswer(_parse(response.body), response.size)
 
     def send_order(self, host: str, secret: str, order: AttemptOrder) -> None:
         """Begin to send an attempt order, in place of an older one that is still being sent."""
         older = self._orders.pop(host, None)
         if older is not None:
             older.cancel()
+        if len(self._orders) >= MOST_ORDERS:
+            return
         sending = asyncio.ensure_future(self.order_attempt(host, secret, order))
         self._orders[host] = sending
         sending.add_done_callback(functools.partial(self._forget_order, host))
@@ -82,49 +105,52 @@ class Agents:
     async def order_attempt(self, host: str, secret: str, order: AttemptOrder) -> bool:
         """Send an attempt order. Return whether the agent accepted it."""
         body = order.to_json().encode()
-        _, headers = _signed(secret, "POST", "/attempt", body)
+        _, request = self._signed(host, secret, "POST", "/attempt", body)
         try:
-            async with self._session.post(
-                self._url(host, "/attempt"),
-                data=body,
-                headers=headers,
-                timeout=_SHORT,
-                allow_redirects=False,
-            ) as response:
-                return response.status == _OK
-        except (aiohttp.ClientError, TimeoutError, OSError):
+            response = await self._order_requests.send(
+                host, request, connect_seconds=_CONNECT_SECONDS, seconds=_ORDER_SECONDS
+            )
+        except NoResponseError:
             return False
+        return response.code == _OK
 
-    def _url(self, host: str, target: str) -> str:
+    def _warn_if_full(self) -> None:
+        if self._requests.is_full and not self._warned:
+            self._warned = True
+            _log.warning(
+                "all %d connections to agents are open, so further agents take turns: the limit of"
+                " open files (RLIMIT_NOFILE) permits no more",
+                self._most,
+            )
+
+    def _signed(
+        self, host: str, secret: str, method: str, target: str, body: bytes = b""
+    ) -> tuple[str, bytes]:
+        """Return a new nonce, and a request with its signature; none for a pod without a secret."""
+        nonce = random_text()
         place = f"[{host}]" if ":" in host else host
-        return f"http://{place}:{self._port}{target}"
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {place}:{self._port}"]
+        if secret:
+            signature = sign_request(secret, nonce, method, target, body)
+            lines += [f"{NONCE_HEADER}: {nonce}", f"{SIGNATURE_HEADER}: {signature}"]
+        if body:
+            lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+        return nonce, "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def _signed(secret: str, method: str, target: str, body: bytes = b"") -> tuple[str, dict[str, str]]:
-    """Return a new nonce, and the headers that sign a request; none for a pod without a secret."""
-    nonce = random_text()
-    if not secret:
-        return nonce, {}
-    signature = sign_request(secret, nonce, method, target, body)
-    return nonce, {NONCE_HEADER: nonce, SIGNATURE_HEADER: signature}
+def connections_for(open_files: int) -> int:
+    """Return how many connections to agents a limit of open files permits."""
+    if open_files == resource.RLIM_INFINITY:
+        return _MOST
+    return min(_MOST, max(_FEWEST, open_files - _OTHER_FILES - MOST_ORDERS))
 
 
-def _is_genuine(response: aiohttp.ClientResponse, secret: str, nonce: str, body: bytes) -> bool:
+def _is_genuine(response: Response, secret: str, nonce: str) -> bool:
     """Return whether the pod with this secret answered the request with this nonce."""
     if not secret:
         return True
-    expected = sign_answer(secret, nonce, response.status, body)
-    return is_genuine(response.headers.get(SIGNATURE_HEADER), expected)
-
-
-async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, int]:
-    """Return the body, or "" if it is larger than the limit, and the number of bytes read."""
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > _LIMIT:
-            return b"", len(body)
-    return bytes(body), len(body)
+    expected = sign_answer(secret, nonce, response.code, response.body)
+    return is_genuine(response.headers.get(SIGNATURE_HEADER.lower()), expected)
 
 
 def _parse(body: bytes) -> AgentStatus | None:

@@ -99,7 +99,7 @@ class AgentAnswer:
     status: AgentStatus | None = None
     """The status, or None without a valid and signed answer in time."""
     size: int = 0
-    """Bytes that were read."""
+    """Bytes that were read, of an answer without a status, too. A small piece counts as 512."""
 
 
 class Leases(Protocol):

@@ -1,7 +1,7 @@
 """Build the status of a job whose spec breaks a validation rule.
 
-The API server refuses such jobs. An older CRD may have accepted one; the operator then leaves it
-alone until a user edits it.
+The API server refuses most of them. It accepts those that an older CRD allows, and those whose
+`config` the training loop refuses. The operator leaves such a job alone until a user edits it.
 """
 
 from collections.abc import Mapping
@@ -10,12 +10,26 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, DDPJobStatus
+from ddp_operator.builders.loop_config import config_error
 from ddp_operator.reconcile.conditions import set_condition
 from ddp_operator.reconcile.lifecycle import is_finished
 
 INVALID = "Invalid"
 """Reason of the condition Succeeded, which the STATUS column shows."""
+
+
+def refused_config(job: DDPJob) -> str | None:
+    """Return one sentence about the `config` of a job that cannot start with it, or None.
+
+    Only pods that do not exist yet run the default image, which is of the operator's own version.
+    Another image may contain another version of the loop.
+    """
+    starts = not job.spec.suspend and job.status.attempt_spec_hash != job.spec_hash
+    if not starts or job.spec.image is not None or is_finished(job.status):
+        return None
+    return config_error(job)
 
 
 def invalid_spec_status(

@@ -21,7 +21,7 @@ from ddp_operator.cluster.base import (
     Manifest,
 )
 from ddp_operator.reconcile.decide import decide
-from ddp_operator.reconcile.invalid_spec import INVALID, invalid_spec_status
+from ddp_operator.reconcile.invalid_spec import INVALID, invalid_spec_status, refused_config
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import (
     Action,
@@ -140,6 +140,9 @@ class Controller:
             return None
         except InvalidJobError as error:
             await self._report_invalid(raw, str(error))
+            return None
+        if refused := refused_config(job):
+            await self._report_invalid(raw, refused)
             return None
         if job.unread:
             fields = ", ".join(f"status.{name}" for name in job.unread)

@@ -78,3 +78,35 @@ async def test_case_65_values_of_a_newer_operator_are_reported_once(
     assert len(warnings) == 1
     assert f"status.{field}" in warnings[0]
     assert [e.reason for e in bench.cluster.events].count("Restarting") == int(acts)
+
+
+async def test_case_140_config_that_the_loop_refuses_makes_a_job_invalid_before_any_pod() -> None:
+    bench = Bench(config={"epoch": 3})
+    assert await bench.reconcile() is None
+    assert bench.cluster.writes == ["status digits", "event digits"]
+    sentence = 'spec.config: unknown key "epoch"; did you mean "epochs"?'
+    assert summary(bench.status()) == ("Unknown", "Invalid", sentence)
+    bench.cluster.apply(job_manifest(nodes=2, config={"epochs": 3}))
+    await bench.reconcile_until_idle()
+    assert len(bench.cluster.pods()) == 2
+
+
+async def test_case_140_refused_config_ends_no_run_that_trains_and_no_suspension() -> None:
+    bench = Bench(config={"epochs": 3})
+    await bench.train()
+    bench.cluster.apply(job_manifest(nodes=2, config={"epoch": 3}))
+    await bench.reconcile_until_idle()
+    assert summary(bench.status())[1] == "Invalid"
+    assert [pod["metadata"].get("deletionTimestamp") for pod in bench.cluster.pods()] == [None] * 2
+    bench.cluster.apply(job_manifest(nodes=2, config={"epochs": 3}))
+    await bench.reconcile_until_idle()
+    assert (summary(bench.status())[1], bench.status().attempt) == ("Running", 1)
+    bench.cluster.apply(job_manifest(nodes=2, config={"epoch": 3}, suspend=True))
+    await bench.reconcile_until_idle()
+    assert summary(bench.status())[1] == "Suspended"
+
+
+async def test_image_of_the_user_may_know_other_settings() -> None:
+    bench = Bench(config={"epoch": 3}, image="registry.example/mine:1")
+    await bench.reconcile_until_idle()
+    assert len(bench.cluster.pods()) == 2

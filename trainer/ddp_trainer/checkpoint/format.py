@@ -20,6 +20,7 @@ The files hold only tensors and JSON, so loading a checkpoint can never run code
 import json
 import os
 import re
+import stat
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,9 +52,13 @@ SET_ASIDE = "set-aside-"
 """Prefix of a folder with the checkpoints of a run that started over. Nothing deletes it."""
 
 _NAME = re.compile(r"step-(\d{8,})\.attempt-(\d+)(\.tmp|\.broken)?")
-_FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
 """Names of files that a manifest may list: no path leads out of the checkpoint."""
 _CHUNK = 1 << 22
+LARGEST_NUMBER = 1 << 53
+"""Largest step and attempt. JSON readers keep larger integers only approximately."""
+_SHOWN = 40
+"""Most characters of an unknown format number in a message."""
 LARGEST_MANIFEST = 1 << 20
 """Largest size of a manifest and of the fence file, in bytes."""
 
@@ -80,8 +85,11 @@ class CheckpointName:
         Of two spellings of the same number, only the one that a trainer writes is a name.
         """
         match = _NAME.fullmatch(text)
-        name = cls(int(match[1]), int(match[2]), match[3] or "") if match else None
-        return name if str(name) == text else None
+        if match is None:
+            return None
+        name = cls(int(match[1]), int(match[2]), match[3] or "")
+        possible = max(name.step, name.attempt) <= LARGEST_NUMBER
+        return name if possible and str(name) == text else None
 
 
 def names_in(directory: Path) -> list[CheckpointName]:
@@ -125,18 +133,22 @@ def verify(directory: Path) -> None:
     """Read a checkpoint once and compare it with its manifest.
 
     Raises:
-        BrokenCheckpointError: If a file is missing or differs.
+        BrokenCheckpointError: If it is no folder, or a file is missing or differs.
         InputError: If the checkpoint has an unknown format.
         OSError: If the volume fails, which is no evidence of damage.
     """
-    if directory.is_symlink():
-        raise BrokenCheckpointError("it is a link and no folder")
+    kind = directory.lstat().st_mode
+    if not stat.S_ISDIR(kind):
+        raise BrokenCheckpointError(
+            f"it is a {'link' if stat.S_ISLNK(kind) else 'file'} and no folder"
+        )
     manifest = read_json(directory / MANIFEST, LARGEST_MANIFEST)
     try:
         if manifest["format"] != FORMAT:
             # A newer version may have written it, with other files and other checksums.
             raise InputError(
-                f"checkpoint: {directory} has format {manifest['format']}, but this version of"
+                f"checkpoint: {directory} has format {str(manifest['format'])[:_SHOWN]}, but this"
+                " version of"
                 f" ddp-trainer reads only format {FORMAT}; resume with the version that wrote it,"
                 " or set another checkpoint directory"
             )

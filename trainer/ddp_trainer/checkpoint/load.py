@@ -123,7 +123,9 @@ def receive(path: Path | None, device: torch.device, sleep: Sleep = time.sleep) 
         VolumeError: On every rank, if rank 0 cannot read the checkpoint.
     """
     folder = path or Path()
-    document = on_first_rank(lambda: reading(folder, lambda: _document(folder), sleep), device)
+    document = on_first_rank(
+        lambda: reading(folder, lambda: _checked(lambda: _document(folder)), sleep), device
+    )
 
     def read(act: Callable[[], Tensors]) -> Tensors:
         return reading(folder, lambda: _checked(act), sleep)
@@ -163,10 +165,28 @@ def reading(path: Path, read: Callable[[], T], sleep: Sleep) -> T:
 def _damage(path: Path, sleep: Sleep) -> str | None:
     """Return the evidence that a checkpoint is damaged, or None if it is complete."""
     try:
-        reading(path, lambda: verify(path), sleep)
+        reading(path, lambda: _verify(path), sleep)
     except BrokenCheckpointError as error:
         return str(error)
     return None
+
+
+def _verify(path: Path) -> None:
+    """Compare a checkpoint with its manifest, and decode all of it but the numbers of its tensors.
+
+    A file whose CRC32 fits can still hold what no trainer wrote. If only a later read noticed, the
+    error would count as one of the volume, and every attempt would try this checkpoint again.
+
+    Raises:
+        BrokenCheckpointError: If it is damaged.
+        OSError: If the volume fails.
+    """
+    verify(path)
+    state = _document(path)["state"]
+    name = CheckpointName.parse(path.name)
+    step = state.get("step") if isinstance(state, dict) else None
+    if name and step != name.step:
+        raise BrokenCheckpointError(f"{STATE} is of step {step!r:.40}, not of step {name.step}")
 
 
 def _listed(names: list[CheckpointName], damaged: Mapping[CheckpointName, str]) -> str:
@@ -192,16 +212,26 @@ def _set_aside(run_directory: Path) -> Path:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """Return all of a checkpoint except its tensors as JSON, and a description of these."""
+    """Return all of a checkpoint except its tensors as JSON, and a description of these.
+
+    Raises:
+        BrokenCheckpointError: If a file cannot be decoded.
+        OSError: If the volume fails.
+    """
     files = (MODEL, OPTIMIZER, AVERAGE, COMPRESSION, BUFFERS, TASK)
-    return _checked(
-        lambda: {
-            "optimizer_rest": read_json(path / OPTIMIZER_REST),
-            "state": read_json(path / STATE),
-            "task_rest": read_json(path / TASK_REST) if exists(path / TASK_REST) else None,
-            "tensors": {file: describe(path / file) for file in files},
-        }
-    )
+    return {
+        "optimizer_rest": read_json(path / OPTIMIZER_REST),
+        "state": read_json(path / STATE),
+        "task_rest": read_json(path / TASK_REST) if exists(path / TASK_REST) else None,
+        "tensors": {file: _described(path / file) for file in files},
+    }
+
+
+def _described(file: Path) -> list[list[Any]]:
+    try:
+        return describe(file)
+    except SafetensorError as error:
+        raise BrokenCheckpointError(f"{file.name} cannot be decoded ({error})") from error
 
 
 def _checked(read: Callable[[], T]) -> T:

@@ -1,0 +1,281 @@
+"""HTTP client for untrusted agents, which bounds every byte of an answer before it parses it.
+
+It reads only what the agent's server sends: one head, a Content-Length and that many bytes. It
+refuses everything else that HTTP allows, because a hostile pod could make the client work without
+end: interim answers (1xx), chunks, encodings, trailers, or an answer in single bytes.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+HEAD_BYTES = 8 << 10
+"""Maximum size of a status line with its headers."""
+BODY_BYTES = 256 << 10
+"""Maximum size of a body."""
+_PIECE_BYTES = 512
+"""Size that the smallest piece of an answer counts as. Each piece wakes the event loop once."""
+_MOST_HEADERS = 32
+_IDLE_SECONDS = 4.0
+"""Seconds that an unused connection stays open. The agent closes it after 5 s."""
+_END = b"\r\n\r\n"
+_STATUS_LINE = re.compile(rb"HTTP/1\.1 ([2-5][0-9]{2})(?: [ -~]*)?")
+_LENGTH = re.compile(r"[0-9]{1,6}")
+
+
+@dataclass(frozen=True)
+class Response:
+    """Complete answer of an agent."""
+
+    code: int
+    """HTTP status."""
+    headers: Mapping[str, str]
+    """Headers by their names in lower case."""
+    body: bytes
+    size: int
+    """Bytes that were read. A small piece counts as 512 bytes."""
+
+
+class NoResponseError(Exception):
+    """No answer in time, or one that an agent never sends."""
+
+    def __init__(self, message: str, size: int = 0, *, closed: bool = False) -> None:
+        super().__init__(message)
+        self.size = size
+        """Bytes that were read. A small piece counts as 512 bytes."""
+        self.closed = closed
+        """Whether the agent closed the connection."""
+
+
+class AgentConnections:
+    """Connections to agents, which are used again for a few seconds."""
+
+    def __init__(self, port: int, most: int) -> None:
+        """Create a client of the agents that listen at a port.
+
+        Args:
+            port: Port of all agents.
+            most: Maximum number of open connections. Further requests wait for one of them.
+        """
+        self._port, self._most = port, most
+        self._places = asyncio.Semaphore(most)
+        self._idle: dict[str, _Connection] = {}
+        """Unused connection by address, the longest unused one first."""
+        self._open: set[_Connection] = set()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a further request must wait for the end of another one."""
+        return self._places.locked()
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in list(self._open):
+            connection.abort()
+        self._idle.clear()
+
+    async def send(
+        self, host: str, request: bytes, *, connect_seconds: float, seconds: float
+    ) -> Response:
+        """Send a request and return its answer.
+
+        Args:
+            host: Address of the pod.
+            request: Head and body of the request.
+            connect_seconds: Longest time until the connection is open.
+            seconds: Longest time until the answer is complete.
+
+        Raises:
+            NoResponseError: There was no valid answer in time.
+        """
+        async with self._places:
+            idle = self._idle.pop(host, None)
+            if idle is not None:
+                try:
+                    return await self._exchange(idle, request, seconds)
+                except NoResponseError as error:
+                    if error.size or not error.closed:
+                        raise
+                    # The agent closed the unused connection. It did not read the request.
+            connection = await self._connect(host, min(connect_seconds, seconds))
+            return await self._exchange(connection, request, seconds)
+
+    async def _connect(self, host: str, seconds: float) -> "_Connection":
+        while self._idle and len(self._open) >= self._most:
+            self._idle.pop(next(iter(self._idle))).abort()
+        connection = _Connection(host, self._forget)
+        self._open.add(connection)
+        try:
+            async with asyncio.timeout(seconds):
+                loop = asyncio.get_running_loop()
+                await loop.create_connection(lambda: connection, host, self._port)
+        except BaseException as error:
+            self._open.discard(connection)
+            connection.abort()
+            if isinstance(error, OSError | TimeoutError):
+                raise NoResponseError(f"no connection: {error!r}") from error
+            raise
+        return connection
+
+    async def _exchange(
+        self, connection: "_Connection", request: bytes, seconds: float
+    ) -> Response:
+        try:
+            async with asyncio.timeout(seconds):
+                response = await connection.exchange(request)
+        except TimeoutError as error:
+            raise NoResponseError("no answer in time", connection.size) from error
+        finally:
+            connection.end()
+        if response.headers.get("connection", "").lower() == "close":
+            connection.abort()
+        elif connection in self._open:
+            self._keep(connection)
+        return response
+
+    def _keep(self, connection: "_Connection") -> None:
+        older = self._idle.pop(connection.host, None)
+        if older is not None:
+            older.abort()
+        self._idle[connection.host] = connection
+        connection.abort_after(_IDLE_SECONDS)
+
+    def _forget(self, connection: "_Connection") -> None:
+        """Forget a connection that is closed."""
+        self._open.discard(connection)
+        if self._idle.get(connection.host) is connection:
+            del self._idle[connection.host]
+
+
+class _Connection(asyncio.Protocol):
+    """One connection. It reads one answer at a time and refuses bytes that nobody asked for."""
+
+    def __init__(self, host: str, on_lost: Callable[["_Connection"], None]) -> None:
+        self.host, self._on_lost = host, on_lost
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[Response] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._read = bytearray()
+        self._body_at = 0
+        """Position of the body, or 0 while the head is not complete."""
+        self._code, self._headers, self._length = 0, dict[str, str](), 0
+        self.size = 0
+        """Bytes of the answer so far. A small piece counts as 512 bytes."""
+
+    async def exchange(self, request: bytes) -> Response:
+        """Send a request and return its answer.
+
+        Raises:
+            NoResponseError: The answer is none of an agent, or the connection was closed.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
+        self._read.clear()
+        self._body_at = self.size = 0
+        if self._transport is None or self._transport.is_closing():
+            raise NoResponseError("the connection is closed", closed=True)
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return await self._answer
+
+    def end(self) -> None:
+        """End an exchange. Close the connection unless the answer was complete."""
+        answer, self._answer = self._answer, None
+        if answer is None or not answer.done() or answer.cancelled() or answer.exception():
+            self.abort()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def abort_after(self, seconds: float) -> None:
+        """Close the connection after some seconds, unless it is used before."""
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.abort)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        if isinstance(transport, asyncio.Transport):
+            self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        del exc
+        self._fail("the connection was closed", closed=True)
+        self._on_lost(self)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        answer = self._answer
+        if answer is None or answer.done():
+            self.abort()
+            return
+        self.size += max(len(data), _PIECE_BYTES)
+        searched = max(0, len(self._read) - len(_END) + 1)
+        self._read += data
+        if not self._body_at and not self._read_head(searched):
+            return
+        missing = self._body_at + self._length - len(self._read)
+        if missing < 0 or self.size > HEAD_BYTES + BODY_BYTES:
+            self._fail("the answer is longer than it may be")
+        elif missing == 0:
+            body = bytes(self._read[self._body_at :])
+            self._read.clear()
+            answer.set_result(Response(self._code, self._headers, body, self.size))
+
+    def _read_head(self, searched: int) -> bool:
+        """Read the head if it is complete. Return whether it is, and is valid."""
+        end = self._read.find(_END, searched, HEAD_BYTES)
+        if end < 0:
+            if self.size >= HEAD_BYTES:
+                self._fail("the head of the answer is longer than it may be")
+            return False
+        try:
+            self._code, self._headers = _parse_head(bytes(self._read[:end]))
+            self._length = _length_of_body(self._headers)
+        except ValueError as error:
+            self._fail(str(error))
+            return False
+        self._body_at = end + len(_END)
+        return True
+
+    def _fail(self, message: str, *, closed: bool = False) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(NoResponseError(message, self.size, closed=closed))
+        self.abort()
+
+
+def _parse_head(head: bytes) -> tuple[int, dict[str, str]]:
+    """Return the HTTP status and the headers of a head.
+
+    Raises:
+        ValueError: It is not the head of an agent's answer.
+    """
+    line, *fields = head.split(b"\r\n", _MOST_HEADERS + 1)
+    found = _STATUS_LINE.fullmatch(line)
+    if found is None or len(fields) > _MOST_HEADERS:
+        raise ValueError("the answer has no valid status line, or too many headers")
+    headers: dict[str, str] = {}
+    for field in fields:
+        name, colon, value = field.decode("latin-1").partition(":")
+        if not colon or name.lower() in headers:
+            raise ValueError("the answer has an invalid or repeated header")
+        headers[name.lower()] = value.strip()
+    return int(found[1]), headers
+
+
+def _length_of_body(headers: Mapping[str, str]) -> int:
+    """Return the length of the body.
+
+    Raises:
+        ValueError: The headers state none, one that is too long, or an encoding.
+    """
+    if "transfer-encoding" in headers or "content-encoding" in headers:
+        raise ValueError("the answer has an encoding")
+    length = headers.get("content-length", "")
+    if _LENGTH.fullmatch(length) is None or int(length) > BODY_BYTES:
+        raise ValueError("the answer states no valid length")
+    return int(length)
