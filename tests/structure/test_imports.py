@@ -36,6 +36,7 @@ def test_only_what_runs_in_the_launcher_imports_torch(path: Path) -> None:
     launcher = {
         "torchrun.py",
         "torchrun_patches.py",
+        "exit_patches.py",
         "rendezvous_store.py",
         "signed_rendezvous.py",
     }

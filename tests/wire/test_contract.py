@@ -17,6 +17,7 @@ from ddp_wire.contract import (
     CheckpointInfo,
     Env,
     ExitCode,
+    ExitProblem,
     Failure,
     Heartbeat,
     HungRank,
@@ -84,6 +85,7 @@ def test_fields_of_a_newer_release_are_ignored(model: type[WireModel]) -> None:
         RankInspection: INSPECTION,
         Straggler: Straggler(rank=1, ratio=1.5, part="data"),
         TrainingTimes: TrainingTimes(training_seconds=1.5, data_wait_seconds=0.25),
+        ExitProblem: ExitProblem(rank=1, message="failed after its work was done"),
         AttemptOrder: AttemptOrder(job_uid="uid-1", attempt=2),
     }
     known = documents[model]

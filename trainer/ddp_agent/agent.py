@@ -10,6 +10,7 @@ from ddp_agent.attempt_process import AttemptProcess, AttemptStarter
 from ddp_agent.barrier import StartBarrier
 from ddp_agent.clock import Ticker
 from ddp_agent.config import AgentConfig
+from ddp_agent.exits import ExitWatch, as_problem
 from ddp_agent.failures import exit_code, to_sentence
 from ddp_agent.hangs import HangDetector, describe_hang
 from ddp_agent.launcher import Launch, command_problem, prepare
@@ -110,7 +111,8 @@ class Agent:
         _log.info("attempt %d: %s", attempt, shlex.join(launch.line))
         self._reporter.launched()
         process = self._starter.start(launch)
-        interruption = self._watch(process, launch)
+        exits = self._exit_watch(launch)
+        interruption = self._watch(process, launch, exits)
         self._reporter.ended(interruption)
         if interruption is not None:
             process.interrupt(interruption, self._ticker)
@@ -120,7 +122,7 @@ class Agent:
         if interruption is not None:
             self._conclude_interrupted(interruption)
         else:
-            self._conclude(process.failure(self._ticker.clock.wall()))
+            self._conclude(process.failure(self._ticker.clock.wall()), exits)
         self._starter.finish_logs()
         if self._reporter.status.phase is AgentPhase.FAILED:
             # The cause of the failure may have ended the standby, too. Replace it early.
@@ -147,8 +149,16 @@ class Agent:
                 self._ticker.tick()
         return interruption
 
-    def _watch(self, process: AttemptProcess, launch: Launch) -> Interruption | None:
-        """Report the attempt until it ends by itself (None) or is to be interrupted."""
+    def _exit_watch(self, launch: Launch) -> ExitWatch:
+        config, clock = self._config, self._ticker.clock
+        ranks, directory = config.procs_per_node, launch.heartbeats_dir
+        reports = config.task is not None
+        return ExitWatch(config.hang, directory, launch.attempt, ranks, clock, reports_end=reports)
+
+    def _watch(
+        self, process: AttemptProcess, launch: Launch, exits: ExitWatch
+    ) -> Interruption | None:
+        """Report the attempt until it ends (None) or is to be interrupted."""
         clock, limits = self._ticker.clock, self._config.hang
         hangs = HangDetector(limits, launch.heartbeats_dir, launch.attempt, clock)
         while process.poll() is None:
@@ -163,6 +173,8 @@ class Agent:
                 return interruption
             self._reporter.update_from_ranks(launch)
             self._reporter.report_hang(hangs.look())
+            if exits.look():
+                process.kill()  # The ranks are done, but the launcher waits for other nodes.
             self._ticker.tick()
         return None
 
@@ -188,11 +200,20 @@ class Agent:
         attempt, now = self._reporter.status.attempt, self._ticker.clock.wall()
         return Failure(attempt=attempt, at=now, exit_code=ExitCode.BAD_INPUT, message=message)
 
-    def _conclude(self, failure: Failure | None) -> None:
-        """Report how an attempt ended by itself."""
+    def _conclude(self, failure: Failure | None, exits: ExitWatch | None = None) -> None:
+        """Report how an attempt ended. A failure after the work was done is only a problem."""
+        attempt = self._reporter.status.attempt
+        result, problems = (exits.result, exits.problems()) if exits else (None, None)
+        if failure is not None and result == ExitCode.OK:
+            problems, failure = problems or [as_problem(failure)], None
         if failure is None:
-            self._reporter.enter(AgentPhase.SUCCEEDED)
+            self._reporter.succeeded(problems)
+            for one in problems or ():
+                who = "the launcher" if one.rank is None else f"rank {one.rank}"
+                _log.warning("attempt %d succeeded, but %s %s", attempt, who, one.message)
             return
+        if result == ExitCode.PREEMPTED:
+            failure = failure.model_copy(update={"exit_code": result, "signal": None})
         preempted = failure.exit_code == ExitCode.PREEMPTED
         self._reporter.enter(AgentPhase.PREEMPTED if preempted else AgentPhase.FAILED, failure)
         fields = {} if failure.rank is None else {"rank": failure.rank}

@@ -23,6 +23,8 @@ from typing import Any
 
 from ddp_agent.failures import without_launcher
 from ddp_wire.machine import prefer_for_oom_kill
+from ddp_wire.stacks import answer_stack_requests
+from ddp_wire.variables import Env
 
 _MAIN_PROCESS: Any = type(multiprocessing.current_process())
 """Class of the main process. The standby, which imports this module, is one."""
@@ -40,6 +42,7 @@ def run_rank(*command: str) -> None:
     _reset_random_streams()
     _reset_exit_hooks()
     prefer_for_oom_kill()
+    answer_stack_requests(os.environ.get(Env.BEATS_DIR), os.environ.get("LOCAL_RANK"))
     sys.orig_argv = [sys.executable, "-u", *command]
     try:
         _run(list(command))

@@ -4,9 +4,12 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 from pydantic.alias_generators import to_camel
 
 from ddp_wire.activity import Activity
-from ddp_wire.contract import (
+from ddp_wire.hang_limits import (
     HANG_CHECKPOINT_SECONDS,
+    HANG_DATA_SECONDS,
     HANG_EVALUATION_SECONDS,
+    HANG_EXIT_SECONDS,
+    HANG_HOOK_SECONDS,
     HANG_START_SECONDS,
     HANG_STEP_SECONDS,
 )
@@ -25,6 +28,9 @@ class HangLimits(BaseModel):
     start_seconds: PositiveInt = HANG_START_SECONDS
     evaluation_seconds: PositiveInt = HANG_EVALUATION_SECONDS
     checkpoint_seconds: PositiveInt = HANG_CHECKPOINT_SECONDS
+    data_seconds: PositiveInt = HANG_DATA_SECONDS
+    hook_seconds: PositiveInt = HANG_HOOK_SECONDS
+    exit_seconds: PositiveInt = HANG_EXIT_SECONDS
 
     def of(self, activity: Activity, p99_seconds: float | None) -> float:
         """Return the limit of an activity.

@@ -41,6 +41,18 @@ def all_joined(heartbeats: Sequence[Heartbeat], ranks: int) -> bool:
     return len(heartbeats) == ranks and all(one.phase in joined for one in heartbeats)
 
 
+def common_result(directory: Path, attempt: int, ranks: int) -> int | None:
+    """Return the exit code with which all local ranks exit after their work, or None before."""
+    found = read_heartbeats(directory, attempt)
+    results = {one.result for one in found if one.phase is RankPhase.DONE}
+    return results.pop() if all_done(found, ranks) and len(results) == 1 else None
+
+
+def all_done(heartbeats: Sequence[Heartbeat], ranks: int) -> bool:
+    """Return whether every local rank has done its work."""
+    return len(heartbeats) == ranks and all(one.phase is RankPhase.DONE for one in heartbeats)
+
+
 def none_starts(heartbeats: Sequence[Heartbeat]) -> bool:
     """Return whether every rank that writes heartbeats has joined the process group.
 

@@ -17,6 +17,7 @@ from ddp_agent.status_cell import AgentStatusCell
 from ddp_wire.contract import (
     AgentPhase,
     AgentStatus,
+    ExitProblem,
     Failure,
     Heartbeat,
     HungRank,
@@ -97,6 +98,11 @@ class AttemptReporter:
     def report_hang(self, hung: list[HungRank] | None) -> None:
         """Report the ranks of a node on which a rank hangs, or None if all make progress."""
         self.cell.set_hang(hung)
+
+    def succeeded(self, problems: list[ExitProblem] | None) -> None:
+        """Report that the attempt has succeeded, with the problems of ranks that exited."""
+        self.cell.update(exit_problems=problems)
+        self.enter(AgentPhase.SUCCEEDED)
 
     def enter(self, phase: AgentPhase, failure: Failure | None = None) -> None:
         """Report a phase of the attempt."""

@@ -19,14 +19,17 @@ def write_termination_message(path: Path, status: AgentStatus) -> None:
 def shrink_to_fit(status: AgentStatus) -> AgentStatus:
     """Return the status without as many details as needed to fit a termination message.
 
-    Remove first what the operator does not read there, then metrics, then the start of the
-    traceback, then the end of the message.
+    Remove first what the operator does not read there, then metrics, then the stacks of exit
+    problems, then the start of the traceback, then the end of the message.
     """
     slim = status.model_copy(update={"command": [], "ranks": status.ranks[:1]})
     if _excess(slim) > 0:
         ranks = [heartbeat.model_copy(update={"progress": None}) for heartbeat in slim.ranks]
         progress = slim.progress and slim.progress.model_copy(update={"metrics": {}})
         slim = slim.model_copy(update={"ranks": ranks, "progress": progress})
+    if _excess(slim) > 0 and slim.exit_problems:
+        problems = [one.model_copy(update={"stack": ""}) for one in slim.exit_problems]
+        slim = slim.model_copy(update={"exit_problems": problems[:3]})
     failure = slim.failure
     while failure is not None and (failure.traceback or failure.message) and _excess(slim) > 0:
         # A character takes up to six bytes in JSON. Dividing by six never cuts more than needed.

@@ -1,7 +1,7 @@
 """Runs torchrun and writes a failure file, which names the rank that failed first and why.
 
 It runs in the launcher process, as do the other modules of the agent that import torch:
-`torchrun_patches`, `rendezvous_store` and `signed_rendezvous`.
+`torchrun_patches`, `exit_patches`, `rendezvous_store` and `signed_rendezvous`.
 """
 
 import logging
@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, parse_args, run
 
-from ddp_agent import logs, rendezvous_store, torchrun_patches
+from ddp_agent import exit_patches, logs, rendezvous_store, torchrun_patches
 from ddp_agent.entry import run_rank
 from ddp_agent.failures import (
     FAILURE_FILE_ENV,
@@ -106,6 +106,7 @@ def main(arguments: list[str], *, warm: bool = False) -> int:
         require_signatures(key)
     args = parse_args(arguments)
     attempt = int(os.environ[Env.ATTEMPT])
+    exit_patches.apply(lambda rank, failed: _of_rank(rank, failed, attempt, Path(args.log_dir)))
     try:
         _launch_forked(args) if warm else run(args)
     except ChildFailedError as error:

@@ -19,7 +19,7 @@ from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import HasAfterUpdate
 from ddp_wire.activity import Activity
-from ddp_wire.contract import ExitCode, RankPhase
+from ddp_wire.contract import ExitCode
 
 
 def train(
@@ -48,7 +48,7 @@ def train(
     except RuntimeError as error:
         timeouts.raise_if_peer_failed(error, ranks, f"rank {ranks.rank}")
         raise
-    heartbeats.phase(RankPhase.DONE)
+    heartbeats.done(code)
     # Free DDP's reducer before the process group. If the reducer held the last reference to the
     # group, it would join gloo's threads while holding the interpreter lock. These threads may wait
     # for that lock: a deadlock.

@@ -71,15 +71,6 @@ def rendezvous_port(base: int, attempt: int) -> int:
     return base + attempt % RENDEZVOUS_PORT_COUNT
 
 
-HANG_STEP_SECONDS = 30
-"""Default time without progress, in seconds, after which a rank within an update counts as hung."""
-HANG_START_SECONDS = 1800
-"""The same from the start of an attempt to the end of its first update, which may compile."""
-HANG_EVALUATION_SECONDS = 600
-"""The same within an evaluation, for one batch."""
-HANG_CHECKPOINT_SECONDS = 1800
-"""The same while a checkpoint is written."""
-
 # --- Reports --------------------------------------------------------------------------------------
 
 
@@ -231,6 +222,9 @@ class Heartbeat(WireModel):
     """Unix seconds at which the rank completed the first update of the attempt."""
     resumed_from: Number | None = None
     """Step of the checkpoint from which this attempt resumed."""
+    result: Number | None = None
+    """Exit code with which a rank in phase Done is about to exit. The last checkpoint is committed
+    then, and all other ranks have done their work, too. An older trainer does not report it."""
     progress: Progress | None = None
     """Set by global rank 0 only."""
     checkpoint: CheckpointInfo | None = None
@@ -280,6 +274,21 @@ class HungRank(WireModel):
     """Why the kernel does not run the process or a child of it. Empty if it could run."""
     inspection: RankInspection | None = None
     """None if the process did not answer."""
+
+
+class ExitProblem(WireModel):
+    """A rank that has done its work, and then did not exit, or crashed while it exited."""
+
+    rank: Number | None = None
+    """None for the launcher of the ranks."""
+    message: Annotated[str, Field(max_length=512)]
+    """Predicate of a sentence about the rank."""
+    stack: Annotated[str, Field(max_length=4096)] = ""
+    """Stacks of its threads, innermost call first, or the end of a traceback."""
+
+
+EXIT_PROBLEMS = 8
+"""Most exit problems of one node in its agent's status."""
 
 
 class Failure(WireModel):
@@ -376,5 +385,7 @@ class AgentStatus(WireModel):
     progress: Progress | None = None
     checkpoint: CheckpointInfo | None = None
     failure: Failure | None = None
+    exit_problems: Annotated[list[ExitProblem], Field(max_length=EXIT_PROBLEMS)] | None = None
+    """Ranks of this node whose work is done, but that did not exit as they should."""
     hang: Annotated[list[HungRank], Field(max_length=1024)] | None = None
     """All ranks of this node while at least one of them makes no progress. None otherwise."""

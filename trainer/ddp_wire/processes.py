@@ -47,6 +47,16 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+def cpu_seconds(root: int) -> float:
+    """Return the CPU time of a process and its descendants in seconds. 0 without /proc."""
+    ticks = 0
+    for pid in (root, *descendants(root)):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 _BLOCKED_STATES = {
     "T": "is stopped by a signal",
     "t": "is stopped by a debugger",

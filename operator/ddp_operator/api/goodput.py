@@ -23,6 +23,7 @@ class Bucket(StrEnum):
     REDONE = "redone"
     HANG = "hang"
     RECOVERING = "recovering"
+    EXITING = "exiting"
     SUSPENDED = "suspended"
 
     @property
@@ -52,7 +53,7 @@ class GoodputStatus(StatusModel):
     queued_milliseconds: Milliseconds = 0
     """Milliseconds until all pods of a first attempt had a Kubernetes node."""
     starting_milliseconds: Milliseconds = 0
-    """Milliseconds from then until all ranks of a first attempt had joined, and from the end of the training until the completion of the job."""  # noqa: E501
+    """Milliseconds from then until all ranks of a first attempt had joined."""
     restoring_milliseconds: Milliseconds = 0
     """Milliseconds from the joining of all ranks until the first update of an attempt."""
     training_milliseconds: Milliseconds = 0
@@ -67,6 +68,8 @@ class GoodputStatus(StatusModel):
     """Milliseconds from the last progress of a hung attempt until its hang was confirmed."""
     recovering_milliseconds: Milliseconds = 0
     """Milliseconds from a loss until all ranks of the next attempt had joined."""
+    exiting_milliseconds: Milliseconds = 0
+    """Milliseconds from the end of the work of all ranks until their exit, and until the completion of the job."""  # noqa: E501
     suspended_milliseconds: Milliseconds = 0
     """Milliseconds for which the job was suspended."""
     redone_steps: Steps = 0

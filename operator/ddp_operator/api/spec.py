@@ -9,9 +9,12 @@ from typing import Annotated, Any
 from pydantic import Field, JsonValue, StrictBool, StrictInt, StringConstraints
 
 from ddp_operator.api.base import ApiModel
-from ddp_wire.contract import (
+from ddp_wire.hang_limits import (
     HANG_CHECKPOINT_SECONDS,
+    HANG_DATA_SECONDS,
     HANG_EVALUATION_SECONDS,
+    HANG_EXIT_SECONDS,
+    HANG_HOOK_SECONDS,
     HANG_START_SECONDS,
     HANG_STEP_SECONDS,
 )
@@ -164,6 +167,12 @@ class Hang(ApiModel):
     """Seconds for one batch of an evaluation, 1 to 31,536,000 (one year)."""
     checkpoint_seconds: Seconds = HANG_CHECKPOINT_SECONDS
     """Seconds for one checkpoint, 1 to 31,536,000 (one year)."""
+    data_seconds: Seconds = HANG_DATA_SECONDS
+    """Seconds for which the rank that the others wait for may wait for its data, 1 to 31,536,000 (one year). Storage may fail over or retry."""  # noqa: E501
+    hook_seconds: Seconds = HANG_HOOK_SECONDS
+    """Seconds for one call of the task's after_update, 1 to 31,536,000 (one year)."""
+    exit_seconds: Seconds = HANG_EXIT_SECONDS
+    """Seconds in which a rank must exit after its work is done and saved, 1 to 31,536,000 (one year). Then the agent kills it, an Event names it, and its work counts. For a command, the work of a rank is done when another rank has exited with code 0 and it uses no CPU any more."""  # noqa: E501
 
 
 class Rdma(ApiModel):

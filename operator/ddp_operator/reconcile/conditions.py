@@ -9,6 +9,7 @@ from ddp_operator.api.status import (
     DDPJobStatus,
     StragglerStatus,
 )
+from ddp_operator.reconcile import exits
 from ddp_operator.reconcile.world import PodView, World
 from ddp_wire.contract import AgentPhase
 
@@ -199,6 +200,10 @@ def is_stuck(pod: PodView) -> bool:
 
 def _running_message(world: World, status: DDPJobStatus) -> str:
     ranks = world.job.nodes * world.job.spec.ranks_per_node
+    first = world.pod(0)
+    report = world.report(first) if first is not None else None
+    if report is not None and report.attempt == status.attempt and exits.all_done(report):
+        return f"all {ranks} ranks have done their work in attempt {status.attempt}, and exit"
     resumed = status.resumed_from_step
     start = f", resumed from step {resumed}" if resumed is not None else ""
     failure = status.last_failure

@@ -24,6 +24,7 @@ from ddp_operator.reconcile.conditions import (
     active_conditions,
     sentence_about,
 )
+from ddp_operator.reconcile.exits import exit_events
 from ddp_operator.reconcile.forbidden_pods import without_forbidden_pods
 from ddp_operator.reconcile.images import mixed_image_events
 from ddp_operator.reconcile.network import unprotected_events
@@ -198,12 +199,15 @@ def _new_attempt(
 def _complete(world: World) -> Plan:
     status = with_progress(world, world.job.status, at_the_end=True)
     ranks = world.job.nodes * world.job.spec.ranks_per_node
-    message = f"all {ranks} ranks of attempt {status.attempt} exited with code 0"
+    problems = exit_events(world)
+    how = "have done their work" if problems else "exited with code 0"
+    message = f"all {ranks} ranks of attempt {status.attempt} {how}"
     status = escalation.reset_stalled_attempts(status)
     status = history.with_ended_attempt(
         status, world.now, cause=None, reason="Completed", message=message
     )
-    return lifecycle.finish(world, status, succeeded=True, reason="Completed", message=message)
+    plan = lifecycle.finish(world, status, succeeded=True, reason="Completed", message=message)
+    return replace(plan, events=(*problems, *plan.events))
 
 
 def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> Plan:

@@ -71,6 +71,9 @@ def _charge_attempt(world: World, status: DDPJobStatus, ledger: Ledger, now: int
         failure = _failure_of(old.attempt, status)
         if failure is not None and failure.reason == HUNG:
             ledger.charge(now, Bucket.HANG)  # It lasts until the operator has confirmed it.
+        if seen.done_at is not None:
+            ended_at = now if failure is None else min(now, ledger.at(failure.time))
+            ledger.charge(ended_at, Bucket.EXITING)
         ledger.charge(now, _bucket_after_the_end(status))
         reached = [counted.step if counted else 0, seen.step or 0, known.reached_step]
         update |= {"counted": None, "reached_step": max(reached)}
@@ -203,6 +206,8 @@ def _end_of_training(
     between two reports if the ranks trained until the end. After a hang, nothing is training that
     follows the newest progress.
     """
+    if seen.done_at is not None:
+        return _at_unix(ledger, seen.done_at)
     failure = _failure_of(world.job.status.attempt, status)
     last = None if seen.last_progress_at is None else _at_unix(ledger, seen.last_progress_at)
     if failure is None:
@@ -231,7 +236,7 @@ def _failure_of(attempt: int, status: DDPJobStatus) -> FailureStatus | None:
 def _bucket_after_the_end(status: DDPJobStatus) -> Bucket:
     if status.attempt_spec_hash is None:
         return Bucket.SUSPENDED
-    return Bucket.STARTING if status.is_true(ConditionType.SUCCEEDED) else Bucket.RECOVERING
+    return Bucket.EXITING if status.is_true(ConditionType.SUCCEEDED) else Bucket.RECOVERING
 
 
 def _reason(status: DDPJobStatus) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ddp_operator.reconcile.world import World
-from ddp_wire.contract import AgentStatus, Heartbeat
+from ddp_wire.contract import AgentStatus, Heartbeat, RankPhase
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Training:
     """Completed updates in the checkpoint from which the attempt started."""
     last_progress_at: float | None = None
     """Unix seconds of the newest progress of any rank."""
+    done_at: float | None = None
+    """Unix seconds at which global rank 0 had done its work, and with it all other ranks."""
 
 
 def observed_training(world: World, attempt: int) -> Training:
@@ -36,12 +38,15 @@ def observed_training(world: World, attempt: int) -> Training:
     first = world.report(pod) if pod is not None else None
     if first is None or first.attempt != attempt:
         first = None
+    rank_zero = _rank_zero(first)
+    is_done = rank_zero is not None and rank_zero.phase is RankPhase.DONE
     return Training(
-        rank_zero=_rank_zero(first),
+        rank_zero=rank_zero,
         spawned_at=first.timeline.spawned if first is not None and first.timeline else None,
         step=_highest(rank.step for rank in ranks),
         resumed_from=_highest(rank.resumed_from for rank in ranks),
         last_progress_at=max((rank.at for rank in ranks), default=None),
+        done_at=rank_zero.at if rank_zero is not None and is_done else None,
     )
 
 

@@ -78,7 +78,7 @@ CHECKPOINT_TIME = Family(
 TIME = Family(
     "ddpjob_time_seconds_total", Kind.COUNTER,
     "Wall-clock time of the job by bucket of its goodput ledger: queued, starting, restoring,"
-    " training, data_wait, checkpoint_stall, redone, hang, recovering or suspended.",
+    " training, data_wait, checkpoint_stall, redone, hang, recovering, exiting or suspended.",
     (*_JOB, "bucket"),
 )  # fmt: skip
 REDONE_STEPS = Family(

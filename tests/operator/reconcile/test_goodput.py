@@ -79,7 +79,7 @@ def trained(
         attempt=attempt,
         rank=0,
         local_rank=0,
-        phase=RankPhase.TRAINING,
+        phase=fields.pop("phase", RankPhase.TRAINING),
         step=step,
         at=after(at).timestamp(),
         joined_at=after(joined).timestamp(),
@@ -232,8 +232,25 @@ def test_completed_job_ends_its_ledger_at_the_completion_time() -> None:
     change = {"completion_time": after(12), "conditions": done}
     job = started(TRAINING, restoring_milliseconds=3000)
     found = charged(job, 12.7, change, statuses=trained(7, at=10))
-    assert ledger_of(found) == {"restoring": 3000, "training": 7000, "starting": 2000}
+    assert ledger_of(found) == {"restoring": 3000, "training": 7000, "exiting": 2000}
     assert charged(finished_job(succeeded=True), 99).goodput is None
+
+
+def test_time_after_the_work_of_all_ranks_is_no_training() -> None:
+    job = started(TRAINING, starting_milliseconds=3000)
+    done = trained(7, at=10, phase=RankPhase.DONE)
+    waiting = charged(job, 200, {"replicas": 2}, statuses=done)
+    assert ledger_of(waiting) == {"starting": 3000, "training": 6000}
+    stop = {"attempt_spec_hash": None} | SUSPENDED
+    stopped = charged(job, 200, stop, statuses=done)
+    assert ledger_of(stopped) == {"starting": 3000, "training": 7000, "exiting": 190_000}
+    failed = charged(job, 200, lost(at=150), statuses=done)
+    assert ledger_of(failed) == {
+        "starting": 3000,
+        "training": 7000,
+        "exiting": 140_000,
+        "recovering": 50_000,
+    }
 
 
 def test_ledger_that_an_older_operator_did_not_keep_begins_with_training() -> None:

@@ -15,6 +15,7 @@ from ddp_trainer.ranks.environment import Ranks, integer
 from ddp_trainer.ranks.slurm import variables_of_slurm
 from ddp_trainer.stop import StopFlag
 from ddp_wire.contract import Env, ExitCode, RankPhase
+from ddp_wire.stacks import answer_stack_requests
 
 if TYPE_CHECKING:
     from ddp_trainer.run.opening import RunRequest
@@ -54,6 +55,7 @@ def run(
     beats_dir = environ.get(Env.BEATS_DIR)
     heartbeats = HeartbeatWriter(Path(beats_dir) if beats_dir else None, ranks, attempt or 0)
     heartbeats.phase(RankPhase.STARTING)
+    answer_stack_requests(beats_dir, str(ranks.local_rank))
 
     # Imported here, because it imports torch, which takes longer than all of the above.
     from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415

@@ -83,6 +83,11 @@ class HeartbeatWriter:
             self._heartbeat.joined_at = time.time()
         self._write()
 
+    def done(self, result: int) -> None:
+        """Report that this rank has done its work, with the exit code that it is to have."""
+        self._heartbeat.result = result
+        self.phase(RankPhase.DONE)
+
     def enter(self, activity: Activity) -> None:
         """Record the start of an activity. The first update of an attempt counts as its start."""
         if self._activity is None:

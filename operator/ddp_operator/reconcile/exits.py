@@ -1,0 +1,41 @@
+"""Describe how the ranks of a finished run exited. Their work is done, so it costs no attempt."""
+
+from collections.abc import Iterator
+
+from ddp_operator.reconcile.plan import Event, EventType
+from ddp_operator.reconcile.world import World
+from ddp_wire.contract import AgentPhase, AgentStatus, ExitProblem, RankPhase
+
+EXIT_FAILED = "ExitFailed"
+"""Reason of the Event about ranks that did not exit as they should."""
+_NAMED = 3
+"""Most ranks that the Event names."""
+
+
+def exit_events(world: World) -> tuple[Event, ...]:
+    """Return the Event about ranks that crashed, or were killed, after their work was done."""
+    found = list(_problems(world))
+    if not found:
+        return ()
+    named = [f"{_who(one)} on {pod} {one.message}" for pod, one in found[:_NAMED]]
+    more = len(found) - _NAMED
+    text = "; ".join(named) + (f"; and {more} more" if more > 0 else "")
+    return (Event(EventType.WARNING, EXIT_FAILED, f"{text} (the run has succeeded)"),)
+
+
+def all_done(report: AgentStatus) -> bool:
+    """Return whether all ranks of a node have done their work and are exiting."""
+    training = report.phase is AgentPhase.TRAINING
+    return training and bool(report.ranks) and all(r.phase is RankPhase.DONE for r in report.ranks)
+
+
+def _problems(world: World) -> Iterator[tuple[str, ExitProblem]]:
+    for index in range(world.job.nodes):
+        pod = world.pod(index)
+        report = world.report(pod) if pod is not None else None
+        if pod is not None and report is not None and report.attempt == world.job.status.attempt:
+            yield from ((pod.name, one) for one in report.exit_problems or ())
+
+
+def _who(problem: ExitProblem) -> str:
+    return "the launcher" if problem.rank is None else f"rank {problem.rank}"

@@ -1,0 +1,75 @@
+"""A run whose ranks have done their work succeeds, however they exit."""
+
+import pytest
+
+from ddp_operator.api.status import ConditionType
+from ddp_operator.reconcile.exits import exit_events
+from ddp_operator.reconcile.plan import Plan
+from ddp_wire.contract import AgentStatus, ExitProblem, RankPhase
+from tests.agent.support import heartbeat
+from tests.operator.support import (
+    active_job,
+    agent_status,
+    all_pods,
+    ended,
+    plan_for,
+    pod,
+    reason,
+    world,
+)
+
+
+def message(plan: Plan) -> str:
+    summary = plan.status.condition(ConditionType.SUCCEEDED)
+    assert summary is not None
+    return summary.message
+
+
+STUCK = ExitProblem(rank=1, message="did not exit within 61 s after its work was done: f")
+CRASHED = ExitProblem(rank=None, message="failed after its work was done: torchrun")
+
+
+def exited(index: int, *problems: ExitProblem, attempt: int = 1) -> AgentStatus:
+    found = list(problems) or None
+    return agent_status(index, attempt=attempt, phase="Succeeded", exit_problems=found)
+
+
+def test_case_100_job_is_completed_and_an_event_names_the_ranks() -> None:
+    job = active_job()
+    finals = [exited(0), exited(1, STUCK, CRASHED)]
+    ends = [
+        pod(job, i, phase="Succeeded", termination=ended(0, final=final))
+        for i, final in enumerate(finals)
+    ]
+    done = plan_for(job, ends)
+    assert reason(done.status) == "Completed"
+    assert message(done) == "all 2 ranks of attempt 1 have done their work"
+    assert done.status.restarts == 0
+    assert [(event.type, event.reason) for event in done.events] == [
+        ("Warning", "ExitFailed"),
+        ("Normal", "Completed"),
+    ]
+    assert done.events[0].message == (
+        "rank 1 on digits-1 did not exit within 61 s after its work was done: f; the launcher on"
+        " digits-1 failed after its work was done: torchrun (the run has succeeded)"
+    )
+
+
+def test_event_names_a_few_of_many_ranks() -> None:
+    job = active_job(nodes=6)
+    seen = world(job, all_pods(job), statuses={i: exited(i, STUCK) for i in range(6)})
+    (event,) = exit_events(seen)
+    assert event.message.endswith("done: f; and 3 more (the run has succeeded)")
+
+
+def test_problem_of_an_earlier_attempt_is_not_reported() -> None:
+    job = active_job(attempt=2)
+    assert exit_events(world(job, all_pods(job), statuses={0: exited(0, STUCK)})) == ()
+
+
+@pytest.mark.parametrize(("phase", "exits"), [(RankPhase.DONE, True), (RankPhase.TRAINING, False)])
+def test_message_tells_that_the_ranks_exit(phase: RankPhase, exits: bool) -> None:
+    job = active_job()
+    report = agent_status(0, ranks=[heartbeat(phase=phase)])
+    running = plan_for(job, all_pods(job), statuses={0: report})
+    assert ("have done their work in attempt 1, and exit" in message(running)) == exits

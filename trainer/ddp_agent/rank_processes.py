@@ -1,0 +1,74 @@
+"""Which ranks of this node run, as the launcher tells the agent in a file.
+
+Only the launcher knows which of its ranks have exited, and only it can ask the rendezvous store
+about the other nodes. The agent imports no torch, so the two share these files.
+"""
+
+import contextlib
+from pathlib import Path
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from ddp_wire.contract import Failure
+
+_FILE = "ranks.state"
+_PROBLEMS_FILE = "exit-problems.state"
+_EXCUSED_SUFFIX = ".excused"
+_FAILURES = TypeAdapter(list[Failure])
+
+
+class RankProcesses(BaseModel):
+    """Processes of the ranks of this node."""
+
+    first_rank: int
+    """Global rank of local rank 0."""
+    running: dict[int, int] = Field(default_factory=dict)
+    """Process ids of the ranks that have not exited, by local rank."""
+    any_left: bool = False
+    """Whether a rank of any node has exited with code 0."""
+
+    def write(self, directory: Path) -> None:
+        """Replace the file in the directory of the heartbeats."""
+        _replace(directory / _FILE, self.model_dump_json().encode())
+
+
+def read_processes(directory: Path) -> RankProcesses | None:
+    """Return the newest state, or None before the launcher has started the ranks."""
+    try:
+        return RankProcesses.model_validate_json((directory / _FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def excuse(directory: Path, local_rank: int) -> None:
+    """Tell the launcher that this rank has done its work, and that the agent kills it."""
+    _excused(directory, local_rank).touch()
+
+
+def is_excused(directory: Path, local_rank: int) -> bool:
+    """Return whether the agent has killed this rank after its work was done."""
+    return _excused(directory, local_rank).exists()
+
+
+def write_exit_failures(directory: Path, failures: list[Failure]) -> None:
+    """Store how ranks failed after their work was done."""
+    _replace(directory / _PROBLEMS_FILE, _FAILURES.dump_json(failures))
+
+
+def read_exit_failures(directory: Path) -> list[Failure]:
+    """Return how ranks failed after their work was done."""
+    try:
+        return _FAILURES.validate_json((directory / _PROBLEMS_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return []
+
+
+def _excused(directory: Path, local_rank: int) -> Path:
+    return directory / f"{local_rank}{_EXCUSED_SUFFIX}"
+
+
+def _replace(path: Path, content: bytes) -> None:
+    pending = path.with_name(f".{path.name}.tmp")
+    with contextlib.suppress(OSError):  # A full disk must not end a healthy run.
+        pending.write_bytes(content)
+        pending.replace(path)
