@@ -11,7 +11,6 @@ import pytest
 
 from ddp_agent.main import main
 from ddp_wire.contract import AgentPhase, AgentStatus, Env, ExitCode
-from ddp_wire.signatures import random_text
 from tests.agent.harness import AgentHarness, stub_torchrun
 from tests.agent.support import adopting_orphans, environment
 
@@ -68,21 +67,6 @@ def test_agent_process_exits_with_the_code_of_its_run_and_writes_a_termination_m
     assert ended.value.code == code
     message = AgentStatus.model_validate_json((tmp_path / "termination.json").read_bytes())
     assert (message.attempt, message.phase) == (1, AgentPhase(last))
-
-
-@pytest.mark.usefixtures("_container")
-def test_secrets_are_in_no_environment_of_a_program(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    secrets = [random_text(), random_text()]
-    monkeypatch.setenv(Env.AGENT_SECRET, secrets[0])
-    monkeypatch.setenv(Env.JOB_SECRET, secrets[1])
-    stub_torchrun(monkeypatch, "print('environment', dict(os.environ), flush=True)")
-    with pytest.raises(SystemExit):
-        main()
-    shown = capfd.readouterr().out
-    assert "environment" in shown
-    assert not [secret for secret in secrets if secret in shown]
 
 
 @pytest.mark.usefixtures("_container")

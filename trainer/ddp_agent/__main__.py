@@ -7,20 +7,23 @@ from ddp_wire.exit_codes import ExitCode
 
 
 def main() -> None:
-    """Start the standby, then import and run the agent.
+    """Take the secrets, start the standby, then import and run the agent.
 
-    The standby goes first because its imports take longest.
+    The standby goes before the agent because its imports take longest.
     """
     # Linux ignores signals of PID 1 that have no handler. Without one, a pod that is deleted while
     # the agent imports its modules would stay, with its GPUs, for its whole grace period.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(ExitCode.PREEMPTED))
+    from ddp_wire.secret_variables import AGENT_SECRETS, take  # noqa: PLC0415 (after the handlers)
+
+    secrets = take(AGENT_SECRETS)
     from ddp_agent.warm import start_standby_early  # noqa: PLC0415 (after the handlers)
 
     standby = start_standby_early(os.environ)
     from ddp_agent.main import main  # noqa: PLC0415 (after the start of the standby)
 
-    main(standby)
+    main(standby, secrets)
 
 
 if __name__ == "__main__":

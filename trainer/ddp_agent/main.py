@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,28 +26,27 @@ from ddp_agent.server import AgentServer
 from ddp_agent.termination import write_termination_message
 from ddp_agent.warm import Standby
 from ddp_agent.xids import XidCounter
-from ddp_wire.contract import Env, ExitCode
+from ddp_wire.contract import ExitCode
 from ddp_wire.exposition import render
 from ddp_wire.processes import adopt_orphans
 
 _log = logging.getLogger("ddp_agent")
 
 
-def main(standby: Standby | None = None) -> None:
+def main(standby: Standby | None = None, secrets: Mapping[str, str] | None = None) -> None:
     """Run the attempts of this node, and exit with the code of the last one.
 
     Args:
         standby: Standby that has been started early. The agent takes it over.
+        secrets: Variables that `secret_variables.take` has removed from the environment.
     """
     logs.configure()
     try:
-        config = AgentConfig.from_environment()
+        config = AgentConfig.from_environment({**os.environ, **(secrets or {})})
     except BadEnvironmentError as error:
         if standby is not None:
             standby.close()
         sys.exit(logs.format_line(str(error), logging.CRITICAL))
-    for secret in (Env.AGENT_SECRET, Env.JOB_SECRET):
-        os.environ.pop(secret, None)  # No program of the user needs it.
     if ignored := sorted(name for name in os.environ if name.startswith(TORCHRUN_PREFIX)):
         _log.warning("the agent sets all arguments of torchrun and ignores %s", ", ".join(ignored))
     adopt_orphans()

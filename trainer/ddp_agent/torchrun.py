@@ -31,6 +31,7 @@ from ddp_agent.launcher import RENDEZVOUS_KEY_ENV
 from ddp_agent.signed_rendezvous import require_signatures
 from ddp_agent.warm import NVML_CHECK
 from ddp_wire.contract import Env, Failure
+from ddp_wire.secret_variables import take
 
 
 def gpu_problem(environment: Mapping[str, str]) -> str:
@@ -101,7 +102,7 @@ def main(arguments: list[str], *, warm: bool = False) -> int:
         arguments: Arguments of torchrun's command line.
         warm: Fork the ranks from this process instead of starting new interpreters.
     """
-    key = os.environ.pop(RENDEZVOUS_KEY_ENV, "")  # The ranks need not know it.
+    key = take([RENDEZVOUS_KEY_ENV]).get(RENDEZVOUS_KEY_ENV, "")  # The ranks need not know it.
     if key:
         require_signatures(key)
     args = parse_args(arguments)
