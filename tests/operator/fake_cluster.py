@@ -144,7 +144,10 @@ class FakeCluster:
             and labels.items() <= p["metadata"]["labels"].items()
         ]
 
-    async def create(self, manifest: Manifest) -> Manifest:
+    async def create(
+        self, manifest: Manifest, on_restored: Callable[[str], None] = lambda _: None
+    ) -> Manifest:
+        del on_restored
         kind, name = manifest["kind"], manifest["metadata"]["name"]
 
         def effect() -> Manifest:

@@ -1,6 +1,6 @@
 """Protocols of the cluster access that the controller needs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -17,16 +17,25 @@ Key = tuple[str, str]
 class ClusterError(Exception):
     """Refused or failed request. The text is the API server's own sentence."""
 
-    def __init__(self, message: str, *, status: int = 0, retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 0,
+        reason: str = "",
+        retry_after: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         """HTTP status, or 0 without a response."""
+        self.reason = reason
+        """Reason of the API server in one word, for example AlreadyExists, or empty."""
         self.retry_after = retry_after
         """Seconds to wait as requested by the server (Retry-After), or None."""
 
 
 class ConflictError(ClusterError):
-    """Conflict: the object was changed or replaced since it was read."""
+    """Conflict: the object was changed or replaced since it was read, or its name is in use."""
 
 
 class NameTakenError(ClusterError):
@@ -144,11 +153,17 @@ class Cluster(Protocol):
     ) -> Sequence[Manifest]:
         """Return the pods with these labels, of which about `expected` exist."""
 
-    async def create(self, manifest: Manifest) -> Manifest:
+    async def create(
+        self, manifest: Manifest, on_restored: Callable[[str], None] = lambda _: None
+    ) -> Manifest:
         """Create a child and return it. Return an existing child if the same job owns it.
+
+        If somebody has changed the existing child, restore it, and call `on_restored` with the
+        name of the other writer.
 
         Raises:
             NameTakenError: A child with this name exists and has another owner.
+            ConflictError: A child with this name is being deleted.
             ClusterError: The API server refused the request.
         """
 

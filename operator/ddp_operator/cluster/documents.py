@@ -82,7 +82,8 @@ def refusal(status: int, text: bytes, retry_after: str | None) -> ClusterError:
     else:
         wait = float(retry_after) if retry_after and retry_after.isdigit() else None
     kind = ConflictError if status == HTTPStatus.CONFLICT else ClusterError
-    return kind(str(message), status=status, retry_after=wait)
+    reason = str(document.get("reason") or "")
+    return kind(str(message), status=status, reason=reason, retry_after=wait)
 
 
 def _namespace_is_terminating(document: Manifest) -> bool:
@@ -91,7 +92,7 @@ def _namespace_is_terminating(document: Manifest) -> bool:
 
 
 _OWNED_FIELDS: dict[str, tuple[str, ...]] = {
-    "Service": ("selector",),
+    "Service": ("selector", "publishNotReadyAddresses"),
     "NetworkPolicy": ("podSelector", "ingress", "egress", "policyTypes"),
 }
 """Fields of the spec of a child that nobody else may change."""

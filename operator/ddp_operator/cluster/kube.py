@@ -28,15 +28,13 @@ from ddp_operator.cluster.base import (
     Key,
     Listing,
     Manifest,
-    NameTakenError,
     Request,
     Snapshot,
-    owner_uids,
 )
+from ddp_operator.cluster.child_writer import create_child
 from ddp_operator.cluster.documents import (
     COMPONENT,
     event_document,
-    lost_fields,
     namespace_in,
     refusal,
     resource_of,
@@ -55,11 +53,8 @@ _log = logging.getLogger(__name__)
 
 _MERGE_PATCH = "application/merge-patch+json"
 _REQUEST_SECONDS = 30
-_STRICT = {"fieldValidation": "Strict"}
 PAGE = 500
 """Number of objects in one answer to a list. Their JSON has some 5 MB and parses in 50 ms."""
-_GONE = {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}
-"""HTTP statuses of a change with a uid precondition that mean that the object is gone."""
 
 
 class KubeCluster:
@@ -181,26 +176,11 @@ class KubeCluster:
         found = await self._call("GET", path, query=query, decode=list_decoder("Pod"))
         return list(found["items"])
 
-    async def create(self, manifest: Manifest) -> Manifest:
+    async def create(
+        self, manifest: Manifest, on_restored: Callable[[str], None] = lambda _: None
+    ) -> Manifest:
         """See `Cluster`."""
-        kind, metadata = manifest["kind"], manifest["metadata"]
-        path = object_path(kind, metadata["namespace"])
-        try:
-            # Without this, the API server drops misspelt fields of the podTemplate in silence.
-            created = await self._call("POST", path, body=manifest, query=_STRICT)
-            return keep_used_fields(kind, created)
-        except ConflictError:
-            path = object_path(kind, metadata["namespace"], metadata["name"])
-            existing = await self._call("GET", path)
-            if metadata["ownerReferences"][0]["uid"] not in owner_uids(existing):
-                name = f"{kind} {metadata['name']}"
-                raise NameTakenError(f"{name} exists already and is not this job's") from None
-            lost = lost_fields(existing, manifest)
-            if not lost:
-                return keep_used_fields(kind, existing)
-            # Somebody removed a label or selector by which the child is found, or a rule.
-            lost.setdefault("metadata", {})["uid"] = existing["metadata"]["uid"]
-            return keep_used_fields(kind, await self._call("PATCH", path, body=lost))
+        return await create_child(self._call, manifest, on_restored)
 
     async def delete_pod(
         self, namespace: str, name: str, uid: str, grace_seconds: int | None
@@ -209,7 +189,7 @@ class KubeCluster:
         body: Manifest = {"preconditions": {"uid": uid}}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
-        await self._delete(object_path("Pod", namespace, name), body)
+        await self._delete(object_path("Pod", namespace, name), body, uid)
 
     async def annotate_pod(
         self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]
@@ -224,10 +204,11 @@ class KubeCluster:
         await self._patch_pod(namespace, name, body)
 
     async def _patch_pod(self, namespace: str, name: str, body: Manifest) -> Manifest | None:
+        path = object_path("Pod", namespace, name)
         try:
-            pod = await self._call("PATCH", object_path("Pod", namespace, name), body=body)
+            pod = await self._call("PATCH", path, body=body)
         except ClusterError as error:
-            if error.status not in _GONE:
+            if not await self._is_gone(path, body["metadata"]["uid"], error):
                 raise
             return None
         return keep_used_fields("Pod", pod)
@@ -235,7 +216,7 @@ class KubeCluster:
     async def delete_job(self, key: Key, uid: str) -> None:
         """See `Cluster`."""
         body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
-        await self._delete(object_path(KIND, *key), body)
+        await self._delete(object_path(KIND, *key), body, uid)
 
     async def write_status(self, job: Manifest, status: Manifest) -> Manifest:
         """See `Cluster`."""
@@ -296,12 +277,22 @@ class KubeCluster:
                 return None
             raise
 
-    async def _delete(self, path: str, body: Manifest) -> None:
+    async def _delete(self, path: str, body: Manifest, uid: str) -> None:
         try:
             await self._call("DELETE", path, body=body, decode=decode_nothing)
         except ClusterError as error:
-            if error.status not in _GONE:
+            if not await self._is_gone(path, uid, error):
                 raise
+
+    async def _is_gone(self, path: str, uid: str, error: ClusterError) -> bool:
+        """Return whether a change of the object with a uid failed because the object is gone.
+
+        A conflict may also have another cause, for example a change at the same time.
+        """
+        if error.status == HTTPStatus.CONFLICT:
+            found = await self._get(path)
+            return found is None or found["metadata"]["uid"] != uid
+        return error.status == HTTPStatus.NOT_FOUND
 
     async def _call(
         self,

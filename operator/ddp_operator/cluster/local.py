@@ -121,8 +121,11 @@ class LocalCluster:
             if where == namespace and labels.items() <= pod.manifest["metadata"]["labels"].items()
         ]
 
-    async def create(self, manifest: Manifest) -> Manifest:
-        """See `Cluster`."""
+    async def create(
+        self, manifest: Manifest, on_restored: Callable[[str], None] = lambda _: None
+    ) -> Manifest:
+        """See `Cluster`. Nobody changes the children of a local job."""
+        del on_restored
         metadata = manifest["metadata"]
         key = (metadata["namespace"], metadata["name"])
         created = {**manifest, "metadata": {**metadata, "uid": str(uuid.uuid4())}}

@@ -21,6 +21,7 @@ _IDENTITY = (
     "deletionGracePeriodSeconds",
 )
 _POD_STATUS = ("phase", "podIP", "reason")
+_SERVICE_SPEC = ("selector", "publishNotReadyAddresses")
 _CONDITIONS = {"Ready", "PodScheduled", "DisruptionTarget"}
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 _SECRETS = {contract.Env.AGENT_SECRET, contract.Env.JOB_SECRET}
@@ -47,10 +48,9 @@ def _used(kind: str, manifest: Manifest) -> Manifest:
                 "status": _pod_status(manifest.get("status") or {}),
             }
         case "Service":
-            selector = (manifest.get("spec") or {}).get("selector")
             return {
                 "metadata": _child_metadata(manifest["metadata"]),
-                "spec": {"selector": selector},
+                "spec": _only(_SERVICE_SPEC, manifest.get("spec") or {}),
             }
         case "NetworkPolicy":
             return {

@@ -13,5 +13,10 @@ def belongs(child: Manifest, job: DDPJob) -> bool:
 
 
 def selects(service: Manifest, job: DDPJob) -> bool:
-    """Return whether a Service still publishes the addresses of the job's pods."""
-    return (service.get("spec") or {}).get("selector") == names.pod_selector(job)
+    """Return whether a Service still publishes the addresses of the job's pods.
+
+    It must publish them before the pods are ready, because their ranks find each other by them.
+    """
+    spec = service.get("spec") or {}
+    published = spec.get("publishNotReadyAddresses") is True
+    return published and spec.get("selector") == names.pod_selector(job)

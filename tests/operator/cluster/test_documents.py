@@ -46,6 +46,8 @@ def test_unchanged_child_needs_no_patch(manifest: JSON) -> None:
         (POLICY, {"egress": [{}], "policyTypes": ["Ingress", "Egress"]}),
         (SERVICE, {"selector": {"app": "other", "ddp-trainer.dev/job-uid": None}}),
         (SERVICE, {"selector": None}),
+        (SERVICE, {"publishNotReadyAddresses": False}),
+        (SERVICE, {"publishNotReadyAddresses": None}),
     ],
 )
 def test_patch_restores_what_an_edit_changed(manifest: JSON, edit: JSON) -> None:

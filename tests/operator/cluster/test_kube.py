@@ -173,6 +173,31 @@ async def test_process_that_does_not_lead_reads_but_does_not_write(bench: Bench)
     assert len(bench.api.requests) == requests
 
 
+@pytest.mark.parametrize("uid", ["old", "new"])
+async def test_conflict_of_a_change_means_gone_only_if_the_uid_is_another(
+    bench: Bench, uid: str
+) -> None:
+    """A change at the same time is a conflict, too, and must not be taken for a deletion."""
+
+    def answer(request: web.Request) -> web.Response:
+        if request.method == "GET":
+            return web.json_response({"metadata": {"uid": uid}})
+        return refusal(409, "Operation cannot be fulfilled on pods")
+
+    bench.api.fault = answer
+    for change in (
+        bench.cluster.delete_pod("team-a", "p", "old", None),
+        bench.cluster.annotate_pod("team-a", "p", "old", {}),
+        bench.cluster.end_pod("team-a", "p", "old"),
+        bench.cluster.delete_job(("team-a", "j"), "old"),
+    ):
+        if uid == "new":
+            assert await change is None
+            continue
+        with pytest.raises(ConflictError):
+            await change
+
+
 def version(number: int) -> Manifest:
     return {"resourceVersion": str(number)}
 
