@@ -1,9 +1,9 @@
 """`ddpjob run`: one job under the operator's own controller, with local processes as pods."""
 
 import asyncio
-import json
 import os
 import signal
+import sys
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,13 +11,14 @@ from pathlib import Path
 from rich.console import Console
 
 from ddp_operator.api.job import DDPJob, parse_job
-from ddp_operator.api.pod_policy import PodTemplatePolicy
 from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.builders import names
-from ddp_operator.builders.pod import Defaults, build_pod
+from ddp_operator.builders.pod import build_pod
+from ddp_operator.cli.earlier_run import DEFAULTS, finished_before, first_state, stopped
+from ddp_operator.cli.endings import finished_sentence, interrupt_sentence, stop_sentence
 from ddp_operator.cli.rank_output import RankOutput
-from ddp_operator.cli.run_folder import JOB_FILE, locked, save_job
-from ddp_operator.cli.view import View, goodput_line, summary_lines
+from ddp_operator.cli.run_folder import load_job, locked, save_job
+from ddp_operator.cli.view import View, goodput_line, print_facts, summary_lines
 from ddp_operator.cluster.base import Key, Manifest
 from ddp_operator.cluster.local import LocalCluster, check_runs_locally
 from ddp_operator.cluster.local_share import too_few, visible_gpus
@@ -31,11 +32,7 @@ from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.workers import Activity, work
 from ddp_wire.contract import ExitCode
 
-DEFAULTS = Defaults(
-    image="none: the interpreter that runs this process",
-    pod_template=PodTemplatePolicy.FULL,
-)
-"""Values of a local run. Its pods are processes of the user, who needs no protection from them."""
+STOPPED = "the user stopped the run"
 INTERRUPTED = 130
 """Exit code of a run that Ctrl-C stopped, by the shell's convention (128 + SIGINT)."""
 
@@ -52,18 +49,20 @@ class LocalRun:
         *,
         verbose: bool,
     ) -> None:
+        """Create a run of a job. It continues the last run of the job in `home`."""
+        manifest = _with_uid(manifest)
         metadata = manifest["metadata"]
         self._key: Key = (metadata["namespace"], metadata["name"])
-        # The uid is stable, so that a second run of the same job finds its checkpoints.
-        uid = str(uuid.uuid5(uuid.NAMESPACE_URL, "/".join(self._key)))
-        self._manifest = {**manifest, "metadata": {**metadata, "uid": uid}}
         self._home, self._console = home, console
+        self._manifest = manifest
+        self._first = first_state(manifest, load_job(home), home)
         self._cache, self._queue = Cache(), WorkQueue[Key]()
         self._view = View(metadata["name"], console)
         self._finished = asyncio.Event()
         self._interrupts = 0
+        self._ended_pods: dict[str, Manifest] = {}
         self._status = DDPJobStatus()
-        job = parse_job(self._manifest)
+        self._job = job = parse_job(manifest)
         gpus = visible_gpus(os.environ)
         self._cluster = LocalCluster(
             home, self._on_job, self._on_child, self._on_event, config_maps, gpus=gpus
@@ -92,7 +91,7 @@ class LocalRun:
         worker = asyncio.ensure_future(work(self._queue, controller, Activity()))
         finished = asyncio.ensure_future(self._finished.wait())
         try:
-            self._cluster.put_job({**self._manifest, "status": self._earlier_status()})
+            self._cluster.put_job(self._first)
             await asyncio.wait([worker, finished], return_when=asyncio.FIRST_COMPLETED)
         finally:
             worker.cancel()
@@ -106,25 +105,19 @@ class LocalRun:
     def _on_job(self, job: Manifest) -> None:
         self._queue.add(self._cache.put_job(job))
         save_job(self._home, job)
-        self._status = parse_job(job).status
+        parsed = parse_job(job)
+        self._status = parsed.status
+        suspended = self._status.is_true(ConditionType.SUSPENDED)
+        if suspended and not parsed.spec.suspend:
+            return  # The end of the earlier run, which this one resumes.
         self._view.status(self._status)
         self._check_end()
-
-    def _earlier_status(self) -> Manifest:
-        """Return the first status of this run: attempts count on from the job's last run here.
-
-        An attempt with a number of the last run could not write to its checkpoint directory.
-        """
-        try:
-            last = parse_job(json.loads((self._home / JOB_FILE).read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            return {}
-        same = last.metadata.uid == self._manifest["metadata"]["uid"]
-        return {"attempt": last.status.attempt} if same and last.status.attempt else {}
 
     def _on_child(self, kind: str, child: Manifest, gone: bool) -> None:
         if gone:
             self._cache.drop_child(kind, child)
+            if kind == "Pod":
+                self._ended_pods[child["metadata"]["name"]] = child
         else:
             self._cache.put_child(kind, child)
         self._queue.add(self._key)
@@ -157,8 +150,7 @@ class LocalRun:
             return
         self._interrupts += 1
         if self._interrupts == 1:
-            message = "Interrupted: saving a checkpoint (press Ctrl-C again to stop at once)"
-            self._view.print_line(message, "yellow")
+            self._view.print_line(interrupt_sentence(self._job), "yellow")
             spec = {**self._manifest["spec"], "suspend": True}
             self._cluster.put_job({**self._manifest, "spec": spec})
         else:
@@ -169,7 +161,9 @@ class LocalRun:
     def _conclude(self) -> int:
         logs = self._home / "logs"
         if self._interrupts and not is_finished(self._status):
-            self._view.print_line(f"Stopped. Run the same command again to resume; logs: {logs}")
+            self._save_end()
+            sentence = stop_sentence(self._job, self._status, at_once=self._interrupts > 1)
+            self._view.print_line(f"{sentence} Logs: {logs}")
             self._print_goodput()
             return INTERRUPTED
         summary = self._status.condition(ConditionType.SUCCEEDED)
@@ -177,7 +171,7 @@ class LocalRun:
         message = summary.message if summary else ""
         if self._status.is_true(ConditionType.SUCCEEDED):
             self._view.print_line(f"{reason}: {message}", "green")
-            self._print_summary(logs)
+            print_facts(self._console, summary_lines(self._status, logs))
             return ExitCode.OK
         failure = self._status.last_failure
         if failure is not None and failure.reason == "BadInput":
@@ -189,19 +183,20 @@ class LocalRun:
         self._print_goodput()
         return ExitCode.FAILED
 
-    def _print_summary(self, logs: Path) -> None:
-        checkpoint = self._status.last_checkpoint
-        path = checkpoint.path if checkpoint else None
-        for line in summary_lines(self._status, path, logs):
-            self._print_fact(line)
+    def _save_end(self) -> None:
+        """Keep the status of a stopped run: its pods are gone."""
+        job = self._cache.job(self._key)
+        if job is not None:
+            why = "the user stopped the run at once" if self._interrupts > 1 else STOPPED
+            pods = self._ended_pods.values()
+            self._status = stopped(job, datetime.now(UTC), why, pods)
+            status = self._status.model_dump(mode="json", by_alias=True, exclude_none=True)
+            save_job(self._home, {**job, "status": status})
 
     def _print_goodput(self) -> None:
         line = goodput_line(self._status)
         if line is not None:
-            self._print_fact(line)
-
-    def _print_fact(self, line: str) -> None:
-        self._console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+            print_facts(self._console, [line])
 
 
 def _shown_ranks(job: DDPJob, *, verbose: bool) -> range:
@@ -229,4 +224,44 @@ async def run_locally(
     """
     check_runs_locally(build_pod(parse_job(manifest), 0, 1, DEFAULTS), config_maps)
     with locked(home):
+        done = finished_before(_with_uid(manifest), load_job(home))
+        if done is not None and await _is_whole(done, console):
+            _print_finished(done, home, console)
+            return ExitCode.OK
         return await LocalRun(manifest, config_maps, home, console, verbose=verbose).run()
+
+
+def _with_uid(manifest: Manifest) -> Manifest:
+    """Return the job with its uid, which is stable: a second run finds its checkpoints."""
+    metadata = manifest["metadata"]
+    key = f"{metadata['namespace']}/{metadata['name']}"
+    uid = str(uuid.uuid5(uuid.NAMESPACE_URL, key))
+    return {**manifest, "metadata": {**metadata, "uid": uid}}
+
+
+async def _is_whole(job: DDPJob, console: Console) -> bool:
+    """Return whether the newest checkpoint of a job passes the checks of the trainer."""
+    checkpoint = job.status.last_checkpoint
+    if checkpoint is None:
+        return False
+    check = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "ddp_trainer.checkpoint", checkpoint.path),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, error = await check.communicate()
+    if check.returncode:
+        print_facts(console, [error.decode(errors="replace").strip()])
+    return check.returncode == 0
+
+
+def _print_finished(job: DDPJob, home: Path, console: Console) -> None:
+    summary, checkpoint = job.status.condition(ConditionType.SUCCEEDED), job.status.last_checkpoint
+    view = View(job.metadata.name, console)
+    view.close()
+    if summary is not None:
+        view.print_line(f"{summary.reason}: {summary.message}", "green")
+    if checkpoint is not None:
+        view.print_line(finished_sentence(checkpoint.step, home))
+    print_facts(console, summary_lines(job.status, home / "logs"))

@@ -1,14 +1,13 @@
 """Read the data of a report: from a run's directory, a local run, or a cluster."""
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ddp_operator.api.job import InvalidJobError
-from ddp_operator.cli.run_folder import JOB_FILE
+from ddp_operator.cli.earlier_run import KILLED, stopped
+from ddp_operator.cli.run_folder import JOB_FILE, is_running, load_job
 from ddp_operator.cluster.reader import read_job
 from ddp_operator.report.history import History, read_history
 from ddp_operator.report.job import JobFacts, job_facts
@@ -109,14 +108,21 @@ def _attempt_of_copy(path: Path) -> tuple[int, bool]:
 
 
 def _local_job(directory: Path, missing: list[str]) -> JobFacts | None:
-    try:
-        document = json.loads((directory / JOB_FILE).read_bytes())
-        return job_facts(document)
-    except OSError:
+    """Return the job of a local run. If its process was killed, its pods are gone."""
+    if not (directory / JOB_FILE).exists():
         missing.append(f"Status and causes of restarts: there is no {JOB_FILE}.")
-    except (ValueError, AttributeError, InvalidJobError):
+        return None
+    earlier = load_job(directory)
+    job = earlier.job if earlier is not None else None
+    if earlier is None or job is None:
         missing.append(f"Status and causes of restarts: {JOB_FILE} is damaged.")
-    return None
+        return None
+    facts = job_facts(earlier.manifest)
+    if not facts.runs or is_running(directory):
+        return facts
+    status = stopped(earlier.manifest, earlier.written, KILLED)
+    shown = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return job_facts({**earlier.manifest, "status": shown})
 
 
 def _local_history(directory: Path) -> History:

@@ -6,14 +6,19 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
+from ddp_operator.cli.earlier_run import EarlierRun
 from ddp_operator.cluster.base import ClusterError, Manifest
+from ddp_wire.files import open_to_read, read_file
 
 JOB_FILE = "job.json"
 """File with the DDPJob object, status included."""
 LOCK_FILE = "job.json.lock"
 """File that the process of the run locks. It holds the number of that process."""
+JOB_BYTES = 1 << 24
+"""Largest size of a job's file, in bytes."""
 _NUMBER_BYTES = 32
 
 
@@ -25,6 +30,31 @@ def save_job(home: Path, job: Manifest) -> None:
         home.mkdir(parents=True, exist_ok=True)
         pending.write_text(json.dumps(job, default=str), encoding="utf-8")
         pending.replace(path)
+
+
+def load_job(home: Path) -> EarlierRun | None:
+    """Return the job that the folder keeps, or None if there is none or it is damaged."""
+    try:
+        text = read_file(home / JOB_FILE, JOB_BYTES)
+        written = datetime.fromtimestamp((home / JOB_FILE).stat().st_mtime, UTC)
+        found = json.loads(text)
+    except (OSError, ValueError, RecursionError):
+        return None
+    return EarlierRun(found, written) if isinstance(found, dict) else None
+
+
+def is_running(home: Path) -> bool:
+    """Return whether a process holds the lock of the folder."""
+    try:
+        descriptor = open_to_read(home / LOCK_FILE)
+    except OSError:
+        return False
+    with os.fdopen(descriptor, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
 
 
 @contextlib.contextmanager

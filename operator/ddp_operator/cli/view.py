@@ -1,19 +1,24 @@
 """Output of a local run: one live line on a terminal, plain lines elsewhere."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.segment import Segment, Segments
 from rich.table import Column
+from rich.text import Text
 
 from ddp_operator.api.goodput import Bucket
 from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.reconcile.plan import Event, EventType
 from ddp_operator.report.scale import duration_text
 
+_INDENT = 2
+"""Columns before a fact about a run."""
 _SMALLEST_SHARE = 0.001
 """Smallest share of the wall-clock time that the goodput line names."""
 
@@ -93,7 +98,7 @@ def status_line(status: DDPJobStatus, *, metrics: bool = True) -> str:
     return "  ".join(parts)
 
 
-def summary_lines(status: DDPJobStatus, checkpoint: str | None, logs: Path) -> list[str]:
+def summary_lines(status: DDPJobStatus, logs: Path) -> list[str]:
     """Return the summary of a finished run, one line per fact."""
     progress, lines = status.progress, []
     if progress is not None:
@@ -109,8 +114,8 @@ def summary_lines(status: DDPJobStatus, checkpoint: str | None, logs: Path) -> l
     goodput = goodput_line(status)
     if goodput is not None:
         lines.append(goodput)
-    if checkpoint is not None:
-        lines.append(f"checkpoint: {checkpoint}")
+    if status.last_checkpoint is not None:
+        lines.append(f"checkpoint: {_short(status.last_checkpoint.path)}")
     lines.append(f"logs: {logs}")
     return lines
 
@@ -131,3 +136,26 @@ def goodput_line(status: DDPJobStatus) -> str | None:
         for bucket in used
     ]
     return f"goodput: {goodput.percent} ({', '.join(parts)})"
+
+
+def print_facts(console: Console, lines: Iterable[str]) -> None:
+    """Print facts about a run, each on its own line.
+
+    On a terminal a long line continues on the next one after a whole word, unless it is a path,
+    which must stay in one piece for a copy.
+    """
+    for line in lines:
+        longest = max(map(len, line.split()), default=0)
+        if console.is_terminal and longest < console.width - _INDENT:
+            console.print(Padding.indent(Text(line), _INDENT), highlight=False)
+        else:
+            text = " " * _INDENT + line
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _short(path: str) -> str:
+    """Return a path below the current directory as a relative one."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return path

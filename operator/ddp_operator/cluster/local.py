@@ -90,13 +90,13 @@ class LocalCluster:
     def put_job(self, job: Manifest) -> None:
         """Create a job or replace its spec, as `kubectl apply` does.
 
-        A new job keeps the status of its manifest.
+        A new job keeps the status and the creation time of its manifest.
         """
         metadata = job["metadata"]
         known = self._jobs.get((metadata["namespace"], metadata["name"]))
         generation = known["metadata"]["generation"] + 1 if known else 1
         status = (known or job).get("status", {})
-        created = known["metadata"]["creationTimestamp"] if known else _timestamp()
+        created = (known or job)["metadata"].get("creationTimestamp") or _timestamp()
         own = {"generation": generation, "creationTimestamp": created}
         self._store({**job, "metadata": {**metadata, **own}, "status": status})
 

@@ -29,3 +29,14 @@ def with_ended_attempt(
         end_step=newest_step(status),
     )
     return status.model_copy(update={"attempts": [*status.attempts, attempt][-_ATTEMPTS:]})
+
+
+def with_last_step(status: DDPJobStatus) -> DDPJobStatus:
+    """Return the status with the newest checkpoint as the end of its newest ended attempt.
+
+    Pods that stop commit their last checkpoint after the attempt was recorded.
+    """
+    if not status.attempts or status.attempts[-1].number != status.attempt:
+        return status
+    last = status.attempts[-1].model_copy(update={"end_step": newest_step(status)})
+    return status.model_copy(update={"attempts": [*status.attempts[:-1], last]})

@@ -8,6 +8,7 @@ from ddp_operator.reconcile import history
 from ddp_operator.reconcile.children import delete_pods, end_pods
 from ddp_operator.reconcile.conditions import ConditionWriter
 from ddp_operator.reconcile.plan import Action, DeleteJob, Event, EventType, Plan
+from ddp_operator.reconcile.progress import with_progress
 from ddp_operator.reconcile.world import World
 
 
@@ -53,12 +54,13 @@ def after_finish(world: World) -> Plan:
 
 def suspend(world: World) -> Plan:
     """Return the plan that stops the pods. The attempt ends without a charge to any budget."""
-    status = world.job.status
+    status = with_progress(world, world.job.status, at_the_end=True)
     if status.attempt_spec_hash is not None:
-        # The first reconcile ends the attempt. Later ones only wait for its pods.
+        # The first reconcile ends the attempt. Later ones wait for its pods, which save meanwhile.
         status = history.with_ended_attempt(
             status, world.now, cause=Cause.FREE, reason="Suspended", message="spec.suspend was set"
         )
+    status = history.with_last_step(status)
     out = ConditionWriter(world, status)
     gone = not world.pods
     progress = "all pods have ended" if gone else "the pods are saving and stopping"

@@ -100,8 +100,11 @@ def _from_status(job: JobFacts, found: Mapping[int, Attempt], now: float) -> lis
     rows: dict[int, Row] = {}
     for ended in job.attempts:
         end, first = ended.end_time.timestamp(), None
+        steps = ended.start_step, ended.end_step
         if ended.number in found:
             first, last = found[ended.number].start, found[ended.number].end
+            # The status knows checkpoints only. The events know every update.
+            steps = found[ended.number].resumed_from, found[ended.number].last_step
             # The status has whole seconds, so the last events may seem to follow the end.
             end = last if end < last < end + 1 else end
         started = unix(ended.start_time)
@@ -112,8 +115,8 @@ def _from_status(job: JobFacts, found: Mapping[int, Attempt], now: float) -> lis
             reason=ended.reason,
             message=ended.message,
             cause=ended.cause,
-            start_step=ended.start_step,
-            end_step=ended.end_step,
+            start_step=steps[0],
+            end_step=steps[1],
         )
     current = job.status.attempt
     if current and current not in rows and job.runs:

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from ddp_operator.api.goodput import GoodputStatus
-from ddp_operator.api.status import ConditionType, DDPJobStatus, ProgressStatus
+from ddp_operator.api.status import CheckpointStatus, ConditionType, DDPJobStatus, ProgressStatus
 from ddp_operator.cli.view import View, goodput_line, status_line, summary_lines
 from ddp_operator.reconcile.plan import Event, EventType
 from tests.operator.support import NOW, condition
@@ -47,21 +47,28 @@ def test_status_line_shows_the_state_of_the_run(found: DDPJobStatus, line: str) 
 def test_summary_of_a_finished_run() -> None:
     progress = ProgressStatus(step=12, samples_per_second=80, metrics={"accuracy": "0.9"})
     goodput = GoodputStatus(percent="90.0%", training_milliseconds=9000, starting_milliseconds=1000)
-    found = status("Completed", progress=progress, attempt=2, resumed_from_step=6, goodput=goodput)
-    assert summary_lines(found, "/runs/step-12", Path("/runs/logs")) == [
+    found = status(
+        "Completed",
+        progress=progress,
+        attempt=2,
+        resumed_from_step=6,
+        goodput=goodput,
+        last_checkpoint=CheckpointStatus(step=12, path=str(Path.cwd() / "a/step-12"), time=NOW),
+    )
+    assert summary_lines(found, Path("/runs/logs")) == [
         "test accuracy: 0.9",
         "steps: 12",
         "samples/s: 80",
         "attempts: 2",
         "resumed from step: 6",
         "goodput: 90.0% (training 9 s, starting 1 s)",
-        "checkpoint: /runs/step-12",
+        "checkpoint: a/step-12",
         "logs: /runs/logs",
     ]
 
 
 def test_summary_without_metrics_and_checkpoint_shows_the_logs() -> None:
-    found = summary_lines(status("Completed", attempt=1), None, Path("/runs/logs"))
+    found = summary_lines(status("Completed", attempt=1), Path("/runs/logs"))
     assert found == ["attempts: 1", "logs: /runs/logs"]
 
 

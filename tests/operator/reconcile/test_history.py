@@ -6,6 +6,7 @@ import pytest
 
 from ddp_operator.api.status import AttemptStatus, Cause, CheckpointStatus, DDPJobStatus
 from ddp_operator.reconcile.history import with_ended_attempt
+from ddp_wire.contract import CheckpointInfo
 from tests.operator.support import (
     NOW,
     active_job,
@@ -138,3 +139,17 @@ def test_status_keeps_ten_attempts_with_truncated_messages() -> None:
         assert with_ended_attempt(status, NOW, cause=None, reason="Again", message="") == status
     assert [a.number for a in status.attempts] == list(range(3, 13))
     assert {len(a.message) for a in status.attempts} == {256}
+
+
+def test_suspended_attempt_ends_at_the_checkpoint_that_its_pods_save_while_they_stop() -> None:
+    job = attempt(suspend=True)
+    first = plan_for(job, all_pods(job), now=after(60)).status
+    assert last_attempt(first).end_step == 40
+    newest = CheckpointInfo(step=47, path="/checkpoints/b", at=after(61).timestamp())
+    saved = agent_status(attempt=2, phase="Preempted", checkpoint=newest)
+    pods = all_pods(job, deleting=True)
+    job = job.model_copy(update={"status": first})
+    last = plan_for(job, pods, statuses={0: saved}, now=after(62)).status
+    assert (last_attempt(last).end_step, last_attempt(last).end_time) == (47, after(60))
+    assert last.last_checkpoint is not None
+    assert last.last_checkpoint.step == 47

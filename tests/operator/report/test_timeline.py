@@ -33,6 +33,14 @@ def test_status_gives_the_cause_and_history_the_older_attempts() -> None:
     assert (timeline.start, timeline.end) == (START, START + 60)
 
 
+def test_updates_of_an_attempt_are_those_of_its_events() -> None:
+    """The status knows checkpoints only, and not the one from which another run resumed."""
+    manifest = job(attempt=2, attempts=[lost(2, 52, startStep=0, endStep=20)])
+    timeline = build_timeline(job_facts(manifest), history(*two_attempts()), START + 60)
+    (row,) = (row for row in timeline.rows if row.number == 2)
+    assert (row.start_step, row.end_step) == (20, 30)
+
+
 def test_each_later_start_and_each_cause_is_marked() -> None:
     manifest = job(attempt=3, attempts=[lost(2, 52)], attemptStartTime=at(55))
     timeline = build_timeline(job_facts(manifest), history(*two_attempts()), START + 60)

@@ -1,0 +1,145 @@
+"""What a local run takes over from the last run of the same job in its folder.
+
+A local run that stops is a suspended job, and the next run resumes it: attempts count on, and one
+goodput ledger covers all runs.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ddp_operator.api.job import DDPJob, InvalidJobError, parse_job
+from ddp_operator.api.pod_policy import PodTemplatePolicy
+from ddp_operator.api.status import Condition, ConditionStatus, ConditionType, DDPJobStatus
+from ddp_operator.builders.env import checkpoint_path
+from ddp_operator.builders.pod import Defaults
+from ddp_operator.cluster.base import Manifest
+from ddp_operator.reconcile.decide import decide
+from ddp_operator.reconcile.lifecycle import is_finished
+from ddp_operator.reconcile.world import World, view_pod
+
+DEFAULTS = Defaults(
+    image="none: the interpreter that runs this process",
+    pod_template=PodTemplatePolicy.FULL,
+)
+"""Values of a local run. Its pods are processes of the user, who needs no protection from them."""
+KILLED = "the process of `ddpjob run` was killed"
+"""Reason for the end of a run that wrote no end."""
+
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """The last run of a job in its folder."""
+
+    manifest: Manifest
+    """The DDPJob object, status included."""
+    written: datetime
+    """Time at which the run last wrote it."""
+
+    @property
+    def job(self) -> DDPJob | None:
+        """Return the job, or None if this version cannot read it."""
+        try:
+            return parse_job(self.manifest)
+        except (InvalidJobError, AttributeError):
+            return None
+
+
+def first_state(manifest: Manifest, earlier: EarlierRun | None, home: Path) -> Manifest:
+    """Return the job with which a run begins.
+
+    It continues the earlier run if that has a directory with checkpoints. Otherwise only the
+    attempts count on, because the fence refuses an attempt with a number of the earlier run.
+    """
+    metadata = {**manifest["metadata"], "creationTimestamp": None}
+    fresh = {**manifest, "metadata": metadata, "status": {}}
+    last = earlier.job if earlier is not None else None
+    if earlier is None or last is None or last.metadata.uid != metadata["uid"]:
+        return fresh
+    directory = run_directory(parse_job(fresh), home)
+    created = last.metadata.creation_timestamp
+    if directory is None or not directory.is_dir() or created is None:
+        return {**fresh, "status": {"attempt": last.status.attempt}}
+    if is_finished(last.status):
+        status = _resumable(last.status, earlier.written)
+    else:
+        status = stopped(earlier.manifest, earlier.written, KILLED)
+    metadata = {**metadata, "creationTimestamp": created.isoformat()}
+    return {**fresh, "metadata": metadata, "status": _as_json(status)}
+
+
+def run_directory(job: DDPJob, home: Path) -> Path | None:
+    """Return the directory of a local run with its checkpoints, or None for a job without any."""
+    if job.spec.checkpoint is None:
+        return None
+    return home / "volumes" / job.spec.checkpoint.claim_name / checkpoint_path(job)
+
+
+def stopped(
+    manifest: Manifest, at: datetime, why: str, pods: Iterable[Manifest] = ()
+) -> DDPJobStatus:
+    """Return the status of an unfinished job whose pods are gone: suspended, for a reason.
+
+    Args:
+        manifest: The job.
+        at: Time of the end.
+        why: Reason for the end, as a sentence without its period.
+        pods: The ended pods. Their termination messages name the last checkpoint.
+    """
+    job = parse_job({**manifest, "spec": {**manifest["spec"], "suspend": True}})
+    recorded = {attempt.number for attempt in job.status.attempts}
+    ended = decide(World(job, at, tuple(map(view_pod, pods))), DEFAULTS).status
+    status = decide(World(job.model_copy(update={"status": ended}), at), DEFAULTS).status
+    attempts = [
+        attempt if attempt.number in recorded else attempt.model_copy(update={"message": why})
+        for attempt in status.attempts
+    ]
+    conditions = [
+        condition.model_copy(update={"message": f"{why}; run the same command again to resume"})
+        if condition.type is ConditionType.SUCCEEDED
+        else condition
+        for condition in status.conditions
+    ]
+    return status.model_copy(update={"attempts": attempts, "conditions": conditions})
+
+
+def finished_before(manifest: Manifest, earlier: EarlierRun | None) -> DDPJob | None:
+    """Return the job of the last run if that has trained all that the manifest asks for.
+
+    A `command` runs again, because only the program knows whether anything is left.
+    """
+    last = earlier.job if earlier is not None else None
+    if last is None or not last.status.is_true(ConditionType.SUCCEEDED):
+        return None
+    wanted, checkpoint = parse_job({**manifest, "status": {}}), last.status.last_checkpoint
+    same = wanted.metadata.uid == last.metadata.uid and wanted.spec == last.spec
+    if not same or wanted.spec.task is None or checkpoint is None:
+        return None
+    progress = last.status.progress
+    complete = progress is not None and progress.total_steps == checkpoint.step
+    return last if complete and Path(checkpoint.path).is_dir() else None
+
+
+def _resumable(status: DDPJobStatus, at: datetime) -> DDPJobStatus:
+    """Return the status of a finished job that is started again: its budgets are unused."""
+    summary = Condition(
+        type=ConditionType.SUCCEEDED,
+        status=ConditionStatus.UNKNOWN,
+        reason="Suspended",
+        message="the earlier run has ended",
+        last_transition_time=at.astimezone(UTC).replace(microsecond=0),
+    )
+    return DDPJobStatus(
+        attempt=status.attempt,
+        attempts=status.attempts,
+        goodput=status.goodput,
+        progress=status.progress,
+        last_checkpoint=status.last_checkpoint,
+        conditions=[summary],
+    )
+
+
+def _as_json(status: DDPJobStatus) -> Mapping[str, Any]:
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
