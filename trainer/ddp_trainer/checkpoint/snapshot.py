@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ddp_trainer.errors import InputError
 from ddp_trainer.names import NamedTensors, plain_name
 from ddp_trainer.parallel.dtensor import laid_out_like
+from ddp_trainer.parallel.layout import is_moment
 
 Tensors = dict[str, Tensor]
 
@@ -113,7 +114,7 @@ def put_optimizer(
             )
         if name not in numbers:
             continue  # The parameter belongs to another rank.
-        state.setdefault(numbers[name], {})[key] = _placed(value, params[name])
+        state.setdefault(numbers[name], {})[key] = _placed(key, value, params[name])
     groups = own["param_groups"]
     if len(groups) != len(rest["groups"]):
         raise InputError(
@@ -125,10 +126,9 @@ def put_optimizer(
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _placed(value: Any, param: Tensor) -> Any:
-    """Return a state value with the layout of its parameter. Scalars stay unchanged."""
-    moment = isinstance(value, Tensor) and value.dim() and value.shape == param.shape
-    return laid_out_like(value, param.detach()) if moment else value
+def _placed(key: str, value: Any, param: Tensor) -> Any:
+    """Return a state value with the layout of its parameter, if it has an element for each."""
+    return laid_out_like(value, param.detach()) if is_moment(value, key, param) else value
 
 
 def own_tensors(model: nn.Module) -> Tensors:

@@ -1,6 +1,8 @@
 """Conversion of nested state, such as a task's, to tensors and a JSON document, and back.
 
-The document has the structure of the state. `{"$tensor": name}` refers to a tensor. JSON has no
+The document has the structure of the state. `{"$tensor": name}` refers to a tensor. Files hold
+tensors in the order of their indices. `"$order"` beside it has the dimensions by stride where that
+differs, because an optimizer of the task may walk through its state in memory. JSON has no
 form for tuples and for dictionaries whose keys are not strings, as in the state of an optimizer:
 they are `{"$tuple": [...]}` and `{"$items": [[key, value], ...]}`.
 """
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from ddp_trainer.checkpoint.snapshot import Tensors
 from ddp_trainer.errors import InputError
+from ddp_trainer.parallel.layout import order_in_memory
 
 _SCALARS = (bool, int, float, str, type(None))
 _UNSUPPORTED = (torch.complex128,)
@@ -36,7 +39,8 @@ def encode(state: Any, owner: str) -> tuple[Tensors, Any]:
             while path in tensors:
                 path += "'"
             tensors[path] = value
-            return {"$tensor": path}
+            order = order_in_memory(value)
+            return {"$tensor": path} | ({} if order == sorted(order) else {"$order": order})
         if type(value) in _SCALARS:
             return value
         if isinstance(value, dict):
@@ -61,11 +65,18 @@ def decode(tensors: Tensors, document: Any) -> Any:
     if not isinstance(document, dict):
         return document
     if "$tensor" in document:
-        return tensors[document["$tensor"]]
+        return _ordered(tensors[document["$tensor"]], document.get("$order"))
     if "$tuple" in document:
         return tuple(decode(tensors, item) for item in document["$tuple"])
     items = document["$items"] if "$items" in document else document.items()
     return {key: decode(tensors, item) for key, item in items}
+
+
+def _ordered(tensor: Tensor, order: list[int] | None) -> Tensor:
+    """Return a tensor whose dimensions have this order in memory."""
+    if order is None or sorted(order) != list(range(tensor.dim())):
+        return tensor
+    return tensor.permute(order).contiguous().permute([order.index(one) for one in sorted(order)])
 
 
 def _refused(path: str, owner: str, given: str) -> InputError:

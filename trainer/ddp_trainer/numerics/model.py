@@ -13,9 +13,7 @@ from ddp_trainer.config import RunConfig
 from ddp_trainer.errors import InputError
 from ddp_trainer.numerics.batch_norm import norms_in
 from ddp_trainer.parallel.blocks import repeated_blocks
-
-IMAGE_DIMENSIONS = 4
-"""Dimensions of a batch of images."""
+from ddp_trainer.parallel.layout import CHANNELS_LAST, make_channels_last
 
 
 def prepare(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Module:
@@ -42,7 +40,7 @@ def prepare(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Mod
         model = model.double()
         model.register_forward_pre_hook(_inputs_double, with_kwargs=True)
     if config.channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        make_channels_last(model)
         model.register_forward_pre_hook(_inputs_channels_last)
     if config.activation_checkpointing:
         _checkpoint_activations(model)
@@ -91,8 +89,8 @@ def _double(tensor: Tensor) -> Tensor:
 
 def _inputs_channels_last(_model: nn.Module, inputs: tuple[object, ...]) -> tuple[object, ...]:
     return tuple(
-        value.contiguous(memory_format=torch.channels_last)
-        if isinstance(value, Tensor) and value.dim() == IMAGE_DIMENSIONS
+        value.contiguous(memory_format=CHANNELS_LAST[value.dim()])
+        if isinstance(value, Tensor) and value.dim() in CHANNELS_LAST
         else value
         for value in inputs
     )

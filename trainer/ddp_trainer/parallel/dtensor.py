@@ -27,20 +27,23 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def laid_out_like(tensor: Tensor, pattern: Tensor) -> Tensor:
-    """Return a whole tensor with the layout of `pattern`: same device, split if that is split.
+    """Return a whole tensor with the layout of `pattern`: same device and strides, split like it.
 
     Args:
         tensor: Equal on all ranks; no communication takes place.
-        pattern: A tensor of the same shape.
+        pattern: A tensor of the same shape, with dense memory.
     """
     tensor = tensor.to(pattern.device)
-    if not is_split(pattern):
-        return tensor
-    from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415
+    source = tensor
+    if is_split(pattern):
+        from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415
 
-    part: Any = pattern
-    split = distribute_tensor(tensor, part.device_mesh, part.placements, src_data_rank=None)
-    # Copy, because torch's part is a view that keeps the whole tensor in memory.
-    result = torch.empty_like(pattern)
-    local(result).copy_(local(split))
+        part: Any = pattern
+        split = distribute_tensor(tensor, part.device_mesh, part.placements, src_data_rank=None)
+        source = local(split)
+    elif tensor.stride() == pattern.stride():
+        return tensor
+    # torch's part is a view that keeps the whole tensor in memory, so it is copied in any case.
+    result = torch.empty_like(pattern, dtype=tensor.dtype)
+    local(result).copy_(source)
     return result

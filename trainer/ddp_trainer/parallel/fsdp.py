@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from ddp_trainer.parallel.blocks import repeated_blocks
 from ddp_trainer.parallel.dtensor import is_split, laid_out_like, local, whole
+from ddp_trainer.parallel.layout import make_contiguous
 from ddp_trainer.parallel.objective import Objective
 from ddp_trainer.parallel.strategy import Strategy
 from ddp_trainer.parallel.unused import UnusedWeights
@@ -32,8 +33,9 @@ class FullySharded(Strategy):
         """Move the model to the device and split it, one block at a time.
 
         A block that only some ranks use cannot be gathered alone. So with `find_unused_parameters`
-        the whole model is one block.
+        the whole model is one block. torch splits contiguous weights only.
         """
+        make_contiguous(objective.model)
         mesh = init_device_mesh(self.device.type, (dist.get_world_size(),))
         blocks = repeated_blocks(objective.model)
         if self.config.find_unused_parameters:

@@ -4,11 +4,14 @@ Lin et al. 2020 (arXiv:1808.07217). The optimizer's moments are averaged with th
 average all ranks hold the same state, so it can be saved and resumed at any world size.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_trainer.config import LocalSgdConfig
+from ddp_trainer.parallel.layout import is_moment
 from ddp_trainer.ranks.collectives import is_joined
 
 
@@ -56,8 +59,9 @@ class LocalSgd:
         """Return the optimizer state with the shape of its parameter, one list per kind."""
         found: dict[str, list[Tensor]] = {}
         for param in self._params:
-            for name, value in self._optimizer.state.get(param, {}).items():
-                if isinstance(value, Tensor) and value.shape == param.shape and value.dim():
+            state: dict[str, Any] = self._optimizer.state.get(param, {})
+            for name, value in state.items():
+                if is_moment(value, name, param):
                     found.setdefault(name, []).append(value)
         return [found[name] for name in sorted(found)]
 

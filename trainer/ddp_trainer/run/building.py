@@ -1,5 +1,6 @@
 """Creation of the task from its import path, with its settings resolved."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from ddp_trainer.config import RunConfig
 from ddp_trainer.config.settings import check
 from ddp_trainer.errors import InputError
 from ddp_trainer.numerics.compiler import check_compiler
+from ddp_trainer.parallel.layout import copied_sentence, make_dense
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.seeds import derive_seed, seed_all
 from ddp_trainer.task import HasOptimizer, RunEnv, Task, check_task, load_build, peak_rate
@@ -15,7 +17,11 @@ from ddp_trainer.trackers.trackers import check_installed
 
 
 def build_task(
-    path: str, config: RunConfig, ranks: Ranks, device: torch.device
+    path: str,
+    config: RunConfig,
+    ranks: Ranks,
+    device: torch.device,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> tuple[Task, RunConfig]:
     """Build a task, with all generators seeded by the run's seed.
 
@@ -24,13 +30,14 @@ def build_task(
         config: Config of the run.
         ranks: This process's rank.
         device: The rank's device.
+        warn: Called with a sentence about weights that the trainer copies, if there are any.
 
     Returns:
         The task, and the config with the task's own settings resolved.
 
     Raises:
         InputError: If the task does not exist, its settings are invalid, or something is missing
-            that the settings need.
+            that the settings need, or if the model has weights that cannot be trained.
     """
     if config.compile:
         check_compiler(device)
@@ -46,6 +53,8 @@ def build_task(
     )
     seed_all(derive_seed(config.seed, "build"))
     task = check_task(build(settings, env), path)
+    if sentence := copied_sentence(make_dense(task.model)):
+        warn(sentence)
     if isinstance(task, HasOptimizer) and (stated := config.optimizer.model_fields_set):
         key = f"optimizer.{min(stated)}"
         raise InputError(f"config: {key} has no effect, because the task has its own optimizer")

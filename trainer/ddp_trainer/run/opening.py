@@ -189,9 +189,10 @@ def _join(config: RunConfig, ranks: Ranks) -> _Group:
 
 def _build(request: RunRequest, ranks: Ranks, device: torch.device) -> _Built:
     """Build the task on every rank, and check that all ranks are alike."""
+    copied: list[str] = []
 
     def build() -> tuple[tuple[Task, RunConfig], RankInfo]:
-        task, config = build_task(request.task, request.config, ranks, device)
+        task, config = build_task(request.task, request.config, ranks, device, copied.append)
         both = (task.train_data, task.eval_data) if ranks.world_size > 1 else ()
         data = "; ".join(map(fingerprint, both))
         location = Location.from_environment(os.environ)
@@ -202,7 +203,7 @@ def _build(request: RunRequest, ranks: Ranks, device: torch.device) -> _Built:
     (task, config), infos, warnings = build_and_compare(build, ranks, device, allow_mixed=mixed)
     locations = [info.location for info in infos]
     document = document_of(request.task, config)
-    return _Built(task, config, document, locations, infos[0].source, warnings)
+    return _Built(task, config, document, locations, infos[0].source, warnings + copied)
 
 
 def _open_checkpoints(request: RunRequest, built: _Built, device: torch.device) -> _Resume:
@@ -361,7 +362,7 @@ def _report_opened(
 def _report_warnings(
     run: Run, built: _Built, other: Iterable[str | None], budget: CpuBudget
 ) -> None:
-    """Report differences between ranks, slow routes, missing CPUs, and a task without its state."""
+    """Report differences between ranks, copied weights, slow routes and missing CPUs."""
     ring = ring_warning(built.locations)
     for sentence in filter(None, [*built.warnings, ring, budget.warning, *other]):
         run.report.warn(sentence)

@@ -1,10 +1,7 @@
 """Check the model and the optimizer of a task, before any sample is read."""
 
-from collections import defaultdict
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
@@ -27,12 +24,10 @@ def check_model(model: nn.Module, strategy: StrategyName) -> str | None:
         A sentence if the whole model is in evaluation mode, although that has an effect.
 
     Raises:
-        InputError: If a parameter has no shape yet, if two of them share their memory, or if the
-            strategy cannot train one.
+        InputError: If a parameter has no shape yet, or if the strategy cannot train one.
     """
     _check_shapes(model)
     check_weights(model, strategy)
-    _check_memory(dict(model.named_parameters()))
     modes = {module.training for module in model.modules()}
     odd = next((m for m in model.modules() if isinstance(m, (_BatchNorm, _DropoutNd))), None)
     if modes != {False} or odd is None:
@@ -82,20 +77,4 @@ def _check_shapes(model: nn.Module) -> None:
             raise InputError(
                 f'task: "{name}" of the model has no shape before the first forward pass, which'
                 " the strategies need: state its size in build instead of a Lazy module"
-            )
-
-
-def _check_memory(named: Mapping[str, Tensor]) -> None:
-    """Refuse two parameters with the same memory: on a GPU they would be two."""
-    places: dict[tuple[int, torch.device], list[str]] = defaultdict(list)
-    for name, param in named.items():
-        if param.numel() and param.data_ptr():
-            places[param.data_ptr(), param.device].append(name)
-    for names in places.values():
-        if len(names) > 1:
-            one, other = names[:2]
-            raise InputError(
-                f'task: the parameters "{one}" and "{other}" share their memory, which ends when'
-                " the model moves to a GPU: assign the parameter itself (head.weight ="
-                " embedding.weight) to share it"
             )

@@ -37,7 +37,10 @@ def check_run(path: str, config: RunConfig, samples: int, world_size: int, emit:
     Raises:
         InputError: The first mistake.
     """
-    task, config = build_task(path, config, Ranks(), torch.device("cpu"))
+    copied: list[str] = []
+    task, config = build_task(path, config, Ranks(), torch.device("cpu"), copied.append)
+    for sentence in copied:
+        _warn(emit, sentence)
     make_sampler(task, config)
     check_task(task, config)
     _warn(emit, check_model(task.model, config.parallel.strategy))
