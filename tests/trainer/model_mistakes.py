@@ -55,3 +55,30 @@ def sparse_gradients(task: Any, _: RunEnv) -> None:
             return features
 
     task.model = Net(Words())
+
+
+@mistake
+def expanded_weight(task: Any, _: RunEnv) -> None:
+    task.model.inner.bias = nn.Parameter(torch.zeros(1).expand(8))
+
+
+@mistake
+def slice_of_a_table(task: Any, _: RunEnv) -> None:
+    task.model.inner.bias = nn.Parameter(torch.zeros(16)[::2])
+
+
+@mistake
+def buffer_that_grows(task: Any, _: RunEnv) -> None:
+    class Memory(nn.Module):
+        seen: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.seen = torch.cat([self.seen, x.detach().mean(1)])
+            return x
+
+    task.model = Net(Memory())

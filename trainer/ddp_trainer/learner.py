@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.config import Precision, RunConfig
-from ddp_trainer.numerics.buffers import LiveBuffers
+from ddp_trainer.numerics.buffers import BufferShapes, LiveBuffers
 from ddp_trainer.numerics.ema import Ema
 from ddp_trainer.numerics.guard import Guard
 from ddp_trainer.numerics.model import prepare
@@ -58,6 +58,7 @@ class Learner:
     rank: int
     totals: LossTotals
     parts: LossParts
+    shapes: BufferShapes
     buffers: LiveBuffers | None = None
     """None in a single process, and for models without such buffers."""
     ema: Ema | None = None
@@ -89,7 +90,11 @@ class Learner:
 
         Returns:
             Names of the buffers that became live since the last call (`LiveBuffers.synchronize`).
+
+        Raises:
+            InputError: If the loss has changed the shape of a buffer.
         """
+        self.shapes.check()
         if self.local_sgd:
             self.local_sgd.average()
             if self.ema:
@@ -142,6 +147,7 @@ def build_learner(task: Task, config: RunConfig, ranks: Ranks, device: torch.dev
         rank=ranks.rank,
         totals=LossTotals(device),
         parts=LossParts(device),
+        shapes=BufferShapes(task.model),
     )
     _equip(learner, config, ranks.world_size)
     return learner

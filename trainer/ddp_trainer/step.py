@@ -31,6 +31,9 @@ def train_step(
 
     Returns:
         Samples consumed, over all ranks.
+
+    Raises:
+        InputError: If the loss breaks a rule of the task's interface.
     """
     for group, peak in zip(learner.optimizer.param_groups, learner.peak_lrs, strict=True):
         group["lr"] = peak * lr_factor
@@ -51,6 +54,8 @@ def train_step(
             # BatchNorm must not count the sample of a placeholder.
             with kept_buffers(learner.model):
                 _accumulate(learner, micro_batch, reduce=reduce)
+    if not local_update:
+        learner.strategy.check_reduced(learner.objective)
     learner.trace.enter(Activity.OPTIMIZER)
     _finish_update(learner, step)
     return samples
@@ -86,6 +91,7 @@ def rehearse(learner: Learner, micro_batch: MicroBatch) -> None:
         with learner.autocast():
             roots, _, count, _ = learner.objective(micro_batch.batch, learner.scaler.scale)
         backward(roots, count)
+        learner.strategy.check_reduced(learner.objective)
         if learner.buffers:
             learner.buffers.rehearsed()
     learner.strategy.drop_unused(learner.params)

@@ -127,6 +127,20 @@ def test_weights_that_no_update_goes_through(
         assert value.allclose(ours[key], atol=1e-6, rtol=0), key
 
 
+def test_case_152_unused_weights_are_named_before_a_wrong_update(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    arguments = ["--task.unused=true", "--global_batch=8", "--checkpoint.every_steps=1"]
+    gang = launcher.train(TASK, *arguments, world=2, DDP_CHECKPOINT_DIR=str(tmp_path))
+    assert gang.wait() == [2, 2], gang.err(0)
+    assert gang.err(1) == (
+        "rank 1, update 1: task: the loss leaves 2 of 9 parameters without a gradient, first"
+        ' "spare.weight": set parallel.find_unused_parameters=true, or call requires_grad_(False)'
+        " in build\n"
+    )
+    assert list(tmp_path.glob("step-*")) == []
+
+
 def test_adamw_in_parts_learns_as_ever(launcher: Launcher, tmp_path: Path) -> None:
     gangs = {
         name: launcher.train(

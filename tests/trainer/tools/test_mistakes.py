@@ -26,6 +26,7 @@ WARNED = {
     "layers_in_a_list",
     "loss_draws_from_its_own_generator",
     "model_in_evaluation_mode",
+    "slice_of_a_table",
 }
 """Mistakes with which a task can train. `check` warns of them."""
 HOMES = dict.fromkeys(vars(model_mistakes).keys() & MISTAKES.keys(), "model_mistakes")

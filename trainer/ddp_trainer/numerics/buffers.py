@@ -70,6 +70,38 @@ def kept_buffers(model: nn.Module) -> Iterator[None]:
             setattr(slot.module, slot.key, tensor)
 
 
+def saved_slots(model: nn.Module) -> list[Slot]:
+    """Return the places of the tensors that a forward pass may change and a checkpoint contains."""
+    saved = {id(value) for value in model.state_dict(keep_vars=True).values()}
+    return [slot for slot in slots_in(model) if id(getattr(slot.module, slot.key)) in saved]
+
+
+class BufferShapes:
+    """The shapes of saved buffers, which must stay the same: a resumed run could not load others.
+
+    Args:
+        model: The bare model, before its first pass.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._shapes = [(slot, tuple(slot.tensor.shape)) for slot in saved_slots(model)]
+
+    def check(self) -> None:
+        """Compare the shapes.
+
+        Raises:
+            InputError: If a buffer has another shape now.
+        """
+        for slot, before in self._shapes:
+            now = tuple(slot.tensor.shape)
+            if now != before:
+                raise InputError(
+                    f'task: the loss changes the shape of buffer "{slot.name}" from {before} to'
+                    f" {now}; register it in build with its largest shape, so that ranks and"
+                    " checkpoints agree"
+                )
+
+
 class LiveBuffers:
     """The live buffers of a model on several ranks, and the policy that they follow.
 
@@ -84,19 +116,15 @@ class LiveBuffers:
             model: The bare model, on its device.
             policy: What happens to its live buffers.
         """
-        saved = {id(value) for value in model.state_dict(keep_vars=True).values()}
         self._slots = [
-            slot
-            for slot in slots_in(model)
-            if id(getattr(slot.module, slot.key)) in saved
-            and not isinstance(slot.module, _BatchNorm)
+            slot for slot in saved_slots(model) if not isinstance(slot.module, _BatchNorm)
         ]
         self.policy = policy
         self.names: list[str] | None = None
         """Names of the live buffers; None if they are not known yet."""
         self._apart = False
         self._seen: dict[str, int] = {}
-        self._shapes = {slot.name: slot.tensor.shape for slot in self._slots}
+        self._shapes = BufferShapes(model)
 
     def __bool__(self) -> bool:
         """Return whether the model has a buffer that may be live."""
@@ -195,7 +223,7 @@ class LiveBuffers:
         quiet = [slot for slot in self._slots if slot.name not in (self.names or ())]
         if not quiet:
             return []
-        self._check_shapes(quiet)
+        self._shapes.check()
         now = _checksums(quiet)
         changed = [float(self._seen[name] != value) for name, value in now.items()]
         flags = sum_over_ranks(torch.tensor(changed, device=quiet[0].tensor.device)).tolist()
@@ -204,21 +232,12 @@ class LiveBuffers:
         self.names = sorted([*(self.names or ()), *found])
         return found
 
-    def _check_shapes(self, slots: list[Slot]) -> None:
-        for slot in slots:
-            if slot.tensor.shape != self._shapes[slot.name]:
-                raise InputError(
-                    f'task: the loss changes the shape of buffer "{slot.name}" from'
-                    f" {tuple(self._shapes[slot.name])} to {tuple(slot.tensor.shape)}; register it"
-                    " in build with its largest shape, so that ranks and checkpoints agree"
-                )
-
     @torch.no_grad()
     def _share(self) -> None:
         """Give all ranks the same live buffers, unless each rank keeps its own."""
         if self.policy == "per_rank":
             return
-        self._check_shapes(self._live())
+        self._shapes.check()
         tensors = self.tensors()
         averaged = self.policy == "average"
         floats = [t for t in tensors if averaged and t.is_floating_point()]

@@ -57,6 +57,16 @@ class Strategy:
         del wrapped, reduce
         return nullcontext()
 
+    def check_reduced(self, wrapped: nn.Module) -> None:
+        """Check that the backward pass has reduced all gradients, before anybody uses them.
+
+        Args:
+            wrapped: The module that `wrap` returned.
+
+        Raises:
+            InputError: If it has not, because this rank left weights without a gradient.
+        """
+
     def mean(self, value: Tensor) -> Tensor:
         """Return the average over ranks of a gradient that the strategy does not manage itself."""
         return value

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ddp_trainer.config import RunConfig
 from ddp_trainer.errors import InputError
 from ddp_trainer.numerics.batch_norm import norms_in
-from ddp_trainer.numerics.buffers import kept_buffers, slots_in
+from ddp_trainer.numerics.buffers import BufferShapes, kept_buffers, slots_in
 from ddp_trainer.seeds import derive_seed, seed_all
 from ddp_trainer.task import Task, stateful
 from ddp_trainer.tools.check_step import is_close
@@ -33,14 +33,17 @@ def watch_passes(task: Task, batch: Any, config: RunConfig) -> Passes:
         config: The settings that give strategy and seed.
 
     Raises:
-        InputError: If the loss changes a parameter that the strategy splits.
+        InputError: If the loss changes the shape of a buffer, or a parameter that the strategy
+            splits.
     """
     model = task.model
     norms = {id(norm) for norm in norms_in(model)}
     slots = [slot for slot in slots_in(model) if id(slot.module) not in norms]
+    shapes = BufferShapes(model)
     with kept_buffers(model):
         before = [slot.tensor.clone() for slot in slots]
         first = _loss(task, batch, config)
+        shapes.check()
         pairs = zip(slots, before, strict=True)
         changed = [slot.name for slot, value in pairs if not torch.equal(slot.tensor, value)]
     with kept_buffers(model):
