@@ -1,0 +1,132 @@
+"""Another pod on the claim, or a user, leaves something that looks like a newer checkpoint."""
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddp_trainer.checkpoint.format import MANIFEST, names_in
+from tests.trainer.checkpoint.test_manager import chosen, saved
+
+Act = Callable[[Path], object]
+
+
+def newest(run: Path) -> Path:
+    return run / "step-00000020.attempt-1"
+
+
+def list_in_manifest(name: str) -> Act:
+    def plant(run: Path) -> None:
+        document = json.loads((newest(run) / MANIFEST).read_text())
+        document["files"][name] = {"bytes": 9, "crc32": "00000000"}
+        (newest(run) / MANIFEST).write_text(json.dumps(document))
+
+    return plant
+
+
+def link_file(run: Path) -> None:
+    target = run / "model"
+    (newest(run) / "model.safetensors").rename(target)
+    (newest(run) / "model.safetensors").symlink_to(target)
+
+
+def link_checkpoint(run: Path) -> None:
+    newest(run).rename(run / "elsewhere")
+    newest(run).symlink_to(run / "elsewhere")
+
+
+def grow_manifest(run: Path) -> None:
+    os.truncate(newest(run) / MANIFEST, 1 << 40)
+
+
+def nest_manifest(run: Path) -> None:
+    (newest(run) / MANIFEST).write_text("[" * 100_000)
+
+
+def file_for_checkpoint(run: Path) -> None:
+    newest(run).rename(run / "elsewhere")
+    newest(run).write_text("notes")
+
+
+def pipe_for_checkpoint(run: Path) -> None:
+    newest(run).rename(run / "elsewhere")
+    os.mkfifo(newest(run))
+
+
+def rewrite(name: str, content: bytes) -> Act:
+    """Return an attack that replaces a file and lists its size and CRC32 in the manifest."""
+
+    def plant(run: Path) -> None:
+        (newest(run) / name).write_bytes(content)
+        document = json.loads((newest(run) / MANIFEST).read_text())
+        document["files"][name] = {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
+        (newest(run) / MANIFEST).write_text(json.dumps(document))
+
+    return plant
+
+
+def tensors_of(header: bytes, size: int | None = None) -> bytes:
+    """Return a safetensors file with a header and no numbers."""
+    return struct.pack("<Q", len(header) if size is None else size) + header
+
+
+def tensor(shape: list[int], end: int) -> bytes:
+    return json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("plant", "reason"),
+    [
+        (list_in_manifest("../secret"), "MANIFEST.json lists '../secret', which is no file name"),
+        (list_in_manifest("/etc/passwd"), "MANIFEST.json lists '/etc/passwd', which is no file n"),
+        (list_in_manifest(".."), "MANIFEST.json lists '..', which is no file name"),
+        (list_in_manifest(""), "MANIFEST.json lists '', which is no file name"),
+        (list_in_manifest("a\0b"), r"MANIFEST.json lists 'a\x00b', which is no file name"),
+        (link_file, "model.safetensors has "),
+        (link_checkpoint, "it is a link and no folder"),
+        (grow_manifest, "MANIFEST.json is damaged"),
+        (nest_manifest, "MANIFEST.json is damaged"),
+        (list_in_manifest("a" * 300), "MANIFEST.json lists 'aaaa"),
+        (file_for_checkpoint, "it is a file and no folder"),
+        (pipe_for_checkpoint, "it is a file and no folder"),
+        (rewrite("state.json", b"[" * 100_000), "state.json is damaged"),
+        (rewrite("state.json", b'{"step": ' + b"9" * 5000 + b"}"), "state.json is damaged"),
+        (rewrite("state.json", b"[]"), "state.json is of step None, not of step 20"),
+        (rewrite("state.json", b'{"step": 9}'), "state.json is of step 9, not of step 20"),
+        (rewrite("optimizer.json", b"{"), "optimizer.json is damaged"),
+        (rewrite("model.safetensors", tensors_of(b"{}", 100 << 30)), "model.safetensors cannot be"),
+        (rewrite("model.safetensors", tensors_of(tensor([4], 8))), "model.safetensors cannot be"),
+        (
+            rewrite("ema.safetensors", tensors_of(tensor([2**62, 4], 0))),
+            "ema.safetensors cannot be",
+        ),
+        (rewrite("task.json", b"nothing"), "task.json is damaged"),
+    ],
+)
+def test_case_180_planted_checkpoint_is_damaged_and_an_older_one_is_used(
+    tmp_path: Path, plant: Act, reason: str
+) -> None:
+    saved(tmp_path, 10, 20)
+    plant(tmp_path)
+    step, skipped = chosen(tmp_path)
+    assert step == 10
+    assert f"is damaged: {reason}" in skipped[0]
+    # Its name is free again, so that the run can save this step.
+    assert [str(name) for name in names_in(tmp_path)][-1].endswith(".broken")
+
+
+@pytest.mark.parametrize("name", [f"step-{10**20}.attempt-1", f"step-00000020.attempt-{10**30}"])
+def test_number_that_no_reader_keeps_exactly_is_no_name(tmp_path: Path, name: str) -> None:
+    saved(tmp_path, 10)
+    (tmp_path / name).mkdir()
+    assert chosen(tmp_path) == (10, [])
+
+
+@pytest.mark.parametrize("name", ["step-000000000020.attempt-1", "step-٠٠٠٠٠٠٢٠.attempt-1"])
+def test_other_spellings_of_a_number_are_no_names(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    assert chosen(tmp_path) == (None, [])
