@@ -22,6 +22,8 @@ _GRACE_SECONDS = 60
 """Seconds between SIGTERM and SIGKILL, in which the ranks save a checkpoint."""
 _KUBERNETES_GRACE_SECONDS = 30
 """Grace period of a pod whose overlay removes it: the default of Kubernetes."""
+_LAST_WORDS = "FallbackToLogsOnError"
+"""Termination message of containers: the end of their log, for the job's status."""
 _DNS_OPTIONS = [{"name": "timeout", "value": "1"}, {"name": "attempts", "value": "5"}]
 """Resolver timeout of 1 s per lost answer. The default of 5 s lasts as long as a recovery."""
 
@@ -88,7 +90,10 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
     merged["metadata"]["annotations"] |= fixed
     for kind in ("containers", "initContainers"):
         if are_objects(merged["spec"].get(kind)):
-            merged["spec"][kind] = [_restricted(item) for item in merged["spec"][kind]]
+            merged["spec"][kind] = [
+                {"terminationMessagePolicy": _LAST_WORDS, **_restricted(item)}
+                for item in merged["spec"][kind]
+            ]
     return _with_grace(merged)
 
 
@@ -249,7 +254,7 @@ def _container(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
             "failureThreshold": 6,
         },
         # An image without the agent, for example, shows its error in the job's status.
-        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "terminationMessagePolicy": _LAST_WORDS,
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

@@ -20,7 +20,7 @@ _IDENTITY = (
     "deletionTimestamp",
     "deletionGracePeriodSeconds",
 )
-_POD_STATUS = ("phase", "podIP", "reason")
+_POD_STATUS = ("phase", "podIP", "reason", "message")
 _SERVICE_SPEC = ("selector", "publishNotReadyAddresses")
 _CONDITIONS = {"Ready", "PodScheduled", "DisruptionTarget"}
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
@@ -115,8 +115,10 @@ def _child_metadata(metadata: Mapping[str, Any]) -> Manifest:
 
 def _pod_spec(spec: Mapping[str, Any]) -> Manifest:
     workers = (c for c in spec.get("containers") or [] if c["name"] == contract.WORKER_CONTAINER)
+    sidecars = (c for c in spec.get("initContainers") or [] if c.get("restartPolicy"))
     return {
         **_only(("nodeName",), spec),
+        "initContainers": [_only(("name", "restartPolicy"), sidecar) for sidecar in sidecars],
         "containers": [
             {**_only(("name", "image"), worker), "env": _secrets(worker)} for worker in workers
         ],
@@ -129,13 +131,24 @@ def _secrets(worker: Mapping[str, Any]) -> list[Manifest]:
 
 def _pod_status(status: Mapping[str, Any]) -> Manifest:
     conditions = (c for c in status.get("conditions") or [] if c["type"] in _CONDITIONS)
-    containers = status.get("containerStatuses") or []
-    workers = (c for c in containers if c.get("name") == contract.WORKER_CONTAINER)
     return {
         **_only(_POD_STATUS, status),
         "conditions": [_only(_CONDITION, condition) for condition in conditions],
-        "containerStatuses": [_only(("name", "state", "imageID"), worker) for worker in workers],
+        **{
+            kind: [_container_status(one) for one in status[kind]]
+            for kind in ("containerStatuses", "initContainerStatuses")
+            if status.get(kind)
+        },
     }
+
+
+def _container_status(given: Mapping[str, Any]) -> Manifest:
+    """Return what is used of one container: of another one than the worker, no times and no id."""
+    if given.get("name") == contract.WORKER_CONTAINER:
+        return _only(("name", "ready", "state", "imageID"), given)
+    state = given.get("state") or {}
+    kept = {key: _only(("reason", "message", "exitCode"), value) for key, value in state.items()}
+    return {**_only(("name", "ready"), given), "state": kept}
 
 
 def _only(keys: Iterable[str], given: Mapping[str, Any]) -> Manifest:

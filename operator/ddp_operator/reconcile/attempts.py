@@ -7,6 +7,7 @@ from ddp_operator.api.status import Cause, ConditionType, FailureStatus
 from ddp_operator.builders import names
 from ddp_operator.reconcile import hangs
 from ddp_operator.reconcile.abandoned import is_abandoned
+from ddp_operator.reconcile.containers import InitFailure
 from ddp_operator.reconcile.world import PodView, Termination, World, ended_in
 from ddp_wire.contract import AgentPhase, AgentStatus, ExitCode, Failure
 
@@ -287,9 +288,12 @@ def _dead_pod(world: World, pod: PodView) -> Loss:
     """Return the loss of a failed pod whose agent left no report about this attempt."""
     end = pod.termination
     if end is None:
+        if pod.init_failure is not None and pod.reason is None:
+            return _failed_init_container(world, pod, pod.init_failure)
         # The pod failed as a whole: its Kubernetes node was lost or shut down, or it was evicted.
         reason = pod.reason or "PodFailed"
-        message = f"{pod.name} failed: {reason}"
+        words = f": {pod.message}" if pod.message else ""
+        message = f"{pod.name} failed: {reason}{words}"
         return Loss(_failure(world, pod, Cause.INFRASTRUCTURE, reason, message))
     if end.exit_code == ExitCode.PREEMPTED:
         message = f"{pod.name} was stopped on request"
@@ -302,12 +306,27 @@ def _dead_pod(world: World, pod: PodView) -> Loss:
     )
 
 
+def _failed_init_container(world: World, pod: PodView, end: InitFailure) -> Loss:
+    """Return the loss of a pod whose worker never started, because an init container failed."""
+    how = (
+        "ran out of memory"
+        if end.reason == "OOMKilled"
+        else f"failed with exit code {end.exit_code}"
+    )
+    words = f": {end.words}" if end.words else ""
+    message = f"init container {end.container} of {pod.name} {how}{words}"
+    reason = end.reason if end.reason in {"OOMKilled", *_NOT_STARTED} else "InitContainerFailed"
+    failure = _failure(world, pod, Cause.APPLICATION, reason, message)
+    return Loss(failure.model_copy(update={"exit_code": end.exit_code}))
+
+
 def _classify_termination(pod: PodView, end: Termination) -> tuple[Cause, str, str]:
     """Return cause, reason and message predicate of a container that ended without a report."""
     if end.reason == "OOMKilled":
         return Cause.APPLICATION, "OOMKilled", "ran out of memory"
     if pod.reason is not None:
-        return Cause.INFRASTRUCTURE, pod.reason, f"failed: {pod.reason}"
+        words = f": {pod.message}" if pod.message else ""
+        return Cause.INFRASTRUCTURE, pod.reason, f"failed: {pod.reason}{words}"
     if end.reason in _NOT_STARTED:
         cause = Cause.APPLICATION if _NOT_EXECUTED in end.words else Cause.INFRASTRUCTURE
         return cause, end.reason, f"could not start: {end.words}"

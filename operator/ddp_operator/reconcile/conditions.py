@@ -10,6 +10,7 @@ from ddp_operator.api.status import (
     StragglerStatus,
 )
 from ddp_operator.reconcile import exits
+from ddp_operator.reconcile.containers import NORMAL_START
 from ddp_operator.reconcile.world import PodView, World
 from ddp_wire.contract import AgentPhase
 
@@ -20,9 +21,6 @@ OLD_READINESS_LIMIT = timedelta(seconds=10)
 
 The kubelet delivers the new attempt order within about 2 s, and probes every second.
 """
-_NORMAL_START = {"ContainerCreating", "PodInitializing"}
-"""Waiting reasons that the kubelet reports for every pod that starts normally."""
-
 _BLOCKED_REASONS = (
     ("exceeded quota", "QuotaExceeded"),
     ("strict decoding error", "InvalidPod"),
@@ -195,7 +193,7 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
 
 def is_stuck(pod: PodView) -> bool:
     """Return whether a pod waits for anything other than its normal start."""
-    return pod.waiting is not None and pod.waiting not in _NORMAL_START
+    return pod.waiting is not None and pod.waiting.partition(":")[0] not in NORMAL_START
 
 
 def _running_message(world: World, status: DDPJobStatus) -> str:
@@ -206,10 +204,10 @@ def _running_message(world: World, status: DDPJobStatus) -> str:
         return f"all {ranks} ranks have done their work in attempt {status.attempt}, and exit"
     resumed = status.resumed_from_step
     start = f", resumed from step {resumed}" if resumed is not None else ""
-    failure = status.last_failure
-    after = f", after {failure.message}" if failure is not None else ""
     slow = f"; {sentence_about(status.straggler)}" if status.straggler is not None else ""
-    return f"{ranks} ranks are training in attempt {status.attempt}{start}{after}{slow}"
+    troubles = (f"; {pod.name}: {pod.beside}" for pod in world.pods if pod.beside)
+    beside = next(troubles, "")
+    return f"{ranks} ranks are training in attempt {status.attempt}{start}{slow}{beside}"
 
 
 def sentence_about(straggler: StragglerStatus) -> str:

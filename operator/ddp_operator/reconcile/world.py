@@ -12,12 +12,11 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.image_names import image_by_digest
-from ddp_operator.reconcile import node_ranges
+from ddp_operator.reconcile import containers, node_ranges
+from ddp_operator.reconcile.containers import InitFailure
 from ddp_wire import contract
 from ddp_wire.contract import AgentStatus, Env
 
-_WORDS_CHARACTERS = 300
-"""Maximum length of the last words of a container."""
 PROGRESS_INTERVAL = timedelta(seconds=5)
 """Minimum time between two status writes that change only the progress of one job."""
 
@@ -46,6 +45,7 @@ class PodView:
     phase: str
     """Pending, Running, Succeeded, Failed or Unknown."""
     ready: bool = False
+    """Whether the worker container is ready, even if a container beside it is not."""
     ready_since: datetime | None = None
     """Time at which the condition Ready last changed, by the kubelet's clock."""
     attempt: str = ""
@@ -72,6 +72,12 @@ class PodView:
     """Why the pod does not run yet, as the scheduler or the kubelet reports it."""
     reason: str | None = None
     """Reason of the pod status when the pod failed as a whole, for example Evicted."""
+    message: str = ""
+    """The kubelet's sentence about `reason`."""
+    init_failure: InitFailure | None = None
+    """End of the init container that ended the pod, so that the worker never ran."""
+    beside: str | None = None
+    """What is wrong with another container of a pod whose worker is ready."""
     disruption: str | None = None
     """Reason of the DisruptionTarget condition, or None without a disruption."""
     termination: Termination | None = None
@@ -194,8 +200,8 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         name=metadata["name"],
         uid=metadata["uid"],
         index=_index(labels.get(contract.LABEL_NODE_INDEX, "")),
-        phase=_phase(status, termination),
-        ready=conditions.get("Ready", {}).get("status") == "True",
+        phase=_phase(status, container, termination),
+        ready=containers.worker_is_ready(conditions, container),
         ready_since=parse_time(conditions.get("Ready", {}).get("lastTransitionTime")),
         attempt=annotations.get(contract.ANNOTATION_ATTEMPT, ""),
         spec_hash=annotations.get(contract.ANNOTATION_SPEC_HASH, ""),
@@ -209,11 +215,16 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         image_by_digest=image_by_digest(worker.get("image") or "", container.get("imageID") or ""),
         secret=_secret(worker, Env.AGENT_SECRET),
         job_secret=_secret(worker, Env.JOB_SECRET),
-        waiting=_waiting(conditions, container),
+        waiting=_unscheduled(conditions)
+        or containers.init_waiting(spec, status)
+        or containers.waiting(container),
         reason=status.get("reason"),
+        message=containers.last_line(status.get("message") or ""),
+        init_failure=containers.init_failure(spec, status),
+        beside=containers.trouble_beside(spec, status, conditions, container),
         disruption=_disruption(conditions),
         termination=termination,
-        lingers=termination is not None and status.get("phase") == "Running",
+        lingers=termination is not None and status.get("phase") in {"Running", "Pending"},
     )
 
 
@@ -228,13 +239,18 @@ def _secret(worker: Mapping[str, Any], name: Env) -> str:
     return str(values[-1]) if values and values[-1] else ""  # The last one takes effect.
 
 
-def _phase(status: Mapping[str, Any], termination: Termination | None) -> str:
-    """Return the phase of the pod, or of its worker container once that has ended.
+def _phase(
+    status: Mapping[str, Any], worker: Mapping[str, Any], termination: Termination | None
+) -> str:
+    """Return the phase of the pod, or of its worker container once that runs or has ended.
 
-    The kubelet changes the pod's phase seconds later, and not before all sidecars have ended.
+    The pod is Pending until every container has started. After the worker's end the kubelet changes
+    the phase seconds later, and not before all sidecars have ended.
     """
+    phase = str(status.get("phase", "Pending"))
     if termination is None:
-        return str(status.get("phase", "Pending"))
+        runs = phase == "Pending" and "running" in (worker.get("state") or {})
+        return "Running" if runs else phase
     return "Succeeded" if termination.exit_code == 0 else "Failed"
 
 
@@ -248,15 +264,11 @@ def _scheduled_at(conditions: Mapping[str, Any]) -> datetime | None:
     return parse_time(scheduled.get("lastTransitionTime")) if is_scheduled else None
 
 
-def _waiting(conditions: Mapping[str, Any], container: Mapping[str, Any]) -> str | None:
+def _unscheduled(conditions: Mapping[str, Any]) -> str | None:
     scheduled = conditions.get("PodScheduled", {})
-    if scheduled.get("status") == "False":
-        return f"{scheduled.get('reason', 'Unscheduled')}: {scheduled.get('message', '')}"
-    waiting = (container.get("state") or {}).get("waiting")
-    if not waiting:
+    if scheduled.get("status") != "False":
         return None
-    reason, message = waiting.get("reason", "Waiting"), waiting.get("message")
-    return f"{reason}: {message}" if message else str(reason)
+    return f"{scheduled.get('reason', 'Unscheduled')}: {scheduled.get('message', '')}"
 
 
 def _disruption(conditions: Mapping[str, Any]) -> str | None:
@@ -278,10 +290,5 @@ def _termination(container: Mapping[str, Any]) -> Termination | None:
         reason=terminated.get("reason", ""),
         at=parse_time(terminated.get("finishedAt")),
         final=final,
-        words="" if final else _last_line(message),
+        words="" if final else containers.last_line(message),
     )
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][-_WORDS_CHARACTERS:] if lines else ""

@@ -264,7 +264,12 @@ def test_secrets_are_the_last_variables_of_the_worker_and_of_no_other_container(
         {"name": "DDP_JOB_SECRET", "value": JOB_SECRET},
     ]
     restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    assert proxy == {"name": "proxy", "image": "proxy:1", "securityContext": restricted}
+    assert proxy == {
+        "name": "proxy",
+        "image": "proxy:1",
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": restricted,
+    }
     assert with_secrets(build_pod(job, 0, 1, DEFAULTS), SECRET, JOB_SECRET) == signed
     for seen in (signed, keep_used_fields("Pod", {**signed, "metadata": signed["metadata"]})):
         view = view_pod({**seen, "metadata": {**signed["metadata"], "uid": "u"}})

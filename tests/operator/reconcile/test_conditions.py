@@ -245,12 +245,12 @@ def test_recovering_message_names_a_stuck_pod(waiting: str | None, suffix: str) 
         ({"resumed_from_step": 60}, "4 ranks are training in attempt 2, resumed from step 60"),
         (
             {"last_failure": last_failure(1)},
-            "4 ranks are training in attempt 2, after rank 0 failed",
+            "4 ranks are training in attempt 2",
         ),
     ],
     ids=["plain", "resumed", "after a failure"],
 )
-def test_running_message_counts_ranks_and_names_the_last_failure(
+def test_running_message_counts_ranks_and_leaves_the_last_failure_to_the_history(
     status: dict[str, Any], message: str
 ) -> None:
     job = active_job(attempt=2, procsPerNode=2, status=status)
