@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
 from ddp_agent.hang_limits import HangLimits
 from ddp_wire import contract
 from ddp_wire.contract import Env
+from ddp_wire.expansion import expand
 
 _RESERVE_SECONDS = 15.0
 """Part of a pod's grace period that the ranks may not use."""
@@ -47,6 +48,8 @@ class AgentConfig(BaseModel):
     grace_seconds: float = Field(alias=Env.GRACE_SECONDS, default=60.0, ge=0.0)
     checkpoint_dir: Path | None = Field(alias=Env.CHECKPOINT_DIR, default=None)
     hang: Json[HangLimits] = Field(alias=Env.HANG, default=HangLimits())
+    variables: Mapping[str, str] = Field(default_factory=dict, repr=False)
+    """Variables that the command may refer to: those of the container, without the secrets."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "AgentConfig":
@@ -62,7 +65,7 @@ class AgentConfig(BaseModel):
                 " run ddp-trainer or torchrun instead of the image's entrypoint"
             )
         try:
-            config = cls.model_validate(given)
+            config = cls.model_validate({**given, "variables": _without_secrets(given)})
         except ValidationError as error:
             first = error.errors()[0]
             raise BadEnvironmentError(f"{first['loc'][0]}: {first['msg']}") from error
@@ -81,5 +84,9 @@ class AgentConfig(BaseModel):
     def rank_command(self) -> list[str]:
         """Return the command of each rank. For a task it is a module, without an interpreter."""
         if self.command is not None:
-            return list(json.loads(self.command))
+            return [expand(word, self.variables) for word in json.loads(self.command)]
         return ["-m", "ddp_trainer", "train"]
+
+
+def _without_secrets(given: Mapping[str, str]) -> dict[str, str]:
+    return {k: v for k, v in given.items() if k not in {Env.AGENT_SECRET, Env.JOB_SECRET}}

@@ -9,6 +9,7 @@ from pydantic.alias_generators import to_camel
 
 from ddp_operator.api.base import API_VERSION, KIND
 from ddp_operator.api.rules import check_rules
+from ddp_operator.api.sizes import oversize
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
 
@@ -112,7 +113,7 @@ def parse_job(manifest: Mapping[str, Any]) -> DDPJob:
         spec = DDPJobSpec.model_validate(_without_nulls(manifest.get("spec") or {}))
     except ValidationError as error:
         raise InvalidJobError(first_error(error)) from error
-    broken = check_rules(metadata.name, spec)
+    broken = check_rules(metadata.name, spec) or oversize(spec)
     if broken is not None:
         raise InvalidJobError(broken)
     status, unread = _parse_status(manifest.get("status") or {})

@@ -21,7 +21,13 @@ from ddp_wire.hang_limits import (
 
 Count = Annotated[StrictInt, Field(ge=1, le=1_000_000)]
 Seconds = Annotated[StrictInt, Field(ge=1, le=31_536_000)]
-Name = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+Name = Annotated[
+    str, StringConstraints(pattern=rf"^{_LABEL}(\.{_LABEL})*$", min_length=1, max_length=253)
+]
+"""Name of a Kubernetes object, a DNS subdomain."""
+VolumeName = Annotated[str, StringConstraints(pattern=rf"^{_LABEL}$", max_length=63)]
+"""Name of a volume in a pod, a DNS label."""
 Text = Annotated[str, StringConstraints(max_length=4096)]
 RawObject = Annotated[
     dict[str, JsonValue], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
@@ -101,9 +107,7 @@ class Resources(ApiModel):
 class Volume(ApiModel):
     """One volume of the worker pods: a name and one source, as in a pod."""
 
-    name: Annotated[
-        str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)
-    ]
+    name: VolumeName
     """Name of the volume, at most 63 characters. ddp-trainer reserves names that begin with ddp-."""  # noqa: E501
     persistent_volume_claim: RawObject | None = None
     """PersistentVolumeClaim in the job's namespace, as in a pod."""
@@ -118,7 +122,7 @@ class Volume(ApiModel):
 class VolumeMount(ApiModel):
     """Mount of one volume in the worker container."""
 
-    name: Annotated[str, StringConstraints(min_length=1, max_length=63)]
+    name: VolumeName
     """Name of the volume, one of spec.volumes."""
     mount_path: Annotated[str, StringConstraints(pattern=r"^/[^:]*$", max_length=1024)]
     """Absolute path of the mount in the container."""

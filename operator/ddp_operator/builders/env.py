@@ -1,10 +1,11 @@
 """Build the environment of the worker container."""
 
-import json
 from typing import Any
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.sizes import command_text, config_text
 from ddp_operator.builders import names
+from ddp_wire import expansion
 from ddp_wire.contract import (
     AGENT_PORT,
     CHECKPOINT_MOUNT,
@@ -39,7 +40,9 @@ def build_env(job: DDPJob, index: int, log_format: str = "text") -> list[dict[st
         {"name": str(name), "valueFrom": {"fieldRef": {"fieldPath": path}}}
         for name, path in _NODE_FIELDS.items()
     ]
-    fixed = [{"name": name, "value": value} for name, value in variables.items()]
+    # The kubelet expands references in every value. Those of a command are left to the agent, which
+    # knows all variables, and a configuration has none.
+    fixed = [{"name": name, "value": expansion.escape(v)} for name, v in variables.items()]
     return fixed + from_fields + from_user
 
 
@@ -65,10 +68,10 @@ def workload_variables(job: DDPJob) -> dict[str, str]:
     spec = job.spec
     out: dict[Env, str] = {}
     if spec.command is not None:
-        out[Env.COMMAND] = json.dumps([*spec.command, *(spec.args or [])])
+        out[Env.COMMAND] = command_text(spec)
     if spec.task is not None:
         out[Env.TASK] = spec.task
-        out[Env.CONFIG] = json.dumps(spec.config or {}, separators=(",", ":"))
+        out[Env.CONFIG] = config_text(spec)
     if spec.checkpoint is not None:
         out[Env.CHECKPOINT_DIR] = f"{CHECKPOINT_MOUNT}/{checkpoint_path(job)}"
         out[Env.CHECKPOINT_KEEP] = str(spec.checkpoint.keep)

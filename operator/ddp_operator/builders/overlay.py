@@ -26,7 +26,7 @@ def are_objects(value: Any) -> bool:
 def _identity(item: Mapping[str, Any]) -> Any:
     """Return the key of a list item: for a mount its path, as one volume may be mounted twice."""
     path = item.get("mountPath")
-    return path if isinstance(path, str) else item.get("name")
+    return (path.rstrip("/") or path) if isinstance(path, str) else item.get("name")
 
 
 def _is_named_list(value: Any) -> bool:

@@ -24,6 +24,8 @@ _KUBERNETES_GRACE_SECONDS = 30
 """Grace period of a pod whose overlay removes it: the default of Kubernetes."""
 _LAST_WORDS = "FallbackToLogsOnError"
 """Termination message of containers: the end of their log, for the job's status."""
+_SCRATCH = {"ddp-tmp": "/tmp", "ddp-shm": "/dev/shm"}  # noqa: S108 (paths inside the container)
+"""Volumes for scratch directories, with their paths. A mount of the job there replaces them."""
 _DNS_OPTIONS = [{"name": "timeout", "value": "1"}, {"name": "attempts", "value": "5"}]
 """Resolver timeout of 1 s per lost answer. The default of 5 s lasts as long as a recovery."""
 
@@ -298,6 +300,8 @@ def _volumes(job: DDPJob, defaults: Defaults) -> list[dict[str, Any]]:
     if job.spec.checkpoint is not None:
         claim = {"claimName": job.spec.checkpoint.claim_name}
         volumes.append({"name": "ddp-checkpoint", "persistentVolumeClaim": claim})
+    replaced = _replaced_mounts(job)
+    volumes = [v for v in volumes if _SCRATCH.get(v["name"]) not in replaced]
     given = job.spec.volumes or []
     return volumes + [v.model_dump(by_alias=True, exclude_none=True) for v in given]
 
@@ -305,10 +309,16 @@ def _volumes(job: DDPJob, defaults: Defaults) -> list[dict[str, Any]]:
 def _mounts(job: DDPJob) -> list[dict[str, Any]]:
     mounts: list[dict[str, Any]] = [
         {"name": "ddp-pod-info", "mountPath": contract.POD_INFO_DIR, "readOnly": True},
-        {"name": "ddp-tmp", "mountPath": "/tmp"},  # noqa: S108 (a path inside the container)
-        {"name": "ddp-shm", "mountPath": "/dev/shm"},  # noqa: S108 (likewise)
+        *({"name": name, "mountPath": path} for name, path in _SCRATCH.items()),
     ]
     if job.spec.checkpoint is not None:
         mounts.append({"name": "ddp-checkpoint", "mountPath": contract.CHECKPOINT_MOUNT})
     given = job.spec.volume_mounts or []
+    replaced = _replaced_mounts(job)
+    mounts = [mount for mount in mounts if mount["mountPath"] not in replaced]
     return mounts + [m.model_dump(by_alias=True, exclude_none=True) for m in given]
+
+
+def _replaced_mounts(job: DDPJob) -> set[str]:
+    """Return the paths of scratch directories for which the job has mounts of its own."""
+    return {m.mount_path.rstrip("/") for m in job.spec.volume_mounts or []} & set(_SCRATCH.values())

@@ -15,6 +15,7 @@ import aiohttp
 from ddp_operator.cluster.base import ClusterError, Manifest
 from ddp_wire import contract
 from ddp_wire.contract import Env
+from ddp_wire.expansion import expand
 from ddp_wire.processes import descendants
 
 _GUARD = (sys.executable, "-I", "-S", str(Path(__file__).with_name("local_guard.py")))
@@ -188,17 +189,17 @@ def _command(manifest: Manifest) -> list[str]:
 
 
 def container_environment(manifest: Manifest) -> dict[str, str]:
-    """Return the environment variables of the container.
+    """Return the environment variables of the container, expanded as by a kubelet.
 
     Raises:
         ClusterError: A variable uses `valueFrom`.
     """
-    values = {}
+    values: dict[str, str] = {}
     for variable in manifest["spec"]["containers"][0]["env"]:
         name = variable["name"]
         if name in _TOPOLOGY_VARIABLES:
             continue
         if "valueFrom" in variable:
             raise ClusterError(f"spec.env: {name} has valueFrom, which needs a cluster")
-        values[name] = variable.get("value", "")
+        values[name] = expand(variable.get("value", ""), values)
     return values

@@ -1,5 +1,6 @@
 """Tests of the rules between fields."""
 
+import subprocess
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from ddp_operator.api.rules import (
     NAME_RULE_MESSAGE,
     SPEC_RULES,
 )
+from ddp_operator.api.sizes import LONGEST_VARIABLE
 from ddp_operator.api.spec import RESERVED_POD_FIELDS
+from tests.operator.schema_tools import server_accepts
 from tests.operator.support import job_manifest, new_job
 
 TASK = "my_package.flowers:build"
@@ -118,3 +121,75 @@ def test_name_that_cannot_name_pods_is_rejected_with_the_reason(name: str) -> No
 
 def test_longest_pod_name_is_a_dns_label_of_63_characters() -> None:
     assert MAX_NAME_LENGTH + len("-9998") == 63
+
+
+LONG = "x" * 4096
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        (
+            {"task": TASK, "config": {"task": {"names": "x" * 140_000}}},
+            (
+                "spec.config: must have at most 131,060 bytes, because Linux starts no program with"
+                " a longer environment variable, got 140,021"
+            ),
+        ),
+        (
+            {"command": ["python"], "args": [LONG] * 32},
+            (
+                "spec: command and args: must have at most 131,059 bytes, because Linux starts no"
+                " program with a longer environment variable, got 131,210"
+            ),
+        ),
+        (
+            {"task": TASK, "env": [{"name": "TEXT", "value": "\U0001f600" * 32_766}]},
+            None,
+        ),
+        (
+            {"task": TASK, "env": [{"name": "TEXT", "value": "\U0001f600" * 32_768}]},
+            (
+                "spec.env: TEXT: must have at most 131,066 bytes, because Linux starts no program"
+                " with a longer environment variable, got 131,072"
+            ),
+        ),
+    ],
+    ids=["config", "args", "longest variable", "variable"],
+)
+def test_case_144_value_with_which_no_program_can_start_is_refused(
+    spec: dict[str, Any], sentence: str | None
+) -> None:
+    manifest = job_manifest(**spec)
+    if sentence is None:
+        assert parse_job(manifest)
+    else:
+        assert error_of(manifest) == sentence
+
+
+def test_longest_variable_is_that_of_linux() -> None:
+    def start(size: int) -> None:
+        env = {"A": "x" * (size - len("A="))}
+        subprocess.run(["/bin/true"], env=env, check=True)
+
+    start(LONGEST_VARIABLE)
+    with pytest.raises(OSError, match="too long"):
+        start(LONGEST_VARIABLE + 1)
+
+
+@pytest.mark.parametrize("name", ["../../x", "/abs", "a/b", "..", "A", "a_b", "a b", ""])
+@pytest.mark.parametrize(
+    "field", ["checkpoint", "volume", "mount", "pull secret", "priority class"]
+)
+def test_case_145_name_that_is_no_name_of_kubernetes_is_refused(field: str, name: str) -> None:
+    volumes = [{"name": "data", "emptyDir": {}}]
+    spec: dict[str, Any] = {
+        "checkpoint": {"checkpoint": {"claimName": name}},
+        "volume": {"volumes": [{"name": name, "emptyDir": {}}]},
+        "mount": {"volumes": volumes, "volumeMounts": [{"name": name, "mountPath": "/a"}]},
+        "pull secret": {"imagePullSecrets": [name]},
+        "priority class": {"priorityClassName": name},
+    }[field]
+    manifest = job_manifest(**spec)
+    assert error_of(manifest).startswith("spec.")
+    assert not server_accepts("spec", manifest["spec"])

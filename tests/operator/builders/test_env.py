@@ -9,12 +9,16 @@ from ddp_agent.config import AgentConfig
 from ddp_agent.hang_limits import HangLimits
 from ddp_operator.builders.env import build_env, checkpoint_path
 from ddp_wire.contract import AGENT_PORT, CHECKPOINT_MOUNT, RENDEZVOUS_PORT_BASE, Env
+from ddp_wire.expansion import expand
 from tests.operator.support import UID, new_job
 
 
 def variables(index: int = 0, **spec: Any) -> dict[str, str]:
-    """Return the variables as a container sees them: the last one of a name takes effect."""
-    return {v["name"]: v.get("value", "") for v in build_env(new_job(**spec), index)}
+    """Return the variables as a container sees them: expanded, the last one of a name."""
+    seen: dict[str, str] = {}
+    for one in build_env(new_job(**spec), index):
+        seen[one["name"]] = expand(one.get("value", ""), seen)
+    return seen
 
 
 def test_agent_reads_the_environment_of_a_task() -> None:
@@ -42,6 +46,24 @@ def test_agent_reads_the_environment_of_a_command() -> None:
     assert config.rank_command() == ["python", "/app/a b.py", "--lr=0.1", 'say "x"']
 
 
+def test_references_in_a_command_are_expanded_as_in_a_pod() -> None:
+    args = ["$(DDP_JOB_NAME)/$(RUN)", "$$(RUN)", "$$", "$(MISSING)", '$(QUOTED)"', "$HOME"]
+    given = [{"name": "RUN", "value": "$(DDP_NODES)-$$"}, {"name": "QUOTED", "value": '"\\'}]
+    env = variables(command=["a"], args=args, env=given, nodes=2)
+    found = AgentConfig.from_environment(env | {Env.AGENT_SECRET: "hidden"})
+    assert found.rank_command() == [
+        "a",
+        "digits/2-$",
+        "$(RUN)",
+        "$",
+        "$(MISSING)",
+        '"\\"',
+        "$HOME",
+    ]
+    leak = variables(command=["$(DDP_AGENT_SECRET)"]) | {Env.AGENT_SECRET: "hidden"}
+    assert AgentConfig.from_environment(leak).rank_command() == ["$(DDP_AGENT_SECRET)"]
+
+
 @pytest.mark.parametrize(
     ("spec", "ranks"),
     [
@@ -60,6 +82,8 @@ def test_configuration_is_passed_as_json() -> None:
     config = {"epochs": 20, "name": "Blüte", "nested": {"list": [1, None, True]}}
     assert json.loads(variables(config=config)[Env.CONFIG]) == config
     assert json.loads(variables()[Env.CONFIG]) == {}
+    config = {"task": {"pattern": "$$(DDP_JOB_NAME)$(DDP_JOB_NAME)^a$$"}}
+    assert json.loads(variables(config=config)[Env.CONFIG]) == config
     assert Env.CONFIG not in variables(command=["a"])
 
 

@@ -283,3 +283,20 @@ def test_user_can_keep_prometheus_from_a_pod() -> None:
     annotations = build(podTemplate=overlay)["metadata"]["annotations"]
     assert annotations["prometheus.io/scrape"] == "false"
     assert annotations["prometheus.io/port"] == "8470"
+
+
+@pytest.mark.parametrize("path", ["/dev/shm", "/dev/shm/", "/tmp"])
+@pytest.mark.parametrize("where", ["spec", "podTemplate"])
+def test_case_143_mount_of_the_job_replaces_a_scratch_directory(where: str, path: str) -> None:
+    volume = {"name": "mine", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}
+    mount = {"name": "mine", "mountPath": path}
+    if where == "spec":
+        job = active_job(volumes=[volume], volumeMounts=[mount])
+    else:
+        worker = {"name": contract.WORKER_CONTAINER, "volumeMounts": [mount]}
+        job = active_job(podTemplate={"spec": {"volumes": [volume], "containers": [worker]}})
+    spec = build_pod(job, 0, 1, DEFAULTS)["spec"]
+    found = [(m["mountPath"].rstrip("/"), m["name"]) for m in spec["containers"][0]["volumeMounts"]]
+    assert len(dict(found)) == len(found)
+    assert dict(found)[path.rstrip("/")] == "mine"
+    assert volume in spec["volumes"]

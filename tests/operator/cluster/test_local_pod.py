@@ -6,8 +6,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from ddp_agent.config import AgentConfig
 from ddp_operator.builders.pod import build_pod
-from ddp_operator.cluster.local_pod import LocalPod
+from ddp_operator.cluster.local_pod import LocalPod, container_environment
 from ddp_operator.reconcile.world import Termination, view_pod
 from ddp_wire.contract import Env
 from tests.operator.support import DEFAULTS, new_job
@@ -63,3 +64,12 @@ async def test_pod_whose_files_cannot_be_written_fails_with_the_reason(
     found = await end_of(tmp_path, "")
     assert (found.exit_code, found.reason) == (128, "StartError")
     assert place in found.words
+
+
+def test_references_to_variables_are_expanded_as_in_a_pod() -> None:
+    given = [{"name": "RUN", "value": "$(DDP_JOB_NAME)-$$"}]
+    job = new_job(command=["a", "$(RUN)", "$$(RUN)"], env=given)
+    environment = container_environment(build_pod(job, 0, 1, DEFAULTS))
+    assert environment["RUN"] == "digits-$"
+    command = AgentConfig.from_environment(environment).rank_command()
+    assert command == ["a", "digits-$", "$(RUN)"]
