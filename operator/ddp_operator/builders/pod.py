@@ -18,6 +18,8 @@ AVOIDED_STRIKES = 2
 """Number of strikes from which new pods avoid a Kubernetes node."""
 LOST_NODE_SECONDS = 5
 """Seconds that a pod stays bound to a Kubernetes node after the node is marked as lost."""
+_RESERVED = "DDP_"
+"""Prefix of the variables of the agent."""
 _GRACE_SECONDS = 60
 """Seconds between SIGTERM and SIGKILL, in which the ranks save a checkpoint."""
 _KUBERNETES_GRACE_SECONDS = 30
@@ -96,7 +98,32 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
                 {"terminationMessagePolicy": _LAST_WORDS, **_restricted(item)}
                 for item in merged["spec"][kind]
             ]
+    if are_objects(merged["spec"].get("containers")):
+        (worker,) = pod["spec"]["containers"]
+        merged["spec"]["containers"] = [
+            _with_agent(item, worker) if item.get("name") == worker["name"] else item
+            for item in merged["spec"]["containers"]
+        ]
     return _with_grace(merged)
+
+
+def _with_agent(container: dict[str, Any], worker: dict[str, Any]) -> dict[str, Any]:
+    """Return the worker container with the agent's own command and variables.
+
+    The overlay cannot change them: the operator could not follow the pod without its agent.
+    """
+    given = container.get("env")
+    if given is not None and not are_objects(given):
+        return container  # The API server reports it.
+    own = {one["name"]: one for one in worker["env"] if _is_reserved(one["name"])}
+    merged = {str(one.get("name")): one for one in given or []}
+    env = [v for name, v in (own | merged | own).items() if name in own or not _is_reserved(name)]
+    kept = {key: value for key, value in container.items() if key not in {"args", "command"}}
+    return kept | {"command": worker["command"], "env": env}
+
+
+def _is_reserved(name: str) -> bool:
+    return name.startswith(_RESERVED)
 
 
 def _restricted(container: dict[str, Any]) -> dict[str, Any]:

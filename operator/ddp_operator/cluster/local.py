@@ -15,6 +15,7 @@ from ddp_operator.cluster import local_share
 from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import AgentAnswer, ClusterError, ConflictError, Key, Manifest
 from ddp_operator.cluster.local_network import LocalNetwork
+from ddp_operator.cluster.local_paths import inside
 from ddp_operator.cluster.local_pod import LocalPod, container_environment
 from ddp_operator.cluster.local_shape import check_shape
 from ddp_operator.cluster.local_volumes import (
@@ -32,6 +33,8 @@ from ddp_wire.processes import adopt_orphans
 
 MAX_NODES = 150
 """Maximum number of nodes. Their addresses end in 100 to 249."""
+CLAIM_FIELD = "spec.checkpoint.claimName"
+PATH_FIELD = "spec.checkpoint.path"
 _DELETE_GRACE_SECONDS = 60.0
 
 
@@ -253,8 +256,8 @@ class LocalCluster:
         if Env.CHECKPOINT_DIR in environment:
             subpath = Path(environment[Env.CHECKPOINT_DIR]).relative_to(contract.CHECKPOINT_MOUNT)
             claims = [v["persistentVolumeClaim"] for v in _checkpoint_volumes(manifest)]
-            directory = self._home / "volumes" / claims[0]["claimName"] / subpath
-            environment[Env.CHECKPOINT_DIR] = str(directory)
+            claim = inside(self._home / "volumes", claims[0]["claimName"], CLAIM_FIELD)
+            environment[Env.CHECKPOINT_DIR] = str(inside(claim, str(subpath), PATH_FIELD))
         share = local_share.share_of_pod(environment, os.environ, self._gpus, cpu_count())
         variables = {**os.environ, **share, **environment}
         log_file = self.log_file(manifest["metadata"]["name"])
@@ -288,4 +291,6 @@ def check_runs_locally(manifest: Manifest, config_maps: ConfigMaps) -> None:
     check_shape(manifest)
     if int(container_environment(manifest)[Env.NODES]) > MAX_NODES:
         raise ClusterError(f"spec.nodes: must be at most {MAX_NODES} without a cluster")
+    for volume in _checkpoint_volumes(manifest):
+        inside(Path(), volume["persistentVolumeClaim"]["claimName"], CLAIM_FIELD)
     check_volumes(manifest, config_maps)

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from ddp_operator.cluster.base import ClusterError, Manifest
+from ddp_operator.cluster.local_paths import inside
 
 ConfigMaps = Mapping[str, Mapping[str, str]]
 """Text by file name, by ConfigMap name."""
@@ -37,13 +38,7 @@ def check_volumes(manifest: Manifest, config_maps: ConfigMaps) -> None:
                     f"ConfigMap {source['name']}: the key {key!r} must consist of letters, digits,"
                     " '-', '_' and '.', and not begin with '..'"
                 )
-    for mount in manifest["spec"]["containers"][0]["volumeMounts"]:
-        path = PurePosixPath(mount.get("subPath", ""))
-        if path.is_absolute() or ".." in path.parts:
-            raise ClusterError(
-                f"spec.volumeMounts: the subPath of {mount['name']} must be a relative path without"
-                f" '..', not {mount['subPath']!r}"
-            )
+    _local_paths(manifest, Path())
 
 
 def write_volumes(manifest: Manifest, config_maps: ConfigMaps, home: Path) -> dict[str, Path]:
@@ -52,16 +47,43 @@ def write_volumes(manifest: Manifest, config_maps: ConfigMaps, home: Path) -> di
     Returns:
         Local path of each mount path in the container.
     """
-    sources = {v["name"]: v["configMap"]["name"] for v in _user_volumes(manifest)}
-    paths = {}
-    for mount in manifest["spec"]["containers"][0]["volumeMounts"]:
-        if mount["name"] in sources:
-            folder = home / mount["name"]
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, text in config_maps[sources[mount["name"]]].items():
-                (folder / name).write_text(text, encoding="utf-8")
-            paths[mount["mountPath"]] = folder / mount.get("subPath", "")
+    sources, mounts = _sources(manifest), _local_paths(manifest, home)
+    for name, source in sources.items():
+        for key, text in config_maps[source].items():
+            file = inside(home, f"{name}/{key}", "spec.volumes")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+    return mounts
+
+
+def _sources(manifest: Manifest) -> dict[str, str]:
+    """Return the ConfigMap of each volume that the worker container mounts."""
+    mounted = {mount["name"] for mount in _mounts(manifest)}
+    volumes = {v["name"]: v["configMap"]["name"] for v in _user_volumes(manifest)}
+    return {name: source for name, source in volumes.items() if name in mounted}
+
+
+def _local_paths(manifest: Manifest, home: Path) -> dict[str, Path]:
+    """Return the local path of each mount path.
+
+    Raises:
+        ClusterError: A name leads out of the folder.
+    """
+    sources, paths = _sources(manifest), {}
+    for name in sources:
+        inside(home, name, "spec.volumes")
+    for mount in _mounts(manifest):
+        name, part = mount["name"], mount.get("subPath", "")
+        folder = inside(home, name, f"spec.volumeMounts: the name {name!r}")
+        local = inside(folder, part, f"spec.volumeMounts: the subPath of {name}")
+        if name in sources:
+            paths[mount["mountPath"]] = local
     return paths
+
+
+def _mounts(manifest: Manifest) -> list[dict[str, Any]]:
+    mounts: list[dict[str, Any]] = manifest["spec"]["containers"][0]["volumeMounts"]
+    return mounts
 
 
 def with_local_paths(value: str, paths: Mapping[str, Path]) -> str:

@@ -300,3 +300,23 @@ def test_case_143_mount_of_the_job_replaces_a_scratch_directory(where: str, path
     assert len(dict(found)) == len(found)
     assert dict(found)[path.rstrip("/")] == "mine"
     assert volume in spec["volumes"]
+
+
+def test_overlay_cannot_replace_the_agent_or_its_variables() -> None:
+    plain = container(build())
+    changes = {
+        "name": "worker",
+        "command": ["touch", "/x"],
+        "args": ["--quiet"],
+        "env": [
+            {"name": "DDP_AGENT_BIND", "value": "192.0.2.1"},
+            {"name": "DDP_AGENT_PORT", "value": "1"},
+            {"name": "MINE", "value": "yes"},
+        ],
+    }
+    changed = container(build(podTemplate={"spec": {"containers": [changes]}}))
+    assert (changed["command"], "args" in changed) == (plain["command"], False)
+    assert {"name": "MINE", "value": "yes"} in changed["env"]
+    assert [one for one in changed["env"] if one["name"] != "MINE"] == plain["env"]
+    emptied = {"name": "worker", "env": []}
+    assert container(build(podTemplate={"spec": {"containers": [emptied]}}))["env"] == plain["env"]

@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.cli.manifest import load_config_maps
+from ddp_operator.builders.pod import build_pod
+from ddp_operator.cli.manifest import read_job_file
 from ddp_operator.cluster.base import ClusterError
+from ddp_operator.cluster.local import check_runs_locally
 from ddp_operator.cluster.local_volumes import check_volumes, with_local_paths, write_volumes
+from tests.operator.support import DEFAULTS, new_job
 
 CODE = {"code": {"a.py": "A = 1\n", "b.txt": "text"}}
 
@@ -59,8 +62,25 @@ def test_key_cannot_lead_out_of_the_folder(key: str) -> None:
 @pytest.mark.parametrize("path", ["../../.ssh", "a/../../b", "/etc"])
 def test_sub_path_cannot_lead_out_of_the_folder(path: str) -> None:
     manifest = pod({"configMap": {"name": "code"}}, {"subPath": path})
-    with pytest.raises(ClusterError, match=r"^spec.volumeMounts: the subPath of v must be a relat"):
+    with pytest.raises(ClusterError, match=r"^spec.volumeMounts: the subPath of v: must be a rel"):
         check_volumes(manifest, CODE)
+
+
+@pytest.mark.parametrize("name", ["../../x", "/tmp/x", "a/../../x"])
+def test_case_173_name_of_a_volume_cannot_lead_out_of_the_folder(name: str) -> None:
+    manifest = pod({"configMap": {"name": "code"}}, {"name": name})
+    manifest["spec"]["volumes"][1]["name"] = name
+    with pytest.raises(ClusterError, match=r"^spec.volumes: must be a relative path without '..'"):
+        check_volumes(manifest, CODE)
+
+
+@pytest.mark.parametrize("claim", ["../../x", "/tmp/x"])
+def test_case_173_name_of_a_claim_cannot_lead_out_of_the_folder(claim: str) -> None:
+    manifest = build_pod(new_job(checkpoint={"claimName": "c", "path": "x"}), 0, 1, DEFAULTS)
+    volumes = {volume["name"]: volume for volume in manifest["spec"]["volumes"]}
+    volumes["ddp-checkpoint"]["persistentVolumeClaim"]["claimName"] = claim
+    with pytest.raises(ClusterError, match=r"^spec.checkpoint.claimName: must be a relative path"):
+        check_runs_locally(manifest, {})
 
 
 @pytest.mark.parametrize(
@@ -84,4 +104,4 @@ def test_config_maps_are_read_from_the_jobs_file(tmp_path: Path) -> None:
         "kind: ConfigMap\nmetadata: {name: code}\ndata: {a.py: 'A = 1'}\n"
         "---\nkind: ConfigMap\nmetadata: {name: empty}\n---\nkind: DDPJob\n---\n- 1\n"
     )
-    assert load_config_maps(file) == {"code": {"a.py": "A = 1"}, "empty": {}}
+    assert read_job_file(file).config_maps() == {"code": {"a.py": "A = 1"}, "empty": {}}
