@@ -30,6 +30,7 @@ PRELOADED_MODULES = (
     "numpy.random",
     "safetensors.torch",
     "ddp_trainer.commands.main",
+    "ddp_trainer.commands.train",
     "ddp_trainer.train",
 )
 """Modules that ranks need. An image without `ddp_trainer` skips those that it lacks."""

@@ -1,6 +1,6 @@
 """Errors that the command reports to the user as one sentence, without a traceback."""
 
-from ddp_wire.contract import ExitCode
+from ddp_wire.exit_codes import ExitCode
 
 
 class ReportedError(Exception):

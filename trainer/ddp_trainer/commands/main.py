@@ -6,15 +6,25 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from ddp_trainer.commands import bench, check, converge, export, profile, train, verify
 from ddp_trainer.errors import InputError, ReportedError
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.stop import StopFlag
-from ddp_wire.contract import ExitCode
+from ddp_wire.exit_codes import ExitCode
 
+COMMANDS = {
+    "train": "train a task, or resume it from its newest checkpoint",
+    "check": "check settings and data without training",
+    "verify": "compare the weights of one process with those of 2 and 4 ranks",
+    "converge": "compare the losses of a task at several world sizes and global batches",
+    "bench": "measure scaling over ranks and the overhead of the loop",
+    "export": "write a trained model for other programs",
+    "profile": "request a trace of some updates of a run in progress",
+}
+"""One line of help for each command. The module of that name has its parser."""
 RANK_0_MESSAGE_SECONDS = 2.0
 """Seconds for which other ranks wait before they exit, so that rank 0 can print the error."""
 
@@ -54,15 +64,24 @@ def add_working_directory() -> None:
 
 
 def _run(arguments: Sequence[str], environ: Mapping[str, str], stop: StopFlag) -> ExitCode:
-    parser = _Parser(prog="ddp-trainer", description="Train a task on any number of ranks.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for command in (train, check, verify, converge, bench, export, profile):
-        command.add_to(commands)
-    options, rest = parser.parse_known_args(arguments)
-    if options.run not in (train.run, bench.run):
+    options, rest = _parser(arguments).parse_known_args(arguments)
+    if options.command not in ("train", "bench"):
         stop.release()  # Only these two have something to do before they end.
     code: ExitCode = options.run(options, rest, environ, stop)
     return code
+
+
+def _parser(arguments: Sequence[str]) -> "_Parser":
+    """Return the parser of the command line. Import the module of the named command only."""
+    parser = _Parser(prog="ddp-trainer", description="Train a task on any number of ranks.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    named = next((one for one in arguments if not one.startswith("-")), None)
+    for name, summary in COMMANDS.items():
+        if name == named:
+            import_module(f"ddp_trainer.commands.{name}").add_to(commands)
+        else:
+            commands.add_parser(name, help=summary)
+    return parser
 
 
 class _Parser(argparse.ArgumentParser):
