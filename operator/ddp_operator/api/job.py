@@ -28,6 +28,10 @@ _NEEDED_STATUS = frozenset(
 """Status fields without which the operator must not act: it would repeat or forget an attempt."""
 
 
+_FORMATS = {"spec.task": "must be module:function, for example my_package.flowers:build"}
+"""Requirements of fields, in words instead of their regular expression."""
+
+
 class InvalidJobError(ValueError):
     """A DDPJob that breaks its schema or a rule. The message is one sentence for its author."""
 
@@ -84,6 +88,8 @@ def first_error(error: ValidationError, root: str = "spec") -> str:
     if first["type"] == "extra_forbidden":
         return f"{field}: unknown field"
     given = "" if first["type"] == "missing" else f", got {first.get('input')!r}"[:200]
+    if first["type"] == "string_pattern_mismatch" and field in _FORMATS:
+        return f"{field}: {_FORMATS[field]}{given}"
     return f"{field}: {first['msg'][0].lower()}{first['msg'][1:]}{given}"
 
 

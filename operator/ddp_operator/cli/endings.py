@@ -46,6 +46,12 @@ def stop_sentence(job: DDPJob, status: DDPJobStatus, *, at_once: bool) -> str:
     return f"Stopped: update {checkpoint.step} is saved. {resume}"
 
 
+def volume_sentence(failure: str, home: Path) -> str:
+    """Return why a run ends whose volume fails. On one machine a retry meets the same disk."""
+    reason = failure.rstrip(".")
+    return f"Failed: {reason}. Make room for {home}, then run the same command again to resume."
+
+
 def finished_sentence(step: int, home: Path) -> str:
     """Return what a run finds that has nothing left to train."""
     return (

@@ -3,7 +3,7 @@
 import sys
 from importlib.util import find_spec
 
-from ddp_wire.contract import ExitCode
+from ddp_wire.exit_codes import ExitCode
 
 _MODULES = ("aiohttp", "click", "kubernetes", "rich", "yaml")
 """Top modules of the packages of the extra `cli`."""

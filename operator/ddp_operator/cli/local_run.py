@@ -15,7 +15,13 @@ from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.pod import build_pod
 from ddp_operator.cli.earlier_run import DEFAULTS, finished_before, first_state, stopped
-from ddp_operator.cli.endings import finished_sentence, interrupt_sentence, stop_sentence
+from ddp_operator.cli.endings import (
+    finished_sentence,
+    interrupt_sentence,
+    stop_sentence,
+    volume_sentence,
+)
+from ddp_operator.cli.local_checks import check_program
 from ddp_operator.cli.rank_output import RankOutput
 from ddp_operator.cli.run_folder import load_job, locked, save_job
 from ddp_operator.cli.view import View, goodput_line, print_facts, summary_lines
@@ -23,6 +29,7 @@ from ddp_operator.cluster.base import Key, Manifest
 from ddp_operator.cluster.local import LocalCluster, check_runs_locally
 from ddp_operator.cluster.local_share import too_few, visible_gpus
 from ddp_operator.cluster.local_volumes import ConfigMaps
+from ddp_operator.reconcile.attempts import VOLUME_FAILED
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.runtime.agent_watcher import AgentWatcher
@@ -60,6 +67,7 @@ class LocalRun:
         self._view = View(metadata["name"], console)
         self._finished = asyncio.Event()
         self._interrupts = 0
+        self._volume_failure: str | None = None
         self._ended_pods: dict[str, Manifest] = {}
         self._status = DDPJobStatus()
         self._job = job = parse_job(manifest)
@@ -111,6 +119,7 @@ class LocalRun:
         if suspended and not parsed.spec.suspend:
             return  # The end of the earlier run, which this one resumes.
         self._view.status(self._status)
+        self._stop_on_full_disk()
         self._check_end()
 
     def _on_child(self, kind: str, child: Manifest, gone: bool) -> None:
@@ -138,6 +147,20 @@ class LocalRun:
         if ended and not running:
             self._finished.set()
 
+    def _stop_on_full_disk(self) -> None:
+        """Suspend the job when its volume fails. A retry would meet the same disk."""
+        failure = self._status.last_failure
+        old = self._first["status"].get("attempt", 0)
+        if failure is None or failure.reason != VOLUME_FAILED or failure.attempt <= old:
+            return
+        if self._volume_failure is None:
+            self._volume_failure = failure.message
+            asyncio.get_running_loop().call_soon(self._suspend)
+
+    def _suspend(self) -> None:
+        spec = {**self._manifest["spec"], "suspend": True}
+        self._cluster.put_job({**self._manifest, "spec": spec})
+
     def _handle_interrupts(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -151,8 +174,7 @@ class LocalRun:
         self._interrupts += 1
         if self._interrupts == 1:
             self._view.print_line(interrupt_sentence(self._job), "yellow")
-            spec = {**self._manifest["spec"], "suspend": True}
-            self._cluster.put_job({**self._manifest, "spec": spec})
+            self._suspend()
         else:
             self._output.abandon()
             self._cluster.kill()
@@ -160,6 +182,11 @@ class LocalRun:
 
     def _conclude(self) -> int:
         logs = self._home / "logs"
+        if self._volume_failure is not None and not is_finished(self._status):
+            self._save_end()
+            sentence = volume_sentence(self._volume_failure, self._home)
+            self._view.print_line(f"{sentence} Logs: {logs}", "red")
+            return ExitCode.FAILED
         if self._interrupts and not is_finished(self._status):
             self._save_end()
             sentence = stop_sentence(self._job, self._status, at_once=self._interrupts > 1)
@@ -188,6 +215,8 @@ class LocalRun:
         job = self._cache.job(self._key)
         if job is not None:
             why = "the user stopped the run at once" if self._interrupts > 1 else STOPPED
+            if self._volume_failure is not None:
+                why = "the disk failed"
             pods = self._ended_pods.values()
             self._status = stopped(job, datetime.now(UTC), why, pods)
             status = self._status.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -219,10 +248,13 @@ async def run_locally(
     The output of rank 0 is shown if the job has a command. With `verbose`, that of all ranks is.
 
     Raises:
+        InvalidJobError: A setting of the bundled loop is wrong, or the program does not exist.
         ClusterError: The job needs something that only a cluster has, or `home` cannot be used, or
             another process runs the job there.
     """
-    check_runs_locally(build_pod(parse_job(manifest), 0, 1, DEFAULTS), config_maps)
+    job = parse_job(manifest)
+    check_runs_locally(build_pod(job, 0, 1, DEFAULTS), config_maps)
+    check_program(job, os.environ)
     with locked(home):
         done = finished_before(_with_uid(manifest), load_job(home))
         if done is not None and await _is_whole(done, console):

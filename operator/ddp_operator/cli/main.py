@@ -1,29 +1,63 @@
-"""The `ddpjob` command."""
+"""The `ddpjob` command.
 
-import asyncio
-import logging
+Each command imports what it needs only when it runs, so that `--help` is quick.
+"""
+
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import click
-from rich.console import Console
 
-from ddp_operator.api.job import InvalidJobError
-from ddp_operator.cli.local_run import run_locally
-from ddp_operator.cli.manifest import load_config_maps, load_manifest
-from ddp_operator.cli.report import ReportError, write_report
-from ddp_operator.cluster.base import ClusterError
-from ddp_wire.contract import ExitCode
+from ddp_wire.exit_codes import ExitCode
+
+_SUSPEND = """kubectl patch ddpjob JOB --type merge -p '{"spec":{"suspend":%s}}'"""
+_WITH_KUBECTL = {
+    "apply": "kubectl apply -f FILE",
+    "create": "kubectl apply -f FILE",
+    "submit": "kubectl apply -f FILE",
+    "get": "kubectl get ddpjobs",
+    "list": "kubectl get ddpjobs",
+    "ls": "kubectl get ddpjobs",
+    "status": "kubectl get ddpjobs",
+    "watch": "kubectl get ddpjobs --watch",
+    "wait": "kubectl wait --for=condition=Succeeded ddpjob/JOB --timeout=24h",
+    "log": "kubectl logs JOB-0 --follow",
+    "logs": "kubectl logs JOB-0 --follow",
+    "describe": "kubectl describe ddpjob JOB",
+    "events": "kubectl describe ddpjob JOB",
+    "scale": "kubectl scale ddpjob JOB --replicas NODES",
+    "suspend": _SUSPEND % "true",
+    "stop": _SUSPEND % "true",
+    "resume": _SUSPEND % "false",
+    "cancel": "kubectl delete ddpjob JOB",
+    "delete": "kubectl delete ddpjob JOB",
+}
+"""What does on a cluster what a user may expect of `ddpjob`."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Group of commands that names the kubectl command for what it lacks."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the arguments name."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and name in _WITH_KUBECTL:
+            sentence = f"No such command '{name}'. On a cluster: {_WITH_KUBECTL[name]}"
+            raise click.UsageError(sentence, ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ddp-trainer")
 def main() -> None:
     """Run multi-node PyTorch DDP training jobs."""
 
 
 @main.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 @click.option(
     "--set",
     "settings",
@@ -48,25 +82,33 @@ def main() -> None:
 def run(file: Path, settings: tuple[str, ...], home: Path, verbose: bool) -> None:
     """Run the DDPJob in FILE on this machine, without a cluster.
 
-    Pods are processes on loopback addresses. The rest is the same code as on a cluster. A second
-    run resumes from the newest checkpoint. The output of rank 0 is shown if the job has a command.
-    Ctrl-C saves a checkpoint and stops. The exit code is 0 when the job completes, 1 when it fails,
-    2 when the input is invalid, 130 after Ctrl-C.
+    FILE may be -, for standard input. Pods are processes on loopback addresses. The rest is the
+    same code as on a cluster. A second run resumes from the newest checkpoint. The output of rank 0
+    is shown if the job has a command. Ctrl-C saves a checkpoint and stops. The exit code is 0 when
+    the job completes, 1 when it fails, 2 when the input is invalid, 130 after Ctrl-C.
     """
+    import asyncio  # noqa: PLC0415
+    import logging  # noqa: PLC0415
+
+    from rich.console import Console  # noqa: PLC0415
+
+    from ddp_operator.api.job import InvalidJobError  # noqa: PLC0415
+    from ddp_operator.cli.local_run import run_locally  # noqa: PLC0415
+    from ddp_operator.cli.manifest import read_job_file  # noqa: PLC0415
+    from ddp_operator.cluster.base import ClusterError  # noqa: PLC0415
+
     logging.basicConfig(
         level=logging.INFO if verbose else logging.ERROR, format="%(name)s: %(message)s"
     )
-    console = Console()
     try:
-        manifest = load_manifest(file, settings)
-        name = manifest["metadata"]["name"]
-        config_maps = load_config_maps(file)
+        given = read_job_file(file)
+        manifest = given.manifest(settings)
+        folder = home / manifest["metadata"]["name"]
         code = asyncio.run(
-            run_locally(manifest, config_maps, home / name, console, verbose=verbose)
+            run_locally(manifest, given.config_maps(), folder, Console(), verbose=verbose)
         )
     except (InvalidJobError, ClusterError) as error:
-        click.echo(f"ddpjob: {error}", err=True)
-        sys.exit(ExitCode.BAD_INPUT)
+        _refuse(str(error))
     sys.exit(code)
 
 
@@ -99,15 +141,24 @@ def report(
     attempts and faults. It needs no network. The exit code is 2 when there is no such job or
     directory.
     """
+    import logging  # noqa: PLC0415
+
+    from ddp_operator.cli.report import ReportError, write_report  # noqa: PLC0415
+
     logging.basicConfig(level=logging.CRITICAL)  # The client logs what the error says.
     try:
         path = write_report(
             target, output, namespace=namespace, context=context, run_directory=run_dir
         )
     except ReportError as error:
-        click.echo(f"ddpjob: {error}", err=True)
-        sys.exit(ExitCode.BAD_INPUT)
+        _refuse(str(error))
     click.echo(path)
+
+
+def _refuse(sentence: str) -> NoReturn:
+    """Print one sentence about invalid input, and exit."""
+    click.echo(f"ddpjob: {sentence}", err=True)
+    sys.exit(ExitCode.BAD_INPUT)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Load a job from a file and apply `--set`."""
 
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,61 +10,107 @@ import yaml
 
 from ddp_operator.api.base import KIND
 from ddp_operator.api.job import InvalidJobError, parse_job
+from ddp_operator.cli.bounded_yaml import FILE_BYTES, documents
 from ddp_operator.cluster.base import Manifest
 
-
-def load_manifest(path: Path, settings: Sequence[str]) -> Manifest:
-    """Return the only DDPJob of a file, with the settings applied to its spec.
-
-    Raises:
-        InvalidJobError: The file holds no valid DDPJob, or a setting is invalid.
-    """
-    manifest = _read(path)
-    for setting in settings:
-        _apply(manifest, setting)
-    metadata = manifest.get("metadata")
-    if isinstance(metadata, dict):
-        metadata.setdefault("namespace", "default")
-    try:
-        parse_job(manifest)
-    except InvalidJobError as error:
-        raise InvalidJobError(f"{path}: {error}") from error
-    return manifest
+STANDARD_INPUT = "-"
+"""Path that stands for standard input, as with kubectl."""
+_KIND_CHARACTERS = 80
 
 
-def load_config_maps(path: Path) -> dict[str, dict[str, str]]:
-    """Return the ConfigMaps of a job's file: text by file name, by ConfigMap name.
+@dataclass(frozen=True)
+class JobFile:
+    """The objects of a job's file."""
+
+    name: str
+    """Name of the file, for error messages."""
+    objects: Sequence[Any]
+
+    def manifest(self, settings: Sequence[str] = ()) -> Manifest:
+        """Return the only DDPJob of the file, with the settings applied to its spec.
+
+        Raises:
+            InvalidJobError: The file holds no valid DDPJob, or a setting is invalid.
+        """
+        jobs = [one for one in self.objects if _kind(one) == KIND]
+        if len(jobs) != 1:
+            raise InvalidJobError(
+                f"{self.name}: must hold exactly one {KIND}, got {len(jobs)}{self._others(jobs)}"
+            )
+        manifest: Manifest = jobs[0]
+        for setting in settings:
+            _apply(manifest, setting)
+        metadata = manifest.get("metadata")
+        if isinstance(metadata, dict):
+            metadata.setdefault("namespace", "default")
+        try:
+            parse_job(manifest)
+        except InvalidJobError as error:
+            raise InvalidJobError(f"{self.name}: {error}") from error
+        return manifest
+
+    def config_maps(self) -> dict[str, dict[str, str]]:
+        """Return the ConfigMaps of the file: text by file name, by ConfigMap name.
+
+        Raises:
+            InvalidJobError: A ConfigMap has no name, or its data are no object.
+        """
+        found = {}
+        for one in self.objects:
+            if _kind(one) == "ConfigMap":
+                metadata, data = one.get("metadata"), one.get("data") or {}
+                name = metadata.get("name") if isinstance(metadata, dict) else None
+                if not isinstance(name, str) or not isinstance(data, dict):
+                    sentence = "a ConfigMap must have metadata.name, and its data must be an object"
+                    raise InvalidJobError(f"{self.name}: {sentence}")
+                found[name] = {str(key): str(text) for key, text in data.items()}
+        return found
+
+    def _others(self, jobs: Sequence[Any]) -> str:
+        """Return which other kinds the file holds, if it holds no job."""
+        if jobs:
+            return ""
+        kinds = dict.fromkeys(_kind(one) for one in self.objects if one is not None)
+        return f", found {', '.join(kinds)}" if kinds else ", found nothing"
+
+
+def read_job_file(path: Path) -> JobFile:
+    """Return the objects of a file, or those of standard input for the path `-`.
 
     Raises:
         InvalidJobError: The file cannot be read.
     """
-    config_maps = {}
-    for document in _documents(path):
-        if document.get("kind") == "ConfigMap":
-            files = (document.get("data") or {}).items()
-            config_maps[document["metadata"]["name"]] = {
-                str(name): str(text) for name, text in files
-            }
-    return config_maps
-
-
-def _read(path: Path) -> Manifest:
-    jobs = [document for document in _documents(path) if document.get("kind") == KIND]
-    if len(jobs) != 1:
-        raise InvalidJobError(f"{path}: must hold exactly one {KIND}, got {len(jobs)}")
-    return jobs[0]
-
-
-def _documents(path: Path) -> list[dict[str, Any]]:
+    name = "standard input" if str(path) == STANDARD_INPUT else str(path)
     try:
-        documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+        data = _read(path)
+        found = documents(data.decode("utf-8")) if len(data) <= FILE_BYTES else None
     except OSError as error:
-        raise InvalidJobError(f"{path}: cannot be read: {error.strerror}") from error
+        raise InvalidJobError(f"{name}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InvalidJobError(f"{path}: must be text in UTF-8") from error
+        raise InvalidJobError(f"{name}: must be text in UTF-8") from error
     except (yaml.YAMLError, ValueError) as error:
-        raise InvalidJobError(f"{path}: must be YAML: {_yaml_problem(error)}") from error
-    return [document for document in documents if isinstance(document, dict)]
+        raise InvalidJobError(f"{name}: must be YAML: {_yaml_problem(error)}") from error
+    if found is None:
+        raise InvalidJobError(f"{name}: must have at most {FILE_BYTES >> 20} MiB")
+    return JobFile(name, found)
+
+
+def _read(path: Path) -> bytes:
+    """Return the content of a file, or slightly more than the limit of a larger one."""
+    if str(path) == STANDARD_INPUT:
+        return sys.stdin.buffer.read(FILE_BYTES + 1)
+    with path.open("rb") as file:
+        return file.read(FILE_BYTES + 1)
+
+
+def _kind(document: Any) -> str:
+    """Return the kind of an object, or what it is instead of an object."""
+    if isinstance(document, list):
+        return "a list"
+    if not isinstance(document, dict):
+        return "text" if isinstance(document, str) else "a value"
+    kind = document.get("kind")
+    return kind[:_KIND_CHARACTERS] if isinstance(kind, str) else "an object without kind"
 
 
 def _yaml_problem(error: Exception) -> str:
@@ -77,7 +125,7 @@ def _apply(manifest: Manifest, setting: str) -> None:
     if not separator or not path:
         raise InvalidJobError(f"--set: must be KEY=VALUE, got {setting!r}")
     try:
-        value = yaml.safe_load(text)
+        (value,) = documents(text) or [None]
     except (yaml.YAMLError, ValueError) as error:
         raise InvalidJobError(f"--set {path}: must be a YAML value, got {text!r}") from error
     if manifest.get("spec") is None:

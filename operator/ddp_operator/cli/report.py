@@ -38,7 +38,9 @@ def write_report(
             report = read_directory(Path(target))
         else:
             report = read_cluster(target, namespace, context, run_directory)
-    except (NoRunError, ClusterError, InvalidJobError) as error:
+    except ClusterError as error:
+        raise ReportError(f"there is no folder {target} here, and {error}") from error
+    except (NoRunError, InvalidJobError) as error:
         raise ReportError(str(error)) from error
     except OSError as error:
         raise ReportError(f"{error.filename}: cannot be read: {error.strerror}") from error

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ddp_operator.cli.earlier_run import KILLED, stopped
 from ddp_operator.cli.run_folder import JOB_FILE, is_running, load_job
-from ddp_operator.cluster.reader import read_job
 from ddp_operator.report.history import History, read_history
 from ddp_operator.report.job import JobFacts, job_facts
 from ddp_operator.report.page import Report
@@ -17,6 +16,10 @@ from ddp_wire.files import PlantedFileError, open_to_read
 
 _RUN_FILES = (HISTORY_FILE, "FENCE.json", "config.json")
 """Files by which a run's directory is recognized."""
+FILE_BYTES = 1 << 28
+"""Bytes that are read of one file with events. A history has at most a quarter of them."""
+LINE_BYTES = 1 << 20
+"""Bytes that are read as one line. The rest of a longer line counts as further lines."""
 _NO_STATUS = (
     "Causes of restarts: only the job's status has them. `ddpjob report JOB --run-dir DIR` reads"
     " both."
@@ -70,6 +73,9 @@ def read_cluster(
         InvalidJobError: The job is of another version.
         NoRunError: The run's directory does not exist.
     """
+    # Imported here, because the report of a directory needs no client of the API server.
+    from ddp_operator.cluster.reader import read_job  # noqa: PLC0415
+
     found = asyncio.run(read_job(name, namespace, context))
     job = job_facts(found.job)
     missing = []
@@ -139,10 +145,14 @@ def _read_files(paths: Iterable[Path]) -> History:
 
 
 def _lines(paths: Iterable[Path]) -> Iterator[bytes]:
+    """Return the lines of files, which may be planted: a line or a file may have any length."""
     for path in paths:
         try:
             descriptor = open_to_read(path)
         except PlantedFileError as error:
             raise NoRunError(str(error)) from error
         with os.fdopen(descriptor, "rb") as file:
-            yield from file
+            left = FILE_BYTES
+            while left > 0 and (line := file.readline(min(left, LINE_BYTES))):
+                left -= len(line)
+                yield line

@@ -8,7 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from ddp_operator.cli import entry
+from ddp_operator.cli.local_checks import check_program
 from ddp_operator.cli.main import main
+from tests.operator.support import new_job
 
 JOB = """
 apiVersion: ddp-trainer.dev/v1alpha1
@@ -27,7 +29,7 @@ def write(home: Path, text: str) -> str:
 @pytest.mark.parametrize(
     ("text", "arguments", "sentence"),
     [
-        ("", [], "job.yaml: must hold exactly one DDPJob, got 0"),
+        ("", [], "job.yaml: must hold exactly one DDPJob, got 0, found nothing"),
         ("a: [", [], "job.yaml: must be YAML: line 1: "),
         (JOB.replace("command", "comand"), [], "job.yaml: spec.comand: unknown field"),
         (JOB, ["--set", "nodes=none"], "job.yaml: spec.nodes: input should be a valid integer"),
@@ -95,7 +97,8 @@ def test_job_that_needs_a_cluster_is_refused_before_it_starts(
 def test_folder_that_cannot_be_written_is_invalid_input(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "runs"
-    ended = CliRunner().invoke(main, ["run", write(tmp_path, JOB), "--dir", str(folder)])
+    file = write(tmp_path, JOB.replace("[python, train.py]", "[python]"))
+    ended = CliRunner().invoke(main, ["run", file, "--dir", str(folder)])
     assert ended.exit_code == 2
     requirement = "--dir: must name a folder that can be written"
     assert ended.stderr == f"ddpjob: {requirement}, got {folder}/digits: Not a directory\n"
@@ -146,3 +149,80 @@ def test_installation_without_the_extra_cli_names_it(
         entry.main()
     assert ended.value.code == 2
     assert capsys.readouterr().err == "ddpjob needs rich: pip install 'ddp-trainer[cli]'\n"
+
+
+def test_help_loads_none_of_the_slow_packages() -> None:
+    slow = {"aiohttp", "asyncio", "kubernetes", "pydantic", "rich", "torch", "yaml"}
+    program = (
+        "import sys\n"
+        "from ddp_operator.cli.entry import main\n"
+        "sys.argv = ['ddpjob', *sys.argv[1:]]\n"
+        "try:\n    main()\n"
+        "finally:\n    print('loaded', *sys.modules)\n"
+    )
+    for arguments in (["--help"], ["run", "--help"], ["report", "--help"]):
+        command = [sys.executable, "-c", program, *arguments]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        loaded = shown.splitlines()[-1].split()
+        assert loaded[0] == "loaded"
+        assert slow & set(loaded) == set()
+
+
+def test_run_loads_no_client_of_the_api_server() -> None:
+    program = "import ddp_operator.cli.local_run, sys; print('kubernetes' in sys.modules)"
+    command = [sys.executable, "-c", program]
+    assert subprocess.run(command, capture_output=True, check=True).stdout == b"False\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [("submit", "kubectl apply -f FILE"), ("logs", "kubectl logs JOB-0 --follow")],
+)
+def test_command_of_a_cluster_names_that_of_kubectl(command: str, hint: str) -> None:
+    ended = CliRunner().invoke(main, [command, "a.yaml"])
+    assert ended.exit_code == 2
+    assert f"No such command '{command}'. On a cluster: {hint}" in ended.stderr
+
+
+PLAINLY_WRONG = {
+    "setting": (
+        "{task: 'a.b:c', config: {epoch: 1}}",
+        'spec.config: unknown key "epoch"; did you mean "epochs"?',
+    ),
+    "program": (
+        "{command: [nosuchprogram]}",
+        "spec.command: there is no program 'nosuchprogram' on this machine",
+    ),
+    "script": (
+        "{command: [python, nofile.py]}",
+        "spec.command: there is no script 'nofile.py' on this machine",
+    ),
+    "script in args": (
+        "{command: [python3], args: [nofile.py]}",
+        "spec.command: there is no script 'nofile.py' on this machine",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spec", "sentence"), PLAINLY_WRONG.values(), ids=PLAINLY_WRONG)
+def test_case_175_job_that_cannot_run_is_refused_before_any_process_starts(
+    tmp_path: Path, spec: str, sentence: str
+) -> None:
+    file = write(tmp_path, JOB.replace("{command: [python, train.py]}", spec))
+    ended = CliRunner().invoke(main, ["run", file, "--dir", str(tmp_path / "runs")])
+    assert ended.exit_code == 2
+    assert ended.stderr.startswith(f"ddpjob: {sentence}")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_program_that_may_exist_in_the_pod_is_not_checked() -> None:
+    for spec in (
+        {"command": ["python", "/code/a.py"]},
+        {"command": ["/code/program"]},
+        {"command": ["python", "-m", "package"]},
+        {"command": ["$(HOME)/program"]},
+        {"command": ["nosuchprogram"], "env": [{"name": "PATH", "value": "/x"}]},
+    ):
+        mounts = [{"name": "code", "mountPath": "/code"}]
+        volumes = [{"name": "code", "configMap": {"name": "c"}}]
+        check_program(new_job(**spec, volumes=volumes, volumeMounts=mounts), {"PATH": "/bin"})

@@ -1,5 +1,6 @@
 """Load a job from a file and --set: errors name the file or the setting in one sentence."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import yaml
 
 from ddp_operator.api.job import InvalidJobError
-from ddp_operator.cli.manifest import load_manifest
+from ddp_operator.cli.manifest import read_job_file
 
 JOB = """
 apiVersion: ddp-trainer.dev/v1alpha1
@@ -23,7 +24,7 @@ spec:
 def load(home: Path, text: str | bytes, *settings: str) -> dict[str, Any]:
     file = home / "job.yaml"
     file.write_bytes(text.encode() if isinstance(text, str) else text)
-    return load_manifest(file, settings)
+    return read_job_file(file).manifest(settings)
 
 
 def refusal(home: Path, text: str | bytes, *settings: str) -> str:
@@ -61,7 +62,7 @@ def test_samples_in_the_repository_are_valid() -> None:
     samples = sorted((Path(__file__).parents[3] / "manifests" / "samples").glob("*.yaml"))
     assert samples
     for sample in samples:
-        assert load_manifest(sample, [])["kind"] == "DDPJob"
+        assert read_job_file(sample).manifest()["kind"] == "DDPJob"
 
 
 @pytest.mark.parametrize(
@@ -105,10 +106,10 @@ def test_invalid_file_is_reported(tmp_path: Path, content: str | bytes, sentence
 def test_unreadable_file_is_reported(tmp_path: Path) -> None:
     missing = tmp_path / "missing.yaml"
     with pytest.raises(InvalidJobError) as caught:
-        load_manifest(missing, [])
+        read_job_file(missing)
     assert str(caught.value) == f"{missing}: cannot be read: No such file or directory"
     with pytest.raises(InvalidJobError, match="cannot be read: Is a directory"):
-        load_manifest(tmp_path, [])
+        read_job_file(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -160,3 +161,72 @@ def test_invalid_setting_is_reported(tmp_path: Path, setting: str, sentence: str
 def test_setting_that_violates_the_schema_names_the_field(tmp_path: Path) -> None:
     assert "spec.nodes: input should be" in refusal(tmp_path, JOB, "nodes=0")
     assert "spec.nods: unknown field" in refusal(tmp_path, JOB, "nods=2")
+
+
+FOUND = {
+    "another kind": ("kind: PyTorchJob\n", "got 0, found PyTorchJob"),
+    "a list": ("- a\n- b\n", "got 0, found a list"),
+    "two other kinds": ("kind: A\n---\nkind: B\n---\nkind: A\n", "got 0, found A, B"),
+    "no kind": ("a: 1\n", "got 0, found an object without kind"),
+    "nothing": ("", "got 0, found nothing"),
+    "two jobs": (f"{JOB}---{JOB}", "got 2"),
+}
+
+
+@pytest.mark.parametrize(("text", "found"), FOUND.values(), ids=FOUND)
+def test_file_without_one_job_is_refused_with_what_it_holds(
+    tmp_path: Path, text: str, found: str
+) -> None:
+    assert refusal(tmp_path, text).endswith(f"job.yaml: must hold exactly one DDPJob, {found}")
+
+
+def test_job_is_read_from_standard_input_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    claimed = f"kind: ConfigMap\nmetadata: {{name: code}}\ndata: {{a.py: x}}\n---{JOB}"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(claimed.encode())))
+    given = read_job_file(Path("-"))
+    assert given.manifest(["nodes=3"])["spec"]["nodes"] == 3
+    assert given.config_maps() == {"code": {"a.py": "x"}}
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    with pytest.raises(InvalidJobError, match=r"^standard input: must hold exactly one DDPJob"):
+        read_job_file(Path("-")).manifest()
+
+
+def laughs(last: str) -> str:
+    """Return a job whose `config` is small as text, and huge without aliases."""
+    lines = ["k0: &k0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"k{i}: &k{i} [{', '.join([f'*k{i - 1}'] * 9)}]" for i in range(1, 8)]
+    return JOB.replace("{epochs: 20}", last) + "---\n" + "\n".join(lines) + "\n"
+
+
+HOSTILE = {
+    "billion laughs": (laughs("{}"), "must hold at most 100,000 values, aliases included"),
+    "a value in itself": (JOB.replace("{epochs", "&c {x: *c, epochs"), "aliases included"),
+    "merges": (
+        "k0: &k0 {a: 1, b: 2}\n"
+        + "".join(f"k{i}: &k{i} {{<<: [{', '.join([f'*k{i - 1}'] * 9)}]}}\n" for i in range(1, 8)),
+        "aliases included",
+    ),
+    "deep": (JOB.replace("20}", "[" * 20_000 + "]" * 20_000 + "}"), "must be nested at most 100"),
+    "large": (b"#" * (1 << 22) + b"#", "must have at most 4 MiB"),
+}
+
+
+@pytest.mark.parametrize(("text", "sentence"), HOSTILE.values(), ids=HOSTILE)
+def test_case_174_hostile_file_is_refused_at_once(
+    tmp_path: Path, text: str | bytes, sentence: str
+) -> None:
+    assert sentence in refusal(tmp_path, text)
+
+
+def test_case_174_damaged_config_map_is_refused_with_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    for damaged in ("kind: ConfigMap", "kind: ConfigMap\nmetadata: {name: a}\ndata: [1]"):
+        file.write_text(damaged)
+        with pytest.raises(InvalidJobError, match=r"a ConfigMap must have metadata\.name"):
+            read_job_file(file).config_maps()
+
+
+def test_task_that_is_no_function_is_refused_in_words(tmp_path: Path) -> None:
+    assert refusal(tmp_path, JOB, "task=mytask").endswith(
+        "spec.task: must be module:function, for example my_package.flowers:build, got 'mytask'"
+    )

@@ -14,6 +14,7 @@ import yaml
 from aiohttp import web
 from click.testing import CliRunner, Result
 
+from ddp_operator.cli import report_data
 from ddp_operator.cli.main import main
 from ddp_operator.cli.report_data import JOB_FILE, read_directory
 from ddp_wire.contract import HISTORY_FILE
@@ -65,6 +66,27 @@ def test_directory_without_a_run_ends_with_exit_code_2_and_one_sentence(
     assert ended.stdout == ""
     assert ended.stderr.startswith(f"ddpjob: {sentence}")
     assert len(ended.stderr.splitlines()) == 1
+
+
+def test_case_174_pipe_or_huge_file_in_place_of_the_job_is_named_at_once(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    for plant in (os.mkfifo, lambda path: path.open("wb").truncate(6 << 30)):
+        plant(tmp_path / JOB_FILE)
+        ended = report(tmp_path, "-o", tmp_path / "page.html")
+        assert ended.exit_code == 0
+        assert "job.json is damaged" in (tmp_path / "page.html").read_text()
+        (tmp_path / JOB_FILE).unlink()
+
+
+def test_case_174_line_and_file_without_end_are_read_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_data, "FILE_BYTES", 1000)
+    monkeypatch.setattr(report_data, "LINE_BYTES", 400)
+    history = tmp_path / HISTORY_FILE
+    history.write_bytes(line("start", 0) + progress(5, 5) + b"x" * 2000 + progress(10, 50))
+    points = read_directory(tmp_path).history.points
+    assert [point.step for point in points] == [5]
 
 
 def test_pipe_in_place_of_the_history_is_refused_at_once(tmp_path: Path) -> None:
@@ -257,3 +279,15 @@ def test_report_of_a_real_local_run_has_its_points(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stdout + again.stderr
     assert "attempt 2 resumed from step 36" in again.stdout, "attempts count on"
     assert "fail" not in again.stdout
+
+
+def test_name_that_is_neither_folder_nor_job_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    ended = report("digts")
+    assert ended.exit_code == 2
+    begin = "ddpjob: there is no folder digts here, and no cluster is configured"
+    assert ended.stderr.startswith(begin)

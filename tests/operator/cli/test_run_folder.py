@@ -31,7 +31,8 @@ def test_case_171_same_job_started_twice_in_one_folder_is_refused(tmp_path: Path
         try:
             assert owner.stdout.readline() == b"held\n"
             (home / JOB_FILE).write_text("of the first run")
-            run = ["run", write(tmp_path, JOB), "--dir", str(tmp_path)]
+            file = write(tmp_path, JOB.replace("[python, train.py]", "[python]"))
+            run = ["run", file, "--dir", str(tmp_path)]
             ended = CliRunner().invoke(main, run)
             assert ended.exit_code == 2
             expected = f"ddpjob: digits already runs here (process {owner.pid}); wait for its end"

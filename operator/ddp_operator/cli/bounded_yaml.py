@@ -1,0 +1,65 @@
+"""Read YAML documents that may be hostile: their size, depth and aliases are limited."""
+
+from typing import Any
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+FILE_BYTES = 1 << 22
+"""Largest size of a file, in bytes. The API server takes objects of at most 1.5 MiB."""
+_DEPTH = 100
+_NODES = 100_000
+"""Largest number of values in a document, with each alias replaced by what it stands for."""
+
+
+def documents(text: str) -> list[Any]:
+    """Return the documents in a text.
+
+    Raises:
+        yaml.YAMLError: The text is no YAML, or exceeds a limit.
+        ValueError: A number has too many digits.
+    """
+    return list(yaml.load_all(text, _Loader))
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe loader that refuses deep documents, and those that aliases make large."""
+
+    _depth = 0
+
+    def compose_node(self, parent: Node | None, index: Any) -> Node | None:
+        """Compose one value. Refuse a document that is nested too deeply."""
+        self._depth += 1
+        try:
+            if self._depth > _DEPTH:
+                problem = f"must be nested at most {_DEPTH} deep"
+                raise yaml.composer.ComposerError(None, None, problem, self.get_mark())
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def construct_document(self, node: Node) -> Any:
+        """Return a document as Python objects. Refuse one that is too large without aliases."""
+        count = _size(node, {})
+        if count > _NODES:
+            problem = f"must hold at most {_NODES:,} values, aliases included"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return super().construct_document(node)
+
+
+def _size(node: Node, known: dict[int, int]) -> int:
+    """Return the number of values below a node, as if each alias were a copy.
+
+    A value that contains itself counts as more than the limit.
+    """
+    if isinstance(node, ScalarNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = _NODES + 1  # While it is counted, an alias of it is a cycle.
+        children: list[Node] = []
+        if isinstance(node, SequenceNode):
+            children = node.value
+        elif isinstance(node, MappingNode):
+            children = [part for pair in node.value for part in pair]
+        known[id(node)] = 1 + sum(_size(child, known) for child in children)
+    return known[id(node)]

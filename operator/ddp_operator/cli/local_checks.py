@@ -1,0 +1,41 @@
+"""Find what would end a local run for certain, before any process starts."""
+
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+
+from ddp_operator.api.job import DDPJob, InvalidJobError
+from ddp_operator.builders.loop_config import config_error
+
+_PYTHON = ("python", "python3")
+
+
+def check_program(job: DDPJob, environment: Mapping[str, str]) -> None:
+    """Check the settings of the bundled loop, or that program and script of a command exist.
+
+    Raises:
+        InvalidJobError: A setting is wrong, or a file is missing.
+    """
+    if (sentence := config_error(job)) is not None:
+        raise InvalidJobError(sentence)
+    spec = job.spec
+    own = {variable.name for variable in spec.env or []}
+    if spec.command is None or spec.pod_template is not None or "PATH" in own:
+        return
+    program, *arguments = [*spec.command, *(spec.args or [])]
+    mounts = [mount.mount_path for mount in spec.volume_mounts or []]
+    if _is_below(program, mounts) or "$(" in program:
+        return
+    if program not in _PYTHON and shutil.which(program, path=environment.get("PATH")) is None:
+        raise InvalidJobError(f"spec.command: there is no program {program!r} on this machine")
+    script = arguments[0] if arguments else ""
+    if Path(program).name not in _PYTHON or not script.endswith(".py") or "$(" in script:
+        return
+    if not _is_below(script, mounts) and not Path(script).is_file():
+        raise InvalidJobError(
+            f"spec.command: there is no script {script!r} on this machine, seen from {Path.cwd()}"
+        )
+
+
+def _is_below(path: str, folders: Iterable[str]) -> bool:
+    return any(PurePosixPath(path).is_relative_to(folder) for folder in folders)
