@@ -2,9 +2,12 @@
 
 import gc
 import sys
+from collections.abc import Iterator
+from typing import TypeVar
 
 from ddp_trainer.data.loader import by_update
 from ddp_trainer.data.prefetch import on_device
+from ddp_trainer.data.unreadable import UnreadableError
 from ddp_trainer.errors import ReportedError
 from ddp_trainer.numerics.schedule import lr_factor
 from ddp_trainer.observe.heartbeats import HeartbeatWriter
@@ -20,6 +23,8 @@ from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import HasAfterUpdate
 from ddp_wire.activity import Activity
 from ddp_wire.contract import ExitCode
+
+T = TypeVar("T")
 
 
 def train(
@@ -73,7 +78,7 @@ def loop(run: Run) -> bool:
     arriving = on_device(run.train_loader, run.learner.device, run.report.times.data_wait)
     arriving = trace.waits(Activity.DATA, arriving)
     with Collector(run.config.collect_every_steps) as garbage:
-        for micro_batches in by_update(arriving):
+        for micro_batches in _located(by_update(arriving), run):
             if decision.stop or decision.finish:
                 break
             step = run.position.step
@@ -111,14 +116,26 @@ def close(run: Run, *, stopped: bool) -> ExitCode:
     return ExitCode.PREEMPTED if stopped else ExitCode.OK
 
 
+def _located(updates: Iterator[T], run: Run) -> Iterator[T]:
+    """Yield the same, and add the rank and the update to an error of the data."""
+    try:
+        yield from updates
+    except Exception as error:
+        _add_location(error, run.ranks, run.position.step)
+        raise
+
+
 def _add_location(error: Exception, ranks: Ranks, step: int) -> None:
     """Add the rank and the update to the report of an error.
 
     Raises:
         ReportedError: A copy of a reported error, with the location in its message.
+        UnreadableError: Likewise, of a sample that could not be read.
     """
     where = f"rank {ranks.rank}, update {step + 1}"
     timeouts.raise_if_peer_failed(error, ranks, where)
+    if isinstance(error, UnreadableError):
+        raise error.at(where) from None
     if not isinstance(error, ReportedError):
         print(f"{where}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     elif ranks.world_size > 1:

@@ -15,6 +15,7 @@ from ddp_trainer.data.budget import CpuBudget
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.ranks.process_group import Route
 from ddp_trainer.run import opening
+from ddp_trainer.run.source import Fingerprints
 from ddp_trainer.task import RunEnv
 from tests.trainer.runs import opened
 from tests.trainer.sample_tasks import Points, ProbeConfig, ProbeTask, Stream
@@ -98,7 +99,7 @@ def test_rank_with_a_gpu_measures_its_first_batch(
     config = resolve({"data": {"pin_memory": False}, "global_batch": 2, "max_steps": 1})
     device = torch.device("cuda")
     task = ProbeTask(ProbeConfig(), RunEnv(0, 1, 0, 1, device, 0))
-    built = opening._Built(task, config, {}, [], "", [])
+    built = opening._Built(task, config, {}, [], Fingerprints("", ""), [])
     group = opening._Group(device, config.batch_split(1), Route(None))
     data = opening._data(built, None, Ranks(), group)
     assert data.loaders.budget == CpuBudget(threads=8 - workers, workers=workers)

@@ -14,6 +14,7 @@ from ddp_trainer.data.budget import CpuBudget, divide_cpus
 from ddp_trainer.data.loader import LoaderFactory
 from ddp_trainer.data.prefetch import on_device, tensors_in, to_device
 from ddp_trainer.data.sampler import GlobalSampler, MicroBatch, RankSlice
+from ddp_trainer.data.unreadable import Readable
 from ddp_trainer.observe.rates import CpuMeter
 from ddp_trainer.observe.wait_clock import WaitClock
 from ddp_trainer.ranks.environment import Ranks
@@ -49,25 +50,30 @@ def loaders_of(config: ProbeConfig, **data: bool) -> tuple[OwnTask, LoaderFactor
     return task, LoaderFactory(task, DataConfig(**data), CpuBudget(1, 1), cpu)
 
 
+def torch_loader(loader: object) -> DataLoader[Any]:
+    """Return torch's loader inside of a loader."""
+    assert isinstance(loader, Readable)
+    assert isinstance(loader.loader, DataLoader)
+    return loader.loader
+
+
 def test_worker_processes_do_not_get_the_model() -> None:
     task, loaders = loaders_of(ProbeConfig(samples=4))
     loader = loaders.training(GlobalSampler(4, 2, seed=0), RankSlice(0, 1, 2), 0, 2)
-    assert isinstance(loader, DataLoader)
-    received = pickle.loads(pickle.dumps(loader.dataset))  # noqa: S301 - the bytes come from this process
+    sent = pickle.dumps(torch_loader(loader).dataset)
+    received = pickle.loads(sent)  # noqa: S301 - the bytes come from this process
     assert received.collate.__self__.model is None
     assert task.model is not None
 
 
 def test_loader_has_the_configured_settings() -> None:
     _, loaders = loaders_of(ProbeConfig(), persistent_workers=False)
-    loader = loaders.evaluation(RankSlice(0, 1, 2))
-    assert isinstance(loader, DataLoader)
+    loader = torch_loader(loaders.evaluation(RankSlice(0, 1, 2)))
     assert (loader.num_workers, loader.prefetch_factor) == (1, 2)
     assert not loader.persistent_workers
     assert not loader.pin_memory
     _, loaders = loaders_of(ProbeConfig())
-    loader = loaders.evaluation(RankSlice(0, 1, 2))
-    assert isinstance(loader, DataLoader)
+    loader = torch_loader(loaders.evaluation(RankSlice(0, 1, 2)))
     assert loader.persistent_workers
 
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from ddp_trainer.data.sampler import RankSlice
 from ddp_trainer.data.stream import MicroBatchStream, StreamSampler, evaluation_stream
+from ddp_trainer.data.unreadable import Readable
 from ddp_trainer.errors import InputError
 from tests.trainer.rank_processes import Launcher
 
@@ -83,13 +84,13 @@ def test_workers_read_all_of_a_stream_that_divides_itself_among_them() -> None:
         return StreamSampler(6, seed=1).portions(DividedStream(20), 0, 5, RankSlice(0, 1, 2))
 
     stream = MicroBatchStream(portions, collate=str)
-    alone = [batch.batch for batch in stream]
+    alone = [batch.batch for batch in Readable(stream)]
     assert alone[:2] == ["[(0, 0), (0, 1)]", "[(0, 2), (0, 3)]"]
     assert len(alone) == 13  # 3 + 3 + 3 + 1 of the first pass, and 3 of the next
     loader: DataLoader[Any] = DataLoader(
         stream, batch_size=None, num_workers=2, multiprocessing_context="fork"
     )
-    assert [batch.batch for batch in loader] == alone
+    assert [batch.batch for batch in Readable(loader)] == alone
 
 
 @pytest.mark.slow

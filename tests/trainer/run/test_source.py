@@ -1,4 +1,4 @@
-"""Somebody changes the code of a task between two attempts, for example in a ConfigMap."""
+"""Somebody changes the code or the data of a task between two attempts."""
 
 import importlib
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddp_trainer.run.source import source_fingerprint, source_warning
+from ddp_trainer.run.source import Fingerprints, source_fingerprint
 from tests.trainer.runs import trained
 
 TASKS = Path(__file__).parents[1] / "sample_tasks.py"
@@ -66,12 +66,19 @@ def test_bundled_task_has_no_fingerprint() -> None:
     assert source_fingerprint("ddp_trainer.tasks.miniresnet:build") == ""
 
 
-@pytest.mark.parametrize("before", [{}, {"source": "a", "step": 9, "attempt": 1}])
-def test_same_code_and_old_checkpoints_cause_no_warning(before: dict[str, object]) -> None:
-    assert source_warning("a", before) is None
+SAVED = {"step": 9, "attempt": 1}
 
 
-def test_run_that_resumes_with_other_code_warns(
+@pytest.mark.parametrize(
+    "before", [{}, {"source": "a", **SAVED}, {"source": "a", "data": "Folder, 9 samples", **SAVED}]
+)
+def test_same_code_and_data_and_old_checkpoints_cause_no_warning(
+    before: dict[str, object],
+) -> None:
+    assert Fingerprints("a", "Folder, 9 samples").warnings(before) == []
+
+
+def test_case_181_run_that_resumes_with_other_code_or_data_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, run = tmp_path / "code", tmp_path / "run"
@@ -94,6 +101,14 @@ def test_run_that_resumes_with_other_code_warns(
     assert warnings(4) == [
         "the code of the task has changed since attempt 0 saved the checkpoint of step 2"
     ]
+    text = (code / "rogue_task.py").read_text()
+    (code / "rogue_task.py").write_text(
+        text.replace("torch.randn(count, 6,", "2 * torch.randn(count, 6,")
+    )
+    changed = warnings(6)[1]
+    assert changed.startswith("the data have changed since attempt 1 saved the checkpoint of step")
+    before, now = changed.partition(": they were ")[2].split(", now they are ")
+    assert before != now
 
 
 def train(path: str, /, **settings: Any) -> None:

@@ -20,25 +20,35 @@ from ddp_trainer.data.sampler import (
     evaluation_portions,
 )
 from ddp_trainer.data.stream import MicroBatchStream, StreamSampler, evaluation_stream
+from ddp_trainer.data.unreadable import Readable, Unreadable
 from ddp_trainer.data.worker import end_with_rank
-from ddp_trainer.errors import InputError
+from ddp_trainer.errors import InputError, ReportedError
 from ddp_trainer.seeds import seed_all
 from ddp_trainer.task import HasCollate, Indexed, Task, is_indexed
 
 Sampler = GlobalSampler | StreamSampler
 
+_MAX_LISTED = 8
+"""Most indices of samples in a message."""
+
 
 @dataclass(frozen=True, slots=True)
-class MicroBatchDataset(Dataset[MicroBatch]):
+class MicroBatchDataset(Dataset[MicroBatch | Unreadable]):
     """Micro-batches of indexed data, by portion. It runs in the rank or in its worker processes."""
 
     data: Indexed
     collate: Callable[[Any], Any]
 
-    def __getitem__(self, portion: Portion[int]) -> MicroBatch:
+    def __getitem__(self, portion: Portion[int]) -> MicroBatch | Unreadable:
         """Return the micro-batch of a portion. The portion's seed makes it reproducible."""
         seed_all(portion.seed)
-        return MicroBatch.of(portion, self.collate(fetch(self.data, portion.items)))
+        progress = Progress()
+        try:
+            return MicroBatch.of(portion, self.collate(fetch(self.data, portion.items, progress)))
+        except ReportedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the rank raises it, with the sample
+            return Unreadable.of(error, progress.described(portion.items))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +58,7 @@ class InProcessLoader:
     dataset: MicroBatchDataset
     portions: Iterable[Portion[int]]
 
-    def __iter__(self) -> Iterator[MicroBatch]:
+    def __iter__(self) -> Iterator[MicroBatch | Unreadable]:
         return map(self.dataset.__getitem__, self.portions)
 
 
@@ -107,9 +117,11 @@ class LoaderFactory:
         data = self.task.train_data
         if isinstance(sampler, GlobalSampler):
             portions = sampler.portions(start, updates, rank_slice)
-            return self._indexed(cast("Indexed", data), portions)
-        return self._stream(
-            partial(sampler.portions, cast("Iterable[Any]", data), start, updates, rank_slice)
+            return Readable(self._indexed(cast("Indexed", data), portions))
+        return Readable(
+            self._stream(
+                partial(sampler.portions, cast("Iterable[Any]", data), start, updates, rank_slice)
+            )
         )
 
     def evaluation(self, rank_slice: RankSlice) -> Iterable[MicroBatch] | None:
@@ -120,8 +132,11 @@ class LoaderFactory:
         micro_batch = self.config.eval_batch or rank_slice.micro_batch
         rank_slice = replace(rank_slice, micro_batch=micro_batch)
         if is_indexed(data):
-            return self._indexed(data, evaluation_portions(len(data), rank_slice))
-        return self._stream(partial(evaluation_stream, cast("Iterable[Any]", data), rank_slice))
+            loader = self._indexed(data, evaluation_portions(len(data), rank_slice))
+        else:
+            read = partial(evaluation_stream, cast("Iterable[Any]", data), rank_slice)
+            loader = self._stream(read)
+        return Readable(loader, "evaluation: ")
 
     def first(self, sampler: Sampler, rank_slice: RankSlice, start: int) -> MicroBatch:
         """Return the first micro-batch from a position on, prepared in this process."""
@@ -133,13 +148,17 @@ class LoaderFactory:
         """Return what each worker process receives besides the training data."""
         return self.task.eval_data, self._collate
 
-    def _indexed(self, data: Indexed, portions: Iterable[Portion[int]]) -> Iterable[MicroBatch]:
+    def _indexed(
+        self, data: Indexed, portions: Iterable[Portion[int]]
+    ) -> Iterable[MicroBatch | Unreadable]:
         dataset = MicroBatchDataset(data, self._collate)
         if self.budget.workers or self._pinned:
             return self._loader(dataset, sampler=portions)
         return InProcessLoader(dataset, portions)
 
-    def _stream(self, portions: Callable[[], Iterable[Portion[Any]]]) -> Iterable[MicroBatch]:
+    def _stream(
+        self, portions: Callable[[], Iterable[Portion[Any]]]
+    ) -> Iterable[MicroBatch | Unreadable]:
         return self._loader(MicroBatchStream(portions, self._collate))
 
     @property
@@ -153,8 +172,10 @@ class LoaderFactory:
         return collate_of(_without_model(self.task)) if bound else collate
 
     def _loader(
-        self, dataset: Dataset[MicroBatch], sampler: Iterable[Portion[int]] | None = None
-    ) -> DataLoader[MicroBatch]:
+        self,
+        dataset: Dataset[MicroBatch | Unreadable],
+        sampler: Iterable[Portion[int]] | None = None,
+    ) -> DataLoader[MicroBatch | Unreadable]:
         """Create a torch loader that yields one micro-batch per portion.
 
         Worker processes start from a fork server, because a process that has opened a process group
@@ -205,13 +226,41 @@ def by_update(micro_batches: Iterable[MicroBatch]) -> Iterator[Iterator[MicroBat
         yield group(first)
 
 
-def fetch(data: Indexed, indices: Sequence[int]) -> Any:
+@dataclass(slots=True)
+class Progress:
+    """The part of a micro-batch's preparation that is under way."""
+
+    index: int | None = None
+    """The sample that is read; None if all of them are read at once, or collated."""
+
+    def described(self, indices: Sequence[int]) -> str:
+        """Return the samples under way, for a message."""
+        if self.index is not None:
+            return f"sample {self.index}"
+        listed = ", ".join(map(str, indices[:_MAX_LISTED]))
+        more = len(indices) - _MAX_LISTED
+        return f"samples {listed}" + (f" and {more} more" if more > 0 else "")
+
+
+def fetch(data: Indexed, indices: Sequence[int], progress: Progress | None = None) -> Any:
     """Return samples as `collate` takes them: a list, or the result of the data's `__getitems__`.
 
     torch's own loader calls `__getitems__` in the same way.
+
+    Args:
+        data: The data set.
+        indices: Indices of the samples.
+        progress: Receives the index of the sample that is being read.
     """
     many = getattr(data, "__getitems__", None)
-    return many(list(indices)) if many else [data[index] for index in indices]
+    if many:
+        return many(list(indices))
+    progress = progress or Progress()
+    samples = []
+    for progress.index in indices:
+        samples.append(data[progress.index])
+    progress.index = None
+    return samples
 
 
 def collate_of(task: Task) -> Callable[[Any], Any]:

@@ -18,7 +18,8 @@ from torch.utils.data._utils import worker as torch_worker
 
 from ddp_trainer.data.order import ORDER_VERSION
 from ddp_trainer.data.sampler import MicroBatch, Portion, RankSlice
-from ddp_trainer.errors import InputError
+from ddp_trainer.data.unreadable import Unreadable
+from ddp_trainer.errors import InputError, ReportedError
 from ddp_trainer.seeds import derive_seed, seed_all
 
 
@@ -81,7 +82,7 @@ class StreamSampler:
 
 
 @dataclass(frozen=True, slots=True)
-class MicroBatchStream(IterableDataset[MicroBatch]):
+class MicroBatchStream(IterableDataset[MicroBatch | Unreadable]):
     """Micro-batches of a stream. Each of n worker processes prepares every n-th one.
 
     A torch loader takes one item from each worker in turn, so the micro-batches stay in order.
@@ -90,13 +91,21 @@ class MicroBatchStream(IterableDataset[MicroBatch]):
     portions: Callable[[], Iterable[Portion[Any]]]
     collate: Callable[[Any], Any]
 
-    def __iter__(self) -> Iterator[MicroBatch]:
+    def __iter__(self) -> Iterator[MicroBatch | Unreadable]:
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         with _as_only_reader():
-            for portion in islice(self.portions(), number, None, workers):
-                seed_all(portion.seed)
-                yield MicroBatch.of(portion, self.collate(portion.items))
+            portions = islice(self.portions(), number, None, workers)
+            try:
+                yield from map(self._micro_batch, portions)
+            except ReportedError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the rank raises it
+                yield Unreadable.of(error, "the next samples of the stream")
+
+    def _micro_batch(self, portion: Portion[Any]) -> MicroBatch:
+        seed_all(portion.seed)
+        return MicroBatch.of(portion, self.collate(portion.items))
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from ddp_trainer.run.building import build_task, document_of
 from ddp_trainer.run.rehearsal import rehearse_if_needed
 from ddp_trainer.run.reporting import make_reporter
 from ddp_trainer.run.run import Position, Run
-from ddp_trainer.run.source import source_fingerprint, source_warning
+from ddp_trainer.run.source import Fingerprints, source_fingerprint
 from ddp_trainer.run.state import restore, task_state, unused_state
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import Task
@@ -79,7 +79,7 @@ class _Built:
     config: RunConfig
     document: dict[str, Any]
     locations: list[Location]
-    source: str
+    fingerprints: Fingerprints
     warnings: list[str]
 
 
@@ -146,7 +146,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
     run = Run(
         config=built.config,
         task_path=request.task,
-        source=built.source,
+        fingerprints=built.fingerprints,
         ranks=ranks,
         attempt=attempt,
         task=built.task,
@@ -193,8 +193,7 @@ def _build(request: RunRequest, ranks: Ranks, device: torch.device) -> _Built:
 
     def build() -> tuple[tuple[Task, RunConfig], RankInfo]:
         task, config = build_task(request.task, request.config, ranks, device, copied.append)
-        both = (task.train_data, task.eval_data) if ranks.world_size > 1 else ()
-        data = "; ".join(map(fingerprint, both))
+        data = "; ".join(map(fingerprint, (task.train_data, task.eval_data)))
         location = Location.from_environment(os.environ)
         document, source = document_of(request.task, config), source_fingerprint(request.task)
         return (task, config), rank_info(device, document, data, source, location)
@@ -203,7 +202,8 @@ def _build(request: RunRequest, ranks: Ranks, device: torch.device) -> _Built:
     (task, config), infos, warnings = build_and_compare(build, ranks, device, allow_mixed=mixed)
     locations = [info.location for info in infos]
     document = document_of(request.task, config)
-    return _Built(task, config, document, locations, infos[0].source, warnings + copied)
+    same = Fingerprints(infos[0].source, infos[0].data)
+    return _Built(task, config, document, locations, same, warnings + copied)
 
 
 def _open_checkpoints(request: RunRequest, built: _Built, device: torch.device) -> _Resume:
@@ -368,10 +368,10 @@ def _report_warnings(
         run.report.warn(sentence)
 
 
-def _changes(built: _Built, learner: Learner, saved: Snapshot | None) -> list[str | None]:
+def _changes(built: _Built, learner: Learner, saved: Snapshot | None) -> list[str]:
     """Return a sentence for each change since the checkpoint, if any."""
-    changed = source_warning(built.source, saved.state if saved else {})
-    return [changed, *unused_state(learner, built.task, saved)]
+    changed = built.fingerprints.warnings(saved.state if saved else {})
+    return [*changed, *unused_state(learner, built.task, saved)]
 
 
 def _report_notes(run: Run, choice: WorkerChoice | None, initial: WeightMatch | None) -> None:

@@ -4,7 +4,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ from ddp_trainer.ranks.agreement import NOT_MEASURED, Agreement, Decision, RankS
 from ddp_trainer.ranks.collectives import finish_updates, on_first_rank, sum_over_ranks
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.run.garbage import Collector
+from ddp_trainer.run.source import Fingerprints
 from ddp_trainer.run.state import gather, learner_state, restore
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import Task, Update
@@ -57,8 +58,7 @@ class Run:
     config: RunConfig
     task_path: str
     ranks: Ranks
-    source: str
-    """Fingerprint of the task's own code."""
+    fingerprints: Fingerprints
     attempt: int
     task: Task
     learner: Learner
@@ -384,7 +384,7 @@ class Run:
             **learner_state(self.learner),
             "nonfinite": self.nonfinite.state(),
             "task": self.task_path,
-            "source": self.source,
+            **asdict(self.fingerprints),
             "config": self.config.model_dump(mode="json"),
             "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
         }

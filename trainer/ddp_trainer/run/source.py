@@ -1,12 +1,13 @@
-"""Fingerprint of a task's own code, which may change between two attempts.
+"""Fingerprints of a task's own code and of its data, which may change between two attempts.
 
-The code may come from a ConfigMap, a shared volume or another image. The ranks compare the
-fingerprint, and each checkpoint keeps it.
+The code may come from a ConfigMap, a shared volume or another image, and somebody may replace the
+files of a data set. The ranks compare the fingerprints, and each checkpoint keeps them.
 """
 
 import hashlib
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,20 +37,31 @@ def source_fingerprint(path: str) -> str:
     return digest.hexdigest()
 
 
-def source_warning(fingerprint: str, state: Mapping[str, Any]) -> str | None:
-    """Return a sentence if the code of the task has changed since a checkpoint.
+@dataclass(frozen=True, slots=True)
+class Fingerprints:
+    """What a checkpoint keeps to tell whether code and data are still the same."""
 
-    Args:
-        fingerprint: That of this attempt.
-        state: State in the checkpoint, or empty. That of an older release has no fingerprint.
-    """
-    before = state.get("source")
-    if before is None or before == fingerprint:
-        return None
-    return (
-        f"the code of the task has changed since attempt {state['attempt']} saved the checkpoint of"
-        f" step {state['step']}"
-    )
+    source: str
+    """Result of `source_fingerprint`."""
+    data: str
+    """Fingerprints of the training and the evaluation data."""
+
+    def warnings(self, state: Mapping[str, Any]) -> list[str]:
+        """Return a sentence for each change since a checkpoint.
+
+        Args:
+            state: State in the checkpoint, or empty. Older releases saved fewer fingerprints.
+        """
+        since = f"since attempt {state.get('attempt')} saved the checkpoint of step"
+        found = []
+        if state.get("source", self.source) != self.source:
+            found.append(f"the code of the task has changed {since} {state['step']}")
+        if (before := state.get("data", self.data)) != self.data:
+            found.append(
+                f"the data have changed {since} {state['step']}: they were {before}, now they are"
+                f" {self.data}"
+            )
+        return found
 
 
 def _files(top: str, modules: Mapping[str, ModuleType]) -> dict[str, Path]:
