@@ -5,6 +5,7 @@ Therefore this module removes references, titles, null branches and `additionalP
 and it adds the Kubernetes extensions.
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,10 @@ def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
     out = {k: v for k, v in node.items() if k not in _REMOVED_KEYS}
     if out.get("default", ...) is None:
         del out["default"]
+    default, text = out.get("default"), out.get("description", "")
+    if isinstance(default, str | int | bool) and "default is" not in text:
+        # `kubectl explain` shows no other trace of a default.
+        out["description"] = f"{text} The default is {json.dumps(default)}."
     if out.get("x-kubernetes-preserve-unknown-fields"):
         return {k: v for k, v in out.items() if k != "default"} | {"type": "object"}
     if "properties" in out:
@@ -119,7 +124,6 @@ PRINTER_COLUMNS: tuple[Schema, ...] = (
         _succeeded_condition("message"),
         "string",
         "Reason for the current state, as a sentence.",
-        wide=True,
     ),
 )
 

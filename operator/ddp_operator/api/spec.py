@@ -276,7 +276,7 @@ class DDPJobSpec(ApiModel):
     resources: Resources | None = None
     """Compute resources of each worker pod, except GPUs."""
     shared_memory: Quantity | None = None
-    """Size limit of /dev/shm, for example 16Gi. What is stored there counts as memory of the pod. The default is the limit in the operator's settings. Without one, the limit is that of the pod's memory."""  # noqa: E501
+    """Size limit of /dev/shm, a quantity as text or a number of bytes, for example 16Gi. What is stored there counts as memory of the pod. The default is the limit in the operator's settings. Without one, the limit is that of the pod's memory."""  # noqa: E501
     volumes: (
         Annotated[
             list[Volume],

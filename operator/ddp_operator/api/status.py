@@ -34,6 +34,12 @@ class ConditionType(StrEnum):
     """At least one checkpoint has been committed."""
     SUSPENDED = "Suspended"
     """spec.suspend has stopped the run, and its pods are deleted."""
+    COMPLETE = "Complete"
+    """The job completed, as of a batch/v1 Job. Present at the end only."""
+    FAILED = "Failed"
+    """The job failed for good, as of a batch/v1 Job. Present at the end only."""
+    STALLED = "Stalled"
+    """The same as Failed, under the name that kstatus knows. Present at the end only."""
 
 
 class ConditionStatus(StrEnum):

@@ -343,7 +343,6 @@ def _lost_pod(world: World, index: int, pod: PodView | None) -> Loss:
     if pod is not None and pod.disruption is not None:
         return Loss(_disrupted(world, pod, pod.disruption, world.now))
     name = names.pod_name(world.job, index)
-    how = "was deleted" if pod is None else "is being deleted"
     return Loss(
         FailureStatus(
             attempt=world.job.status.attempt,
@@ -351,7 +350,7 @@ def _lost_pod(world: World, index: int, pod: PodView | None) -> Loss:
             cause=Cause.INFRASTRUCTURE,
             pod=name,
             node=pod.node if pod else None,
-            message=f"{name} {how}",
+            message=f"{name} was deleted",
             time=world.now,
         )
     )

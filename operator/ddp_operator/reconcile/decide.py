@@ -231,7 +231,8 @@ def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) ->
         text = f"attempt {status.attempt} resumed from step {status.resumed_from_step}"
         events.append(Event(EventType.NORMAL, "ResumedFromCheckpoint", text))
     if status.last_recovery is not None and status.last_recovery is not old_recovery:
-        text = f"attempt {status.attempt} recovered in {status.last_recovery.summary}"
+        after = f"{recovery.duration(status.last_recovery)} after the fault"
+        text = f"attempt {status.attempt} trains {after}; status.lastRecovery has the parts"
         events.append(Event(EventType.NORMAL, "Recovered", text))
     slow = status.straggler
     if slow is not None and (old_straggler is None or old_straggler.rank != slow.rank):

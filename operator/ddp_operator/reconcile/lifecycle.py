@@ -26,12 +26,15 @@ def finish(
     wanted = world.job.nodes
     out.set(ConditionType.PODS_READY, False, reason, message)
     out.set(ConditionType.SUCCEEDED, succeeded, reason, message)
+    final = [ConditionType.COMPLETE] if succeeded else [ConditionType.FAILED, ConditionType.STALLED]
+    for kind in final:
+        out.set(kind, True, reason, message)
     ended = out.status.model_copy(
         update={"completion_time": world.now.replace(microsecond=0), "ready": f"0/{wanted}"}
     )
-    kind = EventType.NORMAL if succeeded else EventType.WARNING
+    severity = EventType.NORMAL if succeeded else EventType.WARNING
     # The next reconcile finds a finished job and cleans up its pods.
-    return Plan(ended, events=(Event(kind, reason, message),), requeue_seconds=0)
+    return Plan(ended, events=(Event(severity, reason, message),), requeue_seconds=0)
 
 
 def after_finish(world: World) -> Plan:

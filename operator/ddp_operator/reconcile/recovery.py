@@ -41,6 +41,11 @@ def complete_trace(world: World, status: DDPJobStatus) -> DDPJobStatus:
     return status.model_copy(update={"last_recovery": _completed(recovery, timelines)})
 
 
+def duration(recovery: RecoveryStatus) -> str:
+    """Return the time from the fault to the first update of all ranks, for a sentence."""
+    return f"{(recovery.first_step_milliseconds or 0) / 1000:.1f} s"
+
+
 def _timelines(world: World, attempt: int) -> list[Timeline]:
     reports = (world.report(pod) for pod in world.pods)
     return [r.timeline for r in reports if r is not None and r.timeline and r.attempt == attempt]
@@ -66,7 +71,7 @@ def _summary(recovery: RecoveryStatus) -> str:
     parts = [("noticed", recovery.noticed_milliseconds), ("decided", recovery.decided_milliseconds)]
     parts += [(name, getattr(recovery, field)) for field, name, _ in _PARTS]
     shown = [f"{name} {value / 1000:.2f}" for name, value in parts if value is not None]
-    return f"{(recovery.first_step_milliseconds or 0) / 1000:.1f} s: " + ", ".join(shown)
+    return f"{duration(recovery)}: " + ", ".join(shown)
 
 
 def _milliseconds(seconds: float) -> int:

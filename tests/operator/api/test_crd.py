@@ -149,12 +149,12 @@ def test_crd_has_the_subresources_status_and_scale() -> None:
     }
 
 
-def test_kubectl_get_shows_six_columns_and_five_more_with_wide_output() -> None:
+def test_kubectl_get_shows_seven_columns_and_four_more_with_wide_output() -> None:
     columns = version()["additionalPrinterColumns"]
     narrow = [c["name"] for c in columns if c.get("priority", 0) == 0]
     wide = [c["name"] for c in columns if c.get("priority", 0) == 1]
-    assert narrow == ["Status", "Ready", "Attempt", "Progress", "Loss", "Age"]
-    assert wide == ["Throughput", "ETA", "Checkpoint", "Goodput", "Message"]
+    assert narrow == ["Status", "Ready", "Attempt", "Progress", "Loss", "Age", "Message"]
+    assert wide == ["Throughput", "ETA", "Checkpoint", "Goodput"]
 
 
 @pytest.mark.parametrize("column", PRINTER_COLUMNS, ids=lambda c: str(c["name"]))
@@ -183,3 +183,16 @@ def test_committed_crd_equals_the_generated_one() -> None:
 
 def test_committed_reference_page_equals_the_generated_one() -> None:
     assert REFERENCE.read_text(encoding="utf-8") == build_reference()
+
+
+def test_kubectl_explain_states_every_default() -> None:
+    stated = {
+        path: node["description"]
+        for path, node in walk(part("spec"))
+        if isinstance(node.get("default"), str | int | bool)
+    }
+    assert stated[".maxRestarts"].endswith(" The default is 3.")
+    assert stated[".maxInfrastructureRestarts"].endswith(" The default is 50.")
+    assert stated[".hang.stepSeconds"].endswith(" The default is 30.")
+    assert len(stated) > 10
+    assert [path for path, text in stated.items() if "default is" not in text] == []

@@ -141,7 +141,7 @@ def test_pod_being_deleted_after_all_ranks_joined_ends_the_attempt() -> None:
     job = active_job()
     plan = plan_for(job, [pod(job, 0), pod(job, 1, deleting=True)])
     assert plan.status.attempt == 2
-    assert failure(plan).message == "digits-1 is being deleted"
+    assert failure(plan).message == "digits-1 was deleted"
     assert failure(plan).node == "machine-1"
     assert plan.actions == (SetAttempt("digits-0", "uid-digits-0", "2"),)
 

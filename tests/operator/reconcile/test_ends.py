@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import ConditionType
 from ddp_operator.reconcile import node_ranges
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, EndPod, SetAttempt
@@ -28,6 +29,8 @@ from tests.operator.support import (
     with_status,
     world,
 )
+
+COMPLETE, FAILED, STALLED = ConditionType.COMPLETE, ConditionType.FAILED, ConditionType.STALLED
 
 
 def succeeded(job: DDPJob, index: int) -> PodView:
@@ -125,3 +128,19 @@ def test_pod_lingers_when_only_its_worker_has_ended(
 def test_all_pods_of_a_running_job_stay() -> None:
     job = active_job()
     assert plan_for(job, all_pods(job)).actions == ()
+
+
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_case_146_ended_job_has_the_condition_of_a_batch_job_and_an_active_one_has_none(
+    succeeds: bool,
+) -> None:
+    job = active_job(maxRestarts=0)
+    running = plan_for(job, all_pods(job)).status
+    failed = pod(job, 1, phase="Failed", ready=False, termination=ended(1))
+    last = succeeded(job, 1) if succeeds else failed
+    done = plan_for(job, [succeeded(job, 0), last]).status
+    for kinds, is_end in (((COMPLETE,), succeeds), ((FAILED, STALLED), not succeeds)):
+        for kind in kinds:
+            assert running.condition(kind) is None
+            assert (done.condition(kind) is not None) is is_end
+            assert done.is_true(kind) is is_end
