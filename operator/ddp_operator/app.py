@@ -30,6 +30,7 @@ from ddp_operator.runtime.metrics import OperatorMetrics
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.settings import ASSIGNED, Settings, SettingsError
 from ddp_operator.runtime.workers import Activity, all_workers, first_sync, resync_periodically
+from ddp_wire.processes import raise_open_file_limit
 
 _log = logging.getLogger("ddp_operator")
 
@@ -229,6 +230,7 @@ def main() -> None:
         sys.exit(f"ddp-operator: {error}")
     logs.configure(settings.log_level, settings.log_format)
     collect_garbage_less_often()
+    raise_open_file_limit()
     try:
         asyncio.run(_run_and_reexec(settings))
     except NotLeadingError as error:

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import resource
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -53,6 +54,19 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = DEADLI
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
         time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def few_files() -> Iterator[None]:
+    """Let this process open no further file, until the end of the context."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open(os.devnull, os.O_RDONLY)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 _PR_SET_CHILD_SUBREAPER = 36

@@ -12,7 +12,6 @@ import pytest
 
 import ddp_wire
 from ddp_agent.agent import NEXT_ORDER_SECONDS, READER_ABSENT_SECONDS, UNREAD_SECONDS
-from ddp_agent.attempt_process import REMINDER_SECONDS
 from ddp_wire.contract import AgentPhase, AgentStatus, AttemptOrder, Env, ExitCode, HungRank
 from tests.agent.harness import AgentHarness, phase, stub_torchrun
 from tests.agent.support import adopting_orphans
@@ -195,22 +194,6 @@ def test_agent_exits_if_no_order_follows_a_failed_attempt(
     assert limit <= node.monotonic - failed_at[0] <= 2 * limit
 
 
-@pytest.mark.parametrize(
-    "code", ["sys.exit(3)", "open(os.environ['DDP_FAILURE_FILE'], 'w').write('{'); sys.exit(3)"]
-)
-def test_agent_reports_the_exit_code_of_a_torchrun_without_failure_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
-) -> None:
-    stub_torchrun(monkeypatch, code)
-    node = AgentHarness(tmp_path)
-    node.write_order("1")
-    node.when(phase("Failed"), node.orders.stop)
-    assert node.run() == ExitCode.FAILED
-    failure = node.status.failure
-    assert failure is not None
-    assert failure.message == "torchrun ended with exit code 3 and wrote no readable failure file"
-
-
 @pytest.mark.parametrize("how", ["stop", "terminate"])
 def test_agent_lets_ranks_save_on_a_stop_order_and_reports_preemption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
@@ -234,28 +217,6 @@ run_forever()
     assert node.run() == ExitCode.PREEMPTED
     assert node.phases()[-1] == "1:Preempted"
     assert saved.exists()
-
-
-def test_agent_signals_ranks_directly_if_torchrun_does_not_forward_the_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torchrun loses a signal that arrives while it starts its ranks."""
-    rank = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(85)); time.sleep(60)"
-    stub_torchrun(
-        monkeypatch,
-        f"""
-on_sigterm(lambda: None)
-rank = subprocess.Popen([sys.executable, "-S", "-c", {rank!r}])
-heartbeat("Training")
-code = rank.wait()
-open({str(tmp_path / "code")!r}, "w").write(str(code))
-""",
-    )
-    node = AgentHarness(tmp_path, tick_seconds=REMINDER_SECONDS / 40)
-    node.write_order("1")
-    node.when(phase("Training"), lambda: node.write_order("stop"))
-    assert node.run() == ExitCode.PREEMPTED
-    assert (tmp_path / "code").read_text() in {"85", "-15"}
 
 
 def test_agent_runs_an_attempt_that_the_operator_orders_directly(

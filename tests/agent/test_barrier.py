@@ -5,17 +5,20 @@ import random
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from ddp_agent.barrier import Arrival, BarrierClient, BarrierServer, StartBarrier
+from ddp_agent.arrivals import Arrival
+from ddp_agent.barrier import BarrierClient, BarrierServer, StartBarrier
 from ddp_agent.clock import Clock, Ticker
 from ddp_wire.contract import AgentPhase, Env, ExitCode
 from ddp_wire.signatures import random_text
 from tests.agent.harness import AgentHarness, phase, stub_torchrun
-from tests.agent.support import adopting_orphans, wait_until
+from tests.agent.support import adopting_orphans, few_files, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does")
 
@@ -183,6 +186,98 @@ def test_server_survives_random_input_and_idle_connections(server: BarrierServer
     for _ in range(400):
         server.replaced_node()
     assert started(server, arrive(server, 1), arrive(server, 2))
+
+
+def idle(server: BarrierServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=5)
+
+
+def is_closed(link: socket.socket) -> bool:
+    link.setblocking(False)
+    try:
+        return link.recv(1) == b""
+    except BlockingIOError:
+        return False
+
+
+def test_case_115_idle_connections_keep_no_node_from_the_barrier(server: BarrierServer) -> None:
+    first = arrive(server, 1)
+    held = [idle(server) for _ in range(100)]
+    for _ in held:
+        server.replaced_node()
+    assert started(server, first, arrive(server, 2))
+    closed = [is_closed(link) for link in held]
+    assert closed == sorted(closed, reverse=True), "the oldest are closed"
+    assert 36 <= sum(closed) < 100
+
+
+def test_case_115_connection_without_an_arrival_is_closed_after_some_seconds(
+    server: BarrierServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, link = arrive(server, 1), idle(server)
+    wait_until(lambda: not server.wait(1, ticker()) and server.missing(1) == [2], "it arrives")
+    with monkeypatch.context() as changed:
+        changed.setattr("ddp_agent.barrier._ARRIVAL_SECONDS", 0.0)
+        wait_until(lambda: server.replaced_node() is None and is_closed(link), "it is closed")
+    assert started(server, first, arrive(server, 2)), "a node that has arrived may wait for days"
+
+
+def test_case_115_replayed_arrival_of_a_replaced_agent_ends_no_attempt(
+    server: BarrierServer,
+) -> None:
+    old = Arrival(job_uid=JOB, attempt=1, node_index=1, agent="replaced")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        old.send(ours, SECRET)
+        recorded = theirs.recv(512)
+    older = send(server, recorded)
+    for _ in range(3):
+        server.wait(1, ticker())
+    older.close()
+    assert started(server, arrive(server, 1), arrive(server, 2))
+    for _ in range(3):
+        replay = send(server, recorded)
+        refused = partial(is_closed, replay)
+        wait_until(lambda: server.replaced_node() is None and refused(), "it is refused")  # noqa: B023
+
+
+def test_case_115_replayed_news_count_once() -> None:
+    news: list[None] = []
+    made = BarrierServer("127.0.0.1", 0, JOB, 2, lambda: news.append(None), secret=SECRET)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for name in ("", "one"):  # An older agent gives its message no name.
+            Arrival(job_uid=JOB, attempt=1, node_index=1, news=True, agent=name).send(ours, SECRET)
+        unnamed, named, _ = theirs.recv(1024).split(b"\n")
+    for recorded, expected in ((unnamed, 3), (named, 4)):
+        for _ in range(3):
+            closed = partial(is_closed, send(made, recorded + b"\n"))
+            wait_until(lambda: made.replaced_node() is None and closed(), "it is read")  # noqa: B023
+        assert len(news) == expected
+    made.close()
+
+
+def test_case_116_barrier_without_free_files_says_so_and_does_not_spin(
+    server: BarrierServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    stranger = idle(server)
+    server.replaced_node()
+    first, second = (
+        BarrierClient("127.0.0.1", server.port, JOB, index, secret=SECRET) for index in (1, 2)
+    )
+    assert not first.wait(1, ticker())
+    assert not second.wait(1, ticker())
+    with few_files():
+        wait_until(lambda: not server.wait(1, ticker()) and is_closed(stranger), "room is made")
+        wait_until(lambda: not server.wait(1, ticker()) and bool(caplog.messages), "it says so")
+        began = time.process_time()
+        for _ in range(3):
+            server.wait(1, ticker())
+        assert time.process_time() < began + 0.1
+    assert "cannot accept the agents of all 2 other nodes: the limit is" in caplog.text
+    wait_until(lambda: server.wait(1, ticker()), "the barrier accepts again", 10)
+    assert first.wait(1, ticker())
+    assert second.wait(1, ticker())
 
 
 # --- Whole agents ---------------------------------------------------------------------------------

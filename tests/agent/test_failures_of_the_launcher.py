@@ -1,4 +1,4 @@
-"""Attempts whose command cannot start, or whose launcher is killed."""
+"""Attempts whose launcher cannot start, must not start, or is killed."""
 
 import json
 import re
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ddp_agent.attempt_process import REMINDER_SECONDS, AttemptStarter
+from ddp_agent.orders import Interruption
 from ddp_wire.contract import Env, ExitCode
 from tests.agent.harness import AgentHarness, phase, stub_torchrun
 from tests.agent.support import adopting_orphans
@@ -62,3 +64,64 @@ def test_case_113_launcher_killed_for_lack_of_memory_is_out_of_memory(
     assert failure.message.endswith(
         "the kernel killed a process at the memory limit of 160 MiB (/sys/fs/cgroup/memory.max)"
     )
+
+
+@pytest.mark.parametrize("how", ["stop", "next"])
+def test_case_117_order_ends_the_wait_for_the_imports_of_the_standby(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    stub_torchrun(monkeypatch, "if attempt == 1: raise AssertionError('it was interrupted')")
+    node = AgentHarness(tmp_path)
+    waits = iter([False] * 3)
+    monkeypatch.setattr(AttemptStarter, "wait_ready", lambda _: next(waits, how == "next"))
+    node.write_order("1")
+    order = node.orders.interruption
+    asked = iter(range(9))
+
+    def interruption(attempt: int) -> Interruption | None:
+        if next(asked, 9) == 1:
+            node.orders.stop() if how == "stop" else node.write_order("2")
+        return order(attempt)
+
+    monkeypatch.setattr(node.orders, "interruption", interruption)
+    code = node.run()
+    assert code == (ExitCode.PREEMPTED if how == "stop" else ExitCode.OK)
+    assert "1:Starting" not in node.phases()
+
+
+@pytest.mark.parametrize(
+    "code", ["sys.exit(3)", "open(os.environ['DDP_FAILURE_FILE'], 'w').write('{'); sys.exit(3)"]
+)
+def test_agent_reports_the_exit_code_of_a_torchrun_without_failure_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    stub_torchrun(monkeypatch, code)
+    node = AgentHarness(tmp_path)
+    node.write_order("1")
+    node.when(phase("Failed"), node.orders.stop)
+    assert node.run() == ExitCode.FAILED
+    failure = node.status.failure
+    assert failure is not None
+    assert failure.message == "torchrun ended with exit code 3 and wrote no readable failure file"
+
+
+def test_agent_signals_ranks_directly_if_torchrun_does_not_forward_the_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun loses a signal that arrives while it starts its ranks."""
+    rank = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(85)); time.sleep(60)"
+    stub_torchrun(
+        monkeypatch,
+        f"""
+on_sigterm(lambda: None)
+rank = subprocess.Popen([sys.executable, "-S", "-c", {rank!r}])
+heartbeat("Training")
+code = rank.wait()
+open({str(tmp_path / "code")!r}, "w").write(str(code))
+""",
+    )
+    node = AgentHarness(tmp_path, tick_seconds=REMINDER_SECONDS / 40)
+    node.write_order("1")
+    node.when(phase("Training"), lambda: node.write_order("stop"))
+    assert node.run() == ExitCode.PREEMPTED
+    assert (tmp_path / "code").read_text() in {"85", "-15"}

@@ -22,6 +22,7 @@ pytest.importorskip("torch")
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousStateError
 
+from ddp_agent import rendezvous_store
 from ddp_agent.launcher import Launch, prepare
 from ddp_agent.signed_rendezvous import SignedPickle
 from ddp_agent.warm import FLAGS
@@ -121,3 +122,15 @@ def test_signed_state_is_read_by_the_same_attempt_alone() -> None:
     for forged in (other.dumps(state), pickle.dumps(state), b"", ours.dumps(state)[:-1]):
         with pytest.raises(RendezvousStateError, match="is not signed by an agent of this job"):
             ours.loads(forged)
+
+
+def test_store_of_a_local_run_listens_on_the_address_of_its_agent() -> None:
+    """Another user of the machine's network would reach a store on all addresses."""
+    port = free_port()
+    store = rendezvous_store._store("127.0.0.1", port, "127.0.0.1")
+    assert dist.TCPStore("127.0.0.1", port, is_master=False).host == "127.0.0.1"
+    tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    listening = "".join(tables).splitlines()
+    mine = {line.split()[1] for line in listening if f":{port:04X} " in line and " 0A " in line}
+    assert mine == {f"0100007F:{port:04X}"}
+    del store

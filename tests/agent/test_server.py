@@ -13,7 +13,7 @@ import pytest
 
 from ddp_wire.contract import AgentPhase, AgentStatus, AttemptOrder
 from ddp_wire.signatures import NONCE_HEADER, SIGNATURE_HEADER, random_text, sign_request
-from tests.agent.support import FakeAgent, heartbeat, wait_until
+from tests.agent.support import FakeAgent, few_files, heartbeat, wait_until
 from tests.operator.support import UID, agent_status
 
 SECRET = random_text()
@@ -175,6 +175,25 @@ def test_case_78_flood_of_connections_delays_no_probe_and_ends_no_request_of_the
         link.close()
     probe.close()
     poll.close()
+    running.close()
+
+
+def test_case_116_server_without_free_files_closes_the_oldest_stranger() -> None:
+    running = FakeAgent().server()
+    running.start()
+    idle, probe = (socket.socket() for _ in range(2))
+    request = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
+    for link in (idle, probe):
+        link.settimeout(10)
+    idle.connect(("127.0.0.1", running.port))
+    idle.sendall(request)
+    assert idle.recv(15) == b"HTTP/1.1 200 OK"
+    with few_files():
+        probe.connect(("127.0.0.1", running.port))
+        probe.sendall(request)
+        assert probe.recv(15) == b"HTTP/1.1 200 OK"
+    idle.close()
+    probe.close()
     running.close()
 
 

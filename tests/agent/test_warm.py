@@ -167,9 +167,10 @@ def test_standby_starts_before_the_agent_if_the_environment_asks_for_it(
     assert warm.start_standby_early({}) is None
     taken: list[object] = []
     monkeypatch.setenv(Env.STANDBY, "true")
-    monkeypatch.setattr(agent_main, "main", taken.append)
+    monkeypatch.setenv(Env.JOB_SECRET, "e" * 32)
+    monkeypatch.setattr(agent_main, "main", lambda *given: taken.extend(given))
     entry_point.main()
-    assert taken == [early]
+    assert taken == [early, {Env.JOB_SECRET: "e" * 32}]
 
 
 FAILURES = {

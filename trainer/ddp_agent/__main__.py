@@ -18,6 +18,9 @@ def main() -> None:
     from ddp_wire.secret_variables import AGENT_SECRETS, take  # noqa: PLC0415 (after the handlers)
 
     secrets = take(AGENT_SECRETS)
+    from ddp_wire.processes import raise_open_file_limit  # noqa: PLC0415 (likewise)
+
+    raise_open_file_limit()
     from ddp_agent.warm import start_standby_early  # noqa: PLC0415 (after the handlers)
 
     standby = start_standby_early(os.environ)

@@ -103,7 +103,7 @@ class Agent:
         if problem := command_problem(self._config):
             self._conclude(self._bad_input(problem))
             return
-        interruption = self._wait_for_start(attempt)
+        interruption = self._wait_for_start(attempt) or self._wait_for_standby(attempt)
         if interruption is not None:
             self._reporter.interrupted(interruption)
             self._conclude_interrupted(interruption)
@@ -136,6 +136,13 @@ class Agent:
             if self._barrier.wait(attempt, self._ticker):
                 break
         return self._wait_for_store(attempt) if self._config.node_index != 0 else None
+
+    def _wait_for_standby(self, attempt: int) -> Interruption | None:
+        """Wait for the imports of the standby, or for an interruption."""
+        while not self._starter.wait_ready():
+            if (interruption := self._orders.interruption(attempt)) is not None:
+                return interruption
+        return None
 
     def _wait_for_store(self, attempt: int) -> Interruption | None:
         """Wait until node 0's store of this attempt accepts connections, or for an interruption."""

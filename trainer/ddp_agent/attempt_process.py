@@ -142,6 +142,7 @@ class AttemptStarter:
         self._config, self._ticker, self._standby, self._xids = config, ticker, standby, xids
         self._may_fork = config.standby
         self._mirror: LogMirror | None = None
+        self._waits_since: float | None = None
 
     def ensure_standby(self) -> None:
         """Start a standby if attempts can be forked and none runs. Do not wait for its imports.
@@ -154,10 +155,27 @@ class AttemptStarter:
         if wanted and self._standby is None:
             self._standby = Standby(standby_environment(os.environ))
 
+    def wait_ready(self) -> bool:
+        """Wait for the imports of a standby, for about one tick. Return whether they have ended.
+
+        Without a standby, or if they take too long, there is nothing to wait for.
+        """
+        if self._standby is None or self._standby.imports_seconds is not None:
+            return True
+        clock = self._ticker.clock
+        self._waits_since = self._waits_since or clock.monotonic()
+        self._ticker.record()
+        try:
+            ready = self._standby.wait_ready(TICK_SECONDS)
+        except StandbyLostError:
+            ready = True  # The start replaces it.
+        return ready or clock.monotonic() > self._waits_since + READY_SECONDS
+
     def start(self, launch: Launch) -> AttemptProcess:
         """Start the processes of an attempt, and the copying of its logs."""
         evidence = Evidence(self._xids)
         tree = self._start_warm(launch) or ColdTree(launch.command, launch.environment)
+        self._waits_since = None
         self._mirror = LogMirror(launch.log_dir, launch.log_copy_dir)
         return AttemptProcess(tree, launch, evidence, self._config.stop_grace_seconds)
 
@@ -196,7 +214,7 @@ class AttemptStarter:
     def _wait_ready(self, standby: Standby) -> bool:
         """Wait until the standby is ready. Return False if that takes too long."""
         clock = self._ticker.clock
-        deadline = clock.monotonic() + READY_SECONDS
+        deadline = (self._waits_since or clock.monotonic()) + READY_SECONDS
         while not standby.wait_ready(TICK_SECONDS):
             self._ticker.record()
             if clock.monotonic() > deadline:

@@ -8,61 +8,38 @@ Node 0's agent also hears here of a status of another node that nobody has read 
 """
 
 import contextlib
+import errno
 import logging
 import selectors
 import socket
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from ddp_agent.arrivals import Arrival, connected, keep_alive
 from ddp_agent.clock import TICK_SECONDS, Ticker
 from ddp_agent.config import AgentConfig
-from ddp_wire.signatures import is_genuine, sign_arrival
+from ddp_wire.processes import describe_open_files, open_file_limit
 
 _log = logging.getLogger("ddp_agent")
 
 START = b"start\n"
+_NO_FILES = {errno.EMFILE, errno.ENFILE}
 _MAX_ARRIVAL_BYTES = 512
 _SPARE_CONNECTIONS = 64
-"""Connections beyond one per node: a replaced pod's connection may outlive it for a while."""
-_CONNECT_SECONDS = 0.5
-"""Timeout of one connection attempt: the name may still resolve to a deleted pod."""
-_KEEPALIVE_SECONDS = 5
-
-
-class Arrival(BaseModel):
-    """Message of a node's agent to node 0's agent: it waits for the start of an attempt."""
-
-    job_uid: str
-    attempt: int
-    node_index: int
-    agent: str = ""
-    """Random name of the agent process. A replaced pod has another one."""
-    news: bool = False
-    """The agent does not wait. It has a status that nobody has read."""
-    signature: str = ""
-    """Signature with the job's secret, or "" in a job of an older operator."""
-
-    def send(self, link: socket.socket, secret: str) -> None:
-        """Sign this message with the job's secret, if it has one, and send it.
-
-        Raises:
-            OSError: The connection broke.
-        """
-        signature = self._expected_signature(secret) if secret else ""
-        signed = self.model_copy(update={"signature": signature})
-        link.sendall(signed.model_dump_json().encode() + b"\n")
-
-    def is_genuine(self, secret: str) -> bool:
-        """Return whether an agent of the job has sent this message. Without a secret, all count."""
-        return not secret or is_genuine(self.signature, self._expected_signature(secret))
-
-    def _expected_signature(self, secret: str) -> str:
-        body = self.model_dump_json(exclude={"signature"}).encode()
-        return sign_arrival(secret, body)
+"""Most connections without an arrival. Beyond it, the oldest one is closed."""
+_OTHER_FILES = 256
+"""Open files of an agent without its barrier: its HTTP server, logs and libraries."""
+_ARRIVAL_SECONDS = 5.0
+"""Maximum time until a connection has sent its arrival."""
+_FULL_SECONDS = 1.0
+"""Pause of accepting connections when the process has no file descriptor left."""
+_REMEMBERED = 4096
+"""Number of names of messages that the server remembers, to ignore a recorded one."""
 
 
 @dataclass(eq=False)
@@ -70,6 +47,8 @@ class _Connection:
     """Connection of one waiting agent."""
 
     socket: socket.socket
+    since: float
+    """Monotonic seconds at which it was accepted."""
     received: bytes = b""
     arrival: Arrival | None = None
 
@@ -129,7 +108,17 @@ class BarrierServer(StartBarrier):
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._job_uid, self._others = job_uid, frozenset(range(1, nodes))
         self._on_news, self._secret, self._warned = on_news, secret, False
-        self._connections: set[_Connection] = set()
+        self._warned_of_files = False
+        self._strangers: dict[_Connection, None] = {}
+        """Connections without an arrival, the oldest first."""
+        self._waiting: dict[int, _Connection] = {}
+        """Connection of each node that has arrived."""
+        self._newest: dict[int, str] = {}
+        """Newest agent of each node."""
+        self._used: dict[tuple[int, str], None] = {}
+        """Names of replaced agents and of read messages. They count only once."""
+        self._accepting_from: float | None = None
+        """Monotonic seconds from which connections are accepted again, after a pause."""
         self._started: int | None = None
         self._members: dict[int, str] = {}
         self._replaced: int | None = None
@@ -144,8 +133,8 @@ class BarrierServer(StartBarrier):
         ticker.tick(0.0)
         self._serve(TICK_SECONDS)
         waiting = {
-            one.arrival.node_index: one
-            for one in self._connections
+            index: one
+            for index, one in self._waiting.items()
             if one.arrival is not None and one.arrival.attempt == attempt
         }
         if waiting.keys() != self._others:
@@ -163,32 +152,63 @@ class BarrierServer(StartBarrier):
 
     def close(self) -> None:
         """Close all connections."""
-        for one in list(self._connections):
+        for one in [*self._strangers, *self._waiting.values()]:
             self._close(one)
         self._selector.close()
         self._listener.close()
 
+    def missing(self, attempt: int) -> list[int]:
+        """Return the nodes whose agents do not wait for an attempt."""
+        arrivals = ((index, one.arrival) for index, one in self._waiting.items())
+        return sorted(self._others - {i for i, a in arrivals if a and a.attempt == attempt})
+
     def _serve(self, seconds: float) -> None:
         """Accept connections and read messages, until something arrives or the time is up."""
-        for key, _ in self._selector.select(seconds):
-            if key.fileobj is self._listener:
-                self._accept()
-            else:
+        now = time.monotonic()
+        if self._accepting_from is not None and now >= self._accepting_from:
+            self._selector.register(self._listener, selectors.EVENT_READ)
+            self._accepting_from = None
+        for one in list(self._strangers):
+            if one.since + _ARRIVAL_SECONDS > now:
+                break
+            self._close(one)
+        ready = [key for key, _ in self._selector.select(seconds)]
+        for key in ready:
+            if key.data is not None and key.data.socket.fileno() >= 0:
                 self._read(key.data)
+        # Accepting may close connections, so those that have sent something are read before.
+        if any(key.data is None for key in ready):
+            self._accept(now)
 
-    def _accept(self) -> None:
+    def _accept(self, now: float) -> None:
         try:
             accepted, _ = self._listener.accept()
-        except OSError:
-            return  # The client has gone.
-        if len(self._connections) >= len(self._others) + _SPARE_CONNECTIONS:
-            accepted.close()
-            return
+        except OSError as error:
+            if error.errno in _NO_FILES:
+                self._make_room(now)
+            return  # Otherwise the client has gone.
+        if len(self._strangers) >= _SPARE_CONNECTIONS:
+            self._close(next(iter(self._strangers)))
         accepted.setblocking(False)
-        _keep_alive(accepted)
-        one = _Connection(accepted)
-        self._connections.add(one)
+        keep_alive(accepted)
+        one = _Connection(accepted, now)
+        self._strangers[one] = None
         self._selector.register(accepted, selectors.EVENT_READ, one)
+
+    def _make_room(self, now: float) -> None:
+        """Close the oldest connection without an arrival, or else stop accepting for a while."""
+        if self._strangers:
+            self._close(next(iter(self._strangers)))
+            return
+        self._selector.unregister(self._listener)
+        self._accepting_from = now + _FULL_SECONDS
+        if not self._warned_of_files:
+            _log.error(
+                "the start barrier cannot accept the agents of all %d other nodes: %s",
+                len(self._others),
+                describe_open_files(),
+            )
+        self._warned_of_files = True
 
     def _read(self, one: _Connection) -> None:
         try:
@@ -210,26 +230,46 @@ class BarrierServer(StartBarrier):
         except ValidationError:
             self._close(one)
             return
-        known = arrival.job_uid == self._job_uid and arrival.node_index in self._others
+        index, name = arrival.node_index, (arrival.node_index, arrival.agent)
+        known = arrival.job_uid == self._job_uid and index in self._others
         if known and not arrival.is_genuine(self._secret):
             self._warn_of_stranger(arrival)
             known = False
-        if known and arrival.news:
+        past = self._started is not None and arrival.attempt < self._started
+        if not known or name in self._used or (past and not arrival.news):
+            self._close(one)
+        elif arrival.news:
+            if arrival.agent:
+                self._ignore_from_now(name)
             self._on_news()
             self._close(one)
-            return
-        if not known or (self._started is not None and arrival.attempt < self._started):
-            self._close(one)
-            return
-        for older in self._connections_of(arrival.node_index):
+        else:
+            self._arrive(one, arrival)
+
+    def _arrive(self, one: _Connection, arrival: Arrival) -> None:
+        """Let a node wait, or repeat the start if it has missed it."""
+        index = arrival.node_index
+        if (older := self._waiting.get(index)) is not None:
             self._close(older)  # Its agent has reconnected, or was replaced.
+        previous = self._newest.get(index, arrival.agent)
+        if previous != arrival.agent:
+            self._ignore_from_now((index, previous))
+        self._newest[index] = arrival.agent
         one.arrival = arrival
+        del self._strangers[one]
+        self._waiting[index] = one
         if arrival.attempt != self._started:
             return
-        if self._members[arrival.node_index] == arrival.agent:
+        if self._members[index] == arrival.agent:
             self._start(one)  # The connection broke before the start reached the agent.
         else:
-            self._replaced = arrival.node_index
+            self._replaced = index
+
+    def _ignore_from_now(self, name: tuple[int, str]) -> None:
+        """Ignore messages of a replaced agent, or a message that was read: they are recordings."""
+        self._used[name] = None
+        if len(self._used) > _REMEMBERED:
+            del self._used[next(iter(self._used))]
 
     def _warn_of_stranger(self, arrival: Arrival) -> None:
         """Log the first message in the name of a node that lacks the job's signature."""
@@ -241,16 +281,15 @@ class BarrierServer(StartBarrier):
             )
         self._warned = True
 
-    def _connections_of(self, node_index: int) -> list[_Connection]:
-        return [c for c in self._connections if c.arrival and c.arrival.node_index == node_index]
-
     def _start(self, one: _Connection) -> None:
         with contextlib.suppress(OSError):
             one.socket.send(START)
         self._close(one)
 
     def _close(self, one: _Connection) -> None:
-        self._connections.discard(one)
+        self._strangers.pop(one, None)
+        if one.arrival and self._waiting.get(one.arrival.node_index) is one:
+            del self._waiting[one.arrival.node_index]
         self._selector.unregister(one.socket)
         one.socket.close()
 
@@ -301,7 +340,7 @@ class BarrierClient(StartBarrier):
         """
         link = connected(self._address)
         self._socket = link
-        _keep_alive(link)
+        keep_alive(link)
         arrival = Arrival(
             job_uid=self._job_uid,
             attempt=attempt,
@@ -310,30 +349,6 @@ class BarrierClient(StartBarrier):
         )
         arrival.send(link, self._secret)
         return link
-
-
-def connected(address: tuple[str, int]) -> socket.socket:
-    """Return a connection to the barrier at an address.
-
-    Raises:
-        OSError: Node 0's agent does not accept it within 0.5 s.
-    """
-    try:
-        return socket.create_connection(address, timeout=_CONNECT_SECONDS)
-    except TimeoutError as error:  # It would read as "no answer yet".
-        raise ConnectionError(str(error)) from error
-
-
-def _keep_alive(link: socket.socket) -> None:
-    """Detect a lost peer within seconds, although the connection is idle for days."""
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", _KEEPALIVE_SECONDS),
-        ("TCP_KEEPINTVL", _KEEPALIVE_SECONDS),
-        ("TCP_KEEPCNT", 3),
-    ):
-        if hasattr(socket, name):
-            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def start_barrier(
@@ -349,6 +364,10 @@ def start_barrier(
     if config.nodes == 1:
         return None
     if config.node_index == 0:
+        needed = config.nodes + _SPARE_CONNECTIONS + _OTHER_FILES
+        if needed > open_file_limit():
+            text = "the agent of node 0 needs up to %d open files for a job of %d nodes, but %s"
+            _log.warning(text, needed, config.nodes, describe_open_files())
         return BarrierServer(
             config.bind,
             config.barrier_port,

@@ -8,10 +8,11 @@ node 0's agent trains only together with all the others, and it says so itself.
 import contextlib
 import threading
 
-from ddp_agent.barrier import Arrival, connected
+from ddp_agent.arrivals import Arrival, connected
 from ddp_agent.config import AgentConfig
 from ddp_agent.status_cell import AgentStatusCell
 from ddp_wire.contract import AgentPhase, AgentStatus
+from ddp_wire.signatures import random_text
 
 _GRACE_SECONDS = 0.05
 """Time in which an operator that waits for this agent reads a new status."""
@@ -48,7 +49,11 @@ class Doorbell:
     def _ring(self, attempt: int) -> None:
         config = self._config
         message = Arrival(
-            job_uid=config.job_uid, attempt=attempt, node_index=config.node_index, news=True
+            job_uid=config.job_uid,
+            attempt=attempt,
+            node_index=config.node_index,
+            agent=random_text(),
+            news=True,
         )
         with (
             contextlib.suppress(OSError),  # Node 0 is being replaced: the next ring reaches it.

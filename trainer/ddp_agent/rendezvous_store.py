@@ -8,6 +8,7 @@ launcher, which forks the ranks, must not host the store (docs/decisions/0006-st
 import contextlib
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import NoReturn
@@ -16,6 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
+from ddp_wire.contract import Env
 from ddp_wire.processes import end_with_parent
 
 _TIMEOUT = timedelta(seconds=60)
@@ -60,13 +62,31 @@ def _fork_store(host: str, port: int) -> int:
     return pid
 
 
+def _store(host: str, port: int, bind: str) -> TCPStore:
+    """Create the store. It listens where the agent does: by default on all addresses.
+
+    `ddpjob run` binds its agents to loopback addresses.
+    """
+    if not bind:
+        return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+    listener = socket.create_server((bind, port), backlog=1024)
+    return TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=_TIMEOUT,
+        master_listen_fd=listener.detach(),
+    )
+
+
 def _host_store(host: str, port: int, launcher: int, report: int) -> NoReturn:
     """Host the store until the launcher ends. Report its port, or why there is none."""
     end_with_parent(launcher)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)  # A stop request concerns the ranks.
     try:
-        store = TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+        store = _store(host, port, os.environ.get(Env.AGENT_BIND, ""))
         os.write(report, str(store.port).encode())
         os.close(report)
         while True:

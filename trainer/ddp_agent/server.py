@@ -5,9 +5,11 @@ operator's signature.
 """
 
 import contextlib
+import errno
 import math
 import socket
 import threading
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -98,11 +100,20 @@ class _Connections:
         """Add a connection. Close the oldest stranger's if there are too many."""
         with self._lock:
             if len(self._strangers) >= _MOST_CONNECTIONS:
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
-                with contextlib.suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # Its thread reads an end, and closes it.
+                self._close_oldest()
             self._strangers[connection] = None
+
+    def close_oldest(self) -> None:
+        """Close the oldest stranger's connection, if there is one."""
+        with self._lock:
+            if self._strangers:
+                self._close_oldest()
+
+    def _close_oldest(self) -> None:
+        oldest = next(iter(self._strangers))
+        del self._strangers[oldest]
+        with contextlib.suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)  # Its thread reads an end, and closes it.
 
     def know(self, connection: socket.socket) -> None:
         """Keep a connection in a flood, because the operator has signed its request."""
@@ -141,6 +152,20 @@ class _Server(ThreadingHTTPServer):
         self.status, self.orders, self.is_alive = status, orders, is_alive
         self.render_metrics = render_metrics
         self.connections = _Connections()
+
+    def get_request(self) -> Any:
+        """Accept a connection. Without a free file descriptor, close the oldest stranger's first.
+
+        Raises:
+            OSError: There is none to accept.
+        """
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in {errno.EMFILE, errno.ENFILE}:
+                self.connections.close_oldest()
+                time.sleep(_POLL_SECONDS)  # Its thread closes it. Until then accepting would spin.
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a connection in a new thread."""

@@ -65,9 +65,11 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakeup_out, warn_on_full_buffer=False)
     _send(messages, ready=time.monotonic() - began)
-    buffer = b""
+    buffer, poll = b"", select.poll()  # select(2) fails for descriptors from 1024.
+    for descriptor in (orders, wakeup_in):
+        poll.register(descriptor, select.POLLIN)
     while True:
-        readable, _, _ = select.select([orders, wakeup_in], [], [])
+        readable = {descriptor for descriptor, _ in poll.poll()}
         if wakeup_in in readable:
             with contextlib.suppress(BlockingIOError):
                 os.read(wakeup_in, 4096)

@@ -8,7 +8,6 @@ possible, because the standby starts only after these imports.
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddp_wire.machine import cpu_count, threads_per_rank
-from ddp_wire.processes import descendants
+from ddp_wire.processes import descendants, is_readable
 from ddp_wire.variables import Env
 
 READY_SECONDS = 120.0
@@ -138,7 +137,7 @@ class Standby:
 
     def _receive(self, seconds: float) -> list[dict[str, Any]]:
         """Return the messages that arrive within this time. Store readiness and exit codes."""
-        if not select.select([self._messages], [], [], seconds)[0]:
+        if not is_readable(self._messages, seconds):
             return []
         chunk = os.read(self._messages, 65536)
         if not chunk:

@@ -1,12 +1,17 @@
-"""Finds the descendants of a process. Standard library only, because `ddpjob run` uses it too."""
+"""Descendants and limits of a process. Standard library only, because `ddpjob run` uses it too."""
 
 import contextlib
 import ctypes
 import os
+import resource
+import select
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+MOST_FILES = 1 << 20
+"""Highest limit of open files that is set: some programs visit each possible descriptor."""
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -27,6 +32,37 @@ def end_with_parent(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def raise_open_file_limit() -> None:
+    """Raise this process's limit of open files as far as the kernel allows.
+
+    Its children inherit it. Container runtimes often set a low soft limit, for programs that use
+    select(2); none of ours does so for many descriptors.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if open_file_limit() < wanted:
+        with contextlib.suppress(ValueError, OSError):  # macOS has another maximum.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def open_file_limit() -> int:
+    """Return this process's limit of open files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def describe_open_files() -> str:
+    """Return a sentence about this process's limit of open files."""
+    return f"the limit is {open_file_limit()} open files (ulimit -n of the container runtime)"
+
+
+def is_readable(descriptor: int, seconds: float) -> bool:
+    """Wait for input. select(2) would fail for descriptors from 1024."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1e3 * seconds))
 
 
 def children(parent: int) -> list[int]:

@@ -14,6 +14,7 @@ from ddp_trainer.errors import InputError, ReportedError
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.stop import StopFlag
 from ddp_wire.exit_codes import ExitCode
+from ddp_wire.processes import raise_open_file_limit
 
 COMMANDS = {
     "train": "train a task, or resume it from its newest checkpoint",
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     stop = StopFlag()
     stop.install()
+    raise_open_file_limit()
     add_working_directory()
     try:
         code = _run(sys.argv[1:] if arguments is None else arguments, os.environ, stop)
