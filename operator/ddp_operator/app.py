@@ -34,6 +34,9 @@ from ddp_wire.processes import raise_open_file_limit
 
 _log = logging.getLogger("ddp_operator")
 
+_WAITING_SECONDS = 0.1
+"""Time after which a job that waits for a worker ends the turns of jobs that create pods."""
+
 
 class WatchError(Exception):
     """Final end of all watches: no resource, refused credentials, or versions that decreased."""
@@ -138,6 +141,7 @@ async def _reconcile_jobs(
         defaults,
         lambda: datetime.now(UTC),
         reports=watcher,
+        others_wait=lambda: queue.oldest_seconds() > _WAITING_SECONDS,
         on_status=metrics.record_status,
     )
     metrics.leader.set(1)

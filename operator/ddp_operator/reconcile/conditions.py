@@ -184,9 +184,12 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
         cause = f"attempt {status.attempt} starts because {failure.message}"
         stuck = (f"{p.name} waits: {p.waiting}" for p in waiting if is_stuck(p))
         return "Recovering", "; ".join([cause, *stuck][:2])
-    if len(world.pods) < world.job.nodes or waiting:
-        first = next((f"{p.name} waits: {p.waiting}" for p in waiting if p.waiting), None)
-        return "Pending", first or f"{len(world.pods)} of {world.job.nodes} pods exist"
+    missing = len(world.pods) < world.job.nodes
+    if missing or waiting:
+        # A pod that starts normally tells nothing while other pods do not exist yet.
+        telling = (p for p in waiting if p.waiting and (is_stuck(p) or not missing))
+        first = next((f"{p.name} waits: {p.waiting}" for p in telling), None)
+        return "Pending", first or f"{len(world.pods):,} of {world.job.nodes:,} pods exist"
     late = [p.name for p in world.pods if not p.ready]
     return "Starting", f"the ranks of {', '.join(late[:4])} have not joined yet"
 

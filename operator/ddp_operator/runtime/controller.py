@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import partial
 
 from ddp_operator.api.job import DDPJob, InvalidJobError, UnreadableStatusError, parse_job
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.builders import names
-from ddp_operator.builders.pod import Defaults, with_secrets
+from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import (
     Cluster,
     ClusterError,
@@ -28,37 +27,31 @@ from ddp_operator.reconcile.plan import (
     CreateNetworkPolicy,
     CreatePod,
     CreateService,
-    DeleteJob,
-    DeletePod,
-    EndPod,
     Event,
     EventType,
     Plan,
-    SetAttempt,
 )
 from ddp_operator.reconcile.status_throttle import is_minor, seconds_until_write
 from ddp_operator.reconcile.world import World
+from ddp_operator.runtime.actions import SHORTEST_TURN_SECONDS, ActionRunner
 from ddp_operator.runtime.agent_watcher import AgentReports
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.fair_budget import FairBudget, Rate
 from ddp_operator.runtime.logs import add_log_fields
 from ddp_operator.runtime.ownership import belongs, selects
 from ddp_operator.runtime.pod_views import PodViews
-from ddp_operator.runtime.slow_start import slow_start
+from ddp_operator.runtime.repairs import Repairs
 from ddp_operator.runtime.token_bucket import TokenBucket
-from ddp_wire import contract
-from ddp_wire.contract import AttemptOrder
-from ddp_wire.signatures import random_text
 
 _log = logging.getLogger(__name__)
 
-FIRST_PODS = 4
-"""Number of pods to create at once before the API server has accepted one."""
 LARGE_JOB = 500
 """Number of pods from which a decision takes long enough to delay other jobs on the event loop."""
 PAUSE_FACTOR = 2.0
 """Pause of a job after a decision, as a multiple of the time that the decision took."""
 _SHORTEST_PAUSE_SECONDS = 0.02
+TURN_FACTOR = 5.0
+"""Shortest turn in which a job's pods are created, as a multiple of the time of its decision."""
 MINOR_WRITES = 16
 """Status writes of one job that may follow each other at once without any action."""
 ATTEMPTS = Rate(burst=4, per_second=1 / 30)
@@ -83,6 +76,7 @@ class Controller:
         *,
         reports: AgentReports,
         in_flight: int = 32,
+        others_wait: Callable[[], bool] = lambda: True,
         on_status: Callable[[DDPJobStatus, DDPJobStatus], None] = lambda *_: None,
     ) -> None:
         """Create a controller.
@@ -94,12 +88,18 @@ class Controller:
             clock: Returns the time.
             reports: Newest known statuses of agents.
             in_flight: Maximum number of concurrent requests of one plan.
+            others_wait: Returns whether other jobs may wait for a worker.
             on_status: Called with the old and the new status after each write.
         """
         self._on_status = on_status
         self._cluster, self._cache, self._reports = cluster, cache, reports
         self._defaults, self._clock = defaults, clock
-        self._in_flight = in_flight
+        self._repairs = Repairs(clock)
+        self._actions = ActionRunner(
+            cluster, cache, self._repairs, in_flight=in_flight, others_wait=others_wait
+        )
+        self._creating: dict[Key, int] = {}
+        """Attempt of each job of whose pods some remain to be created in its next turn."""
         self._views = PodViews()
         self._blocked: dict[Key, str] = {}
         self._undecided_since: dict[Key, datetime] = {}
@@ -116,8 +116,14 @@ class Controller:
         Each of a thousand pods has several events. To decide after each one would cost the square
         of the number of pods, and the other jobs would wait for it.
         """
+        if self.is_creating(key):
+            return 0.0
         seconds = PAUSE_FACTOR * self._decision_seconds.get(key, 0.0)
         return seconds if seconds >= _SHORTEST_PAUSE_SECONDS else 0.0
+
+    def is_creating(self, key: Key) -> bool:
+        """Return whether pods of a job remain to be created in its next turn."""
+        return key in self._creating
 
     async def reconcile(self, key: Key) -> float | None:
         """Move one job a step closer to its spec.
@@ -148,8 +154,10 @@ class Controller:
             fields = ", ".join(f"status.{name}" for name in job.unread)
             text = f"{fields}: a newer operator wrote values that this one does not know"
             await self._warn_once(key, raw, text)
+        created_in = self._creating.pop(key, None)
         world, plan = await self._decide(job, self._cache.children("Pod", key))
-        if plan.actions and job.status.attempt > 0:
+        continues = _continues_creation(job, plan, created_in)
+        if plan.actions and job.status.attempt > 0 and not continues:
             # Actions are decided on fresh pods, because the cache may lag behind. A job without an
             # attempt needs none: it has nothing to lose yet, and its creations are idempotent.
             pods = await self._cluster.list_pods(key[0], names.pod_selector(job), job.nodes)
@@ -164,10 +172,13 @@ class Controller:
         add_log_fields(
             attempt=plan.status.attempt or None, cause=failure.reason if failure else None
         )
-        wait = await self._seconds_to_wait(key, raw, world, plan)
-        if wait > 0.0:
+        shown = replace(plan, actions=()) if continues else plan
+        wait = await self._seconds_to_wait(key, raw, world, shown)
+        if wait > 0.0 and continues:
+            plan = replace(plan, status=job.status)  # The progress is written later.
+        elif wait > 0.0:
             return min(wait, plan.requeue_seconds or wait)
-        return await self._apply(key, raw, job, plan)
+        return await self._apply(key, raw, job, plan, continues=continues)
 
     async def _seconds_to_wait(self, key: Key, raw: Manifest, world: World, plan: Plan) -> float:
         """Return for how long a plan must wait: for its status write, or for its new attempt."""
@@ -184,8 +195,9 @@ class Controller:
     def _forget(self, key: Key) -> None:
         """Forget a job that no longer exists."""
         states = (self._blocked, self._undecided_since, self._warned, self._delayed, self._written)
-        for state in (*states, self._minor_writes, self._decision_seconds):
+        for state in (*states, self._minor_writes, self._decision_seconds, self._creating):
             state.pop(key, None)
+        self._repairs.forget(key)
         self._attempts.forget(key)
         self._views.forget(key)
         self._reports.follow(key, ())
@@ -243,7 +255,7 @@ class Controller:
             # The time of this thread: what other threads and processes do meanwhile is no cost.
             started = time.thread_time()
             world = self._observe(job, pods)
-            plan = decide(world, self._defaults)
+            plan = self._without_held_repairs(job, decide(world, self._defaults))
             self._decision_seconds[job.key] = time.thread_time() - started
             return world, plan
 
@@ -274,10 +286,27 @@ class Controller:
             blocked=self._blocked.get(job.key),
         )
 
+    def _without_held_repairs(self, job: DDPJob, plan: Plan) -> Plan:
+        """Return a plan without repairs of children that another writer changes again and again."""
+
+        def is_held(action: Action) -> bool:
+            if not isinstance(action, CreateService | CreateNetworkPolicy):
+                return False
+            kind, name = action.manifest["kind"], action.manifest["metadata"]["name"]
+            exists = any(c["metadata"]["name"] == name for c in self._children(kind, job))
+            return exists and self._repairs.is_held(job.key, kind, name)
+
+        held = [one for one in plan.actions if is_held(one)]
+        if not held:
+            return plan
+        return replace(plan, actions=tuple(one for one in plan.actions if one not in held))
+
     def _children(self, kind: str, job: DDPJob) -> list[Manifest]:
         return [c for c in self._cache.children(kind, job.key) if belongs(c, job)]
 
-    async def _apply(self, key: Key, raw: Manifest, job: DDPJob, plan: Plan) -> float | None:
+    async def _apply(
+        self, key: Key, raw: Manifest, job: DDPJob, plan: Plan, *, continues: bool
+    ) -> float | None:
         if plan.status != job.status:
             status = plan.status.model_dump(mode="json", by_alias=True, exclude_none=True)
             raw = await self._write_status(raw, status)
@@ -292,14 +321,16 @@ class Controller:
         # Events describe the status change that was just written. No later reconcile emits them
         # again, so they do not wait for the actions, which may fail.
         emitting = [self._cluster.emit(raw, event) for event in plan.events]
-        outcome, *_ = await asyncio.gather(
-            self._act(job, plan.actions), *emitting, return_exceptions=True
-        )
+        turn = max(SHORTEST_TURN_SECONDS, TURN_FACTOR * self._decision_seconds.get(key, 0.0))
+        acting = self._actions.run(job, raw, plan.actions, continues=continues, shortest_turn=turn)
+        outcome, *_ = await asyncio.gather(acting, *emitting, return_exceptions=True)
         if isinstance(outcome, ClusterError):
             await self._report_blocked(key, raw, outcome)
         if isinstance(outcome, BaseException):
             raise outcome
         self._blocked.pop(key, None)
+        if outcome is False:
+            self._creating[key] = plan.status.attempt
         return plan.requeue_seconds
 
     async def _write_status(self, raw: Manifest, status: Manifest) -> Manifest:
@@ -307,79 +338,6 @@ class Controller:
             written = await self._cluster.write_status(raw, status)
             request.put_job(written)
         return written
-
-    async def _act(self, job: DDPJob, actions: Sequence[Action]) -> None:
-        """Run the actions: deletions first because they free names, then the pods' network."""
-        stages: tuple[tuple[type[Action], ...], ...] = (
-            (DeletePod, EndPod, DeleteJob),
-            (CreateService, CreateNetworkPolicy),
-        )
-        slots = asyncio.Semaphore(self._in_flight)
-        for stage in stages:
-            await self._do_all(job, [one for one in actions if isinstance(one, stage)], slots)
-        outcomes = await asyncio.gather(
-            self._do_all(job, [one for one in actions if isinstance(one, SetAttempt)], slots),
-            self._create_pods(job, [one for one in actions if isinstance(one, CreatePod)], slots),
-            return_exceptions=True,
-        )
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-
-    async def _create_pods(
-        self, job: DDPJob, creations: Sequence[CreatePod], slots: asyncio.Semaphore
-    ) -> None:
-        new = random_text()
-        creations = [replace(c, job_secret=new) if c.job_secret is None else c for c in creations]
-        requests = [partial(self._do, job, creation, slots) for creation in creations]
-        await slow_start(requests, first=FIRST_PODS, most=self._in_flight)
-
-    async def _do_all(
-        self, job: DDPJob, actions: Sequence[Action], slots: asyncio.Semaphore
-    ) -> None:
-        """Run actions at once. Raise the first error after all have ended."""
-        running = [self._do(job, action, slots) for action in actions]
-        for outcome in await asyncio.gather(*running, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
-
-    async def _do(self, job: DDPJob, action: Action, slots: asyncio.Semaphore) -> None:
-        namespace, cluster = job.metadata.namespace, self._cluster
-        async with slots:
-            match action:
-                case CreateService() | CreateNetworkPolicy():
-                    await self._create(action.manifest)
-                case CreatePod():
-                    secrets = random_text(), action.job_secret or ""
-                    await self._create(with_secrets(action.manifest, *secrets))
-                case DeletePod():
-                    await cluster.delete_pod(
-                        namespace, action.name, action.uid, action.grace_seconds
-                    )
-                case EndPod():
-                    await cluster.end_pod(namespace, action.name, action.uid)
-                case SetAttempt():
-                    self._send_order(job, action)
-                    await self._annotate(namespace, action)
-                case DeleteJob():
-                    await cluster.delete_job(job.key, action.uid)
-
-    async def _create(self, manifest: Manifest) -> None:
-        with self._cache.pending_request() as request:
-            request.put_child(manifest["kind"], await self._cluster.create(manifest))
-
-    def _send_order(self, job: DDPJob, action: SetAttempt) -> None:
-        """Send the order to the agent directly, because the kubelet delays the annotation."""
-        if action.ip is not None and action.value != contract.ATTEMPT_STOP:
-            order = AttemptOrder(job_uid=job.metadata.uid, attempt=int(action.value))
-            self._cluster.send_order(action.ip, action.secret, order)
-
-    async def _annotate(self, namespace: str, action: SetAttempt) -> None:
-        annotations = {contract.ANNOTATION_ATTEMPT: action.value}
-        with self._cache.pending_request() as request:
-            pod = await self._cluster.annotate_pod(namespace, action.name, action.uid, annotations)
-            if pod is not None:
-                request.put_child("Pod", pod)
 
     async def _report_blocked(self, key: Key, raw: Manifest, error: ClusterError) -> None:
         """Store the error, so that the next reconcile writes it into the status."""
@@ -392,3 +350,13 @@ class Controller:
 def _starts_again(job: DDPJob, plan: Plan) -> bool:
     """Return whether a plan begins an attempt that is not the job's first."""
     return plan.status.attempt > job.status.attempt > 0
+
+
+def _continues_creation(job: DDPJob, plan: Plan, attempt: int | None) -> bool:
+    """Return whether a plan only creates more pods of the attempt of the job's last turn.
+
+    Such creations are idempotent, so they need no fresh list of all pods in each turn.
+    """
+    if attempt is None or not job.status.attempt == plan.status.attempt == attempt:
+        return False
+    return bool(plan.actions) and all(isinstance(one, CreatePod) for one in plan.actions)

@@ -89,6 +89,8 @@ class WorkQueue(Generic[K]):
         """Monotonic time at which each of these keys became ready, oldest first."""
         self._active: set[K] = set()
         self._added_while_active: dict[K, bool] = {}
+        self._without_news: set[K] = set()
+        """Keys whose news does not count until they are handed out again."""
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
         self._held_until: dict[K, float] = {}
@@ -120,6 +122,7 @@ class WorkQueue(Generic[K]):
         running, even while a thousand new jobs wait for their pods. The end of a delay is news,
         too: what was held back may be news, and what is due may be a recovery.
         """
+        news = news and key not in self._without_news
         remaining = (
             self._held_until.get(key, 0.0) - asyncio.get_running_loop().time()
             if self._held_until
@@ -133,6 +136,14 @@ class WorkQueue(Generic[K]):
             self._lanes.setdefault(self._group_of(key), _Lane()).add(key, news=news)
             self._waiting_since.setdefault(key, time.monotonic())
             self._wakeup.set()
+
+    def add_again(self, key: K) -> None:
+        """Add a key that is being processed for its next turn, after all keys that wait now.
+
+        Its own work causes events, so that until then news does not move it before others.
+        """
+        self._without_news.add(key)
+        self._added_while_active[key] = False
 
     def add_after(self, key: K, seconds: float) -> None:
         """Add a key after a delay in seconds. An earlier delay that is already set stays."""
@@ -155,6 +166,7 @@ class WorkQueue(Generic[K]):
             await self._wakeup.wait()
         key = self._next(news=news)
         self._active.add(key)
+        self._without_news.discard(key)
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()

@@ -7,9 +7,13 @@ from typing import Any
 
 
 async def slow_start(
-    requests: Iterable[Callable[[], Coroutine[Any, Any, None]]], *, first: int, most: int
-) -> None:
-    """Send all requests, unless one fails.
+    requests: Iterable[Callable[[], Coroutine[Any, Any, None]]],
+    *,
+    first: int,
+    most: Callable[[], int],
+    ends: Callable[[], bool] = lambda: False,
+) -> int:
+    """Send all requests, unless one fails or the turn ends.
 
     Each answer permits one more request at the same time. If the API server refuses all requests,
     for example because of a quota, it gets `first` of them. If it accepts some and refuses the
@@ -18,22 +22,29 @@ async def slow_start(
     Args:
         requests: Functions that send one request each.
         first: Number of concurrent requests at the beginning.
-        most: Maximum number of concurrent requests.
+        most: Returns the maximum number of concurrent requests, which may change.
+        ends: Returns whether to send no further requests. At least one is sent before.
+
+    Returns:
+        Number of requests that were not sent.
 
     Raises:
         Exception: The error of the first request that failed, after all that were sent have ended.
     """
     waiting, running, errors = deque(requests), set[asyncio.Task[None]](), list[BaseException]()
-    limit = min(first, most)
+    limit = min(first, most())
+    ended = False
     try:
-        while running or (waiting and not errors):
-            while waiting and not errors and len(running) < limit:
+        while running or (waiting and not errors and not ended):
+            while waiting and not errors and not ended and len(running) < min(limit, most()):
                 running.add(asyncio.create_task(waiting.popleft()()))
-            ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            errors += [error for task in ended if (error := task.exception()) is not None]
-            limit = min(limit + len(ended), most)
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            errors += [error for task in done if (error := task.exception()) is not None]
+            limit = min(limit + len(done), most())
+            ended = ended or ends()
     finally:
         for task in running:
             task.cancel()
     if errors:
         raise errors[0]
+    return len(waiting)

@@ -140,6 +140,9 @@ async def _reconcile_once(queue: WorkQueue[Key], controller: Controller, key: Ke
         return "error"
     else:
         queue.forget(key)
+        if controller.is_creating(key):
+            queue.add_again(key)
+            return "success"
         queue.pause(key, controller.pause_seconds(key))
         if requeue_seconds is not None:
             queue.add_after(key, requeue_seconds)

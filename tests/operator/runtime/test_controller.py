@@ -10,8 +10,9 @@ from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest, NameTakenError
 from ddp_operator.reconcile.world import view_pod
+from ddp_operator.runtime.actions import FIRST_PODS
 from ddp_operator.runtime.cache import Cache
-from ddp_operator.runtime.controller import FIRST_PODS, Controller
+from ddp_operator.runtime.controller import Controller
 from ddp_wire import contract
 from ddp_wire.contract import AgentStatus, AttemptOrder, Progress
 from tests.operator.fake_cluster import DirectReports, FakeCluster

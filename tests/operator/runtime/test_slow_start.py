@@ -41,10 +41,10 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def start(server: Server, count: int, most: int = 8) -> "asyncio.Task[None]":
+async def start(server: Server, count: int, most: int = 8) -> "asyncio.Task[int]":
     """Start to send requests, and wait until the first are open."""
     requests = [partial(server.request, number) for number in range(count)]
-    task = asyncio.create_task(slow_start(requests, first=2, most=most))
+    task = asyncio.create_task(slow_start(requests, first=2, most=lambda: most))
     await settle()
     return task
 
@@ -101,4 +101,18 @@ async def test_cancellation_cancels_all_open_requests() -> None:
 
 
 async def test_nothing_to_send_ends_at_once() -> None:
-    await slow_start([], first=2, most=8)
+    assert await slow_start([], first=2, most=lambda: 8) == 0
+
+
+async def test_no_request_is_sent_after_the_end_of_the_turn() -> None:
+    server, ended = Server(), False
+    requests = [partial(server.request, number) for number in range(10)]
+    sending = slow_start(requests, first=2, most=lambda: 8, ends=lambda: ended)
+    task = asyncio.create_task(sending)
+    await settle()
+    await server.answer()
+    ended = True
+    while not task.done():
+        await server.answer()
+    assert server.seen == [0, 1, 2, 3]
+    assert task.result() == 6

@@ -1,0 +1,188 @@
+"""Run the actions of a plan. The pods of a large job are created in turns with other jobs."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.builders.pod import with_secrets
+from ddp_operator.cluster.base import Cluster, Manifest
+from ddp_operator.reconcile.plan import (
+    Action,
+    CreateNetworkPolicy,
+    CreatePod,
+    CreateService,
+    DeleteJob,
+    DeletePod,
+    EndPod,
+    SetAttempt,
+)
+from ddp_operator.runtime.cache import Cache
+from ddp_operator.runtime.repairs import Repairs
+from ddp_operator.runtime.slow_start import slow_start
+from ddp_wire import contract
+from ddp_wire.contract import AttemptOrder
+from ddp_wire.signatures import random_text
+
+FIRST_PODS = 4
+"""Number of pods to create at once before the API server has accepted one."""
+SHORTEST_TURN_SECONDS = 0.5
+"""Shortest time for which one job's pods are created while other jobs wait for a worker."""
+LONGEST_TURN_SECONDS = 15.0
+"""Longest time for which one job's pods are created before the job is observed again."""
+
+
+class ActionRunner:
+    """Runs the actions of all jobs. One instance serves all workers."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        cache: Cache,
+        repairs: Repairs,
+        *,
+        in_flight: int,
+        others_wait: Callable[[], bool],
+    ) -> None:
+        """Create a runner.
+
+        Args:
+            cluster: Access to the cluster.
+            cache: Cache, which stores the created and changed children.
+            repairs: Record of restored children.
+            in_flight: Maximum number of concurrent requests of one plan.
+            others_wait: Returns whether other jobs wait for a worker.
+        """
+        self._cluster, self._cache, self._repairs = cluster, cache, repairs
+        self._in_flight, self._others_wait = in_flight, others_wait
+        self._creating = 0
+        """Number of plans whose pods are being created."""
+
+    async def run(
+        self,
+        job: DDPJob,
+        raw: Manifest,
+        actions: Sequence[Action],
+        *,
+        continues: bool = False,
+        shortest_turn: float = SHORTEST_TURN_SECONDS,
+    ) -> bool:
+        """Run actions: deletions first because they free names, then the pods' network.
+
+        Args:
+            job: The job.
+            raw: Its manifest, for Events.
+            actions: Actions of its plan.
+            continues: Whether the API server has accepted pods of this job just before.
+            shortest_turn: Seconds for which pods are created, even if other jobs wait.
+
+        Returns:
+            Whether all actions ran. Otherwise pods remain to be created in the job's next turn.
+        """
+        stages: tuple[tuple[type[Action], ...], ...] = (
+            (DeletePod, EndPod, DeleteJob),
+            (CreateService, CreateNetworkPolicy),
+        )
+        slots = asyncio.Semaphore(self._in_flight)
+        do = partial(self._do, job, raw, slots=slots)
+        for stage in stages:
+            await _all([do(one) for one in actions if isinstance(one, stage)])
+        creations = [one for one in actions if isinstance(one, CreatePod)]
+        orders = [do(one) for one in actions if isinstance(one, SetAttempt)]
+        first = self._in_flight if continues else FIRST_PODS
+        outcomes = await asyncio.gather(
+            self._create_pods(do, creations, first, shortest_turn),
+            _all(orders),
+            return_exceptions=True,
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return outcomes[0] == 0
+
+    async def _create_pods(
+        self,
+        do: Callable[[Action], Coroutine[Any, Any, None]],
+        creations: Sequence[CreatePod],
+        first: int,
+        shortest_turn: float,
+    ) -> int:
+        """Create pods until the job's turn ends. Return how many remain."""
+        if not creations:
+            return 0
+        new = random_text()
+        creations = [replace(c, job_secret=new) if c.job_secret is None else c for c in creations]
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
+        def ends() -> bool:
+            seconds = loop.time() - began
+            limit = shortest_turn if self._others_wait() else LONGEST_TURN_SECONDS
+            return seconds >= max(shortest_turn, limit)
+
+        requests = [partial(do, creation) for creation in creations]
+        self._creating += 1
+        try:
+            return await slow_start(requests, first=first, most=self._share, ends=ends)
+        finally:
+            self._creating -= 1
+
+    def _share(self) -> int:
+        """Return the number of concurrent creations of one job. All jobs share the requests."""
+        return max(FIRST_PODS, self._in_flight // max(1, self._creating))
+
+    async def _do(
+        self, job: DDPJob, raw: Manifest, action: Action, *, slots: asyncio.Semaphore
+    ) -> None:
+        namespace, cluster = job.metadata.namespace, self._cluster
+        async with slots:
+            match action:
+                case CreateService() | CreateNetworkPolicy():
+                    await self._create(job, raw, action.manifest)
+                case CreatePod():
+                    secrets = random_text(), action.job_secret or ""
+                    await self._create(job, raw, with_secrets(action.manifest, *secrets))
+                case DeletePod():
+                    await cluster.delete_pod(
+                        namespace, action.name, action.uid, action.grace_seconds
+                    )
+                case EndPod():
+                    await cluster.end_pod(namespace, action.name, action.uid)
+                case SetAttempt():
+                    self._send_order(job, action)
+                    await self._annotate(namespace, action)
+                case DeleteJob():
+                    await cluster.delete_job(job.key, action.uid)
+
+    async def _create(self, job: DDPJob, raw: Manifest, manifest: Manifest) -> None:
+        writers: list[str] = []
+        with self._cache.pending_request() as request:
+            created = await self._cluster.create(manifest, writers.append)
+            request.put_child(manifest["kind"], created)
+        for writer in writers:
+            kind, name = manifest["kind"], manifest["metadata"]["name"]
+            event = self._repairs.record(job.key, kind, name, writer)
+            if event is not None:
+                await self._cluster.emit(raw, event)
+
+    def _send_order(self, job: DDPJob, action: SetAttempt) -> None:
+        """Send the order to the agent directly, because the kubelet delays the annotation."""
+        if action.ip is not None and action.value != contract.ATTEMPT_STOP:
+            order = AttemptOrder(job_uid=job.metadata.uid, attempt=int(action.value))
+            self._cluster.send_order(action.ip, action.secret, order)
+
+    async def _annotate(self, namespace: str, action: SetAttempt) -> None:
+        annotations = {contract.ANNOTATION_ATTEMPT: action.value}
+        with self._cache.pending_request() as request:
+            pod = await self._cluster.annotate_pod(namespace, action.name, action.uid, annotations)
+            if pod is not None:
+                request.put_child("Pod", pod)
+
+
+async def _all(running: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run actions at once. Raise the first error after all have ended."""
+    for outcome in await asyncio.gather(*running, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
