@@ -217,7 +217,7 @@ class StrikeStatus(StatusModel):
     node: ShortText
     """Name of the Kubernetes node."""
     count: int
-    """Number of attempts that ended on the Kubernetes node without progress, or by a hang. From 2 on, new pods prefer other Kubernetes nodes."""  # noqa: E501
+    """Number of attempts that ended on the Kubernetes node without progress, or by a hang. From 2 on, new pods prefer other Kubernetes nodes. The strikes expire 24 hours after the last one."""  # noqa: E501
     last_time: datetime
     """Time at which the last such attempt ended."""
 

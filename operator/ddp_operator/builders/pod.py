@@ -8,14 +8,13 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.pod_policy import PodTemplatePolicy
 from ddp_operator.api.spec import Rdma
 from ddp_operator.builders import names
+from ddp_operator.builders.affinity import with_avoided_nodes
 from ddp_operator.builders.env import build_env
 from ddp_operator.builders.network import PolicyPeer
 from ddp_operator.builders.overlay import apply_overlay, are_objects
 from ddp_wire import contract
 
 GPU_RESOURCE = "nvidia.com/gpu"
-AVOIDED_STRIKES = 2
-"""Number of strikes from which new pods avoid a Kubernetes node."""
 LOST_NODE_SECONDS = 5
 """Seconds that a pod stays bound to a Kubernetes node after the node is marked as lost."""
 _RESERVED = "DDP_"
@@ -83,7 +82,7 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
     }
     template = job.spec.pod_template
     if template is None:
-        return _with_grace(pod)
+        return _with_grace(_with_affinity(pod, job))
     overlay = template.model_dump(by_alias=True, exclude_none=True)
     merged: dict[str, Any] = apply_overlay(pod, overlay)
     # The overlay cannot change these labels and annotations: the operator finds its pods by them.
@@ -104,7 +103,13 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
             _with_agent(item, worker) if item.get("name") == worker["name"] else item
             for item in merged["spec"]["containers"]
         ]
-    return _with_grace(merged)
+    return _with_grace(_with_affinity(merged, job))
+
+
+def _with_affinity(pod: dict[str, Any], job: DDPJob) -> dict[str, Any]:
+    """Return the pod with a preference against Kubernetes nodes with strikes, if there are any."""
+    affinity = with_avoided_nodes(pod["spec"].get("affinity"), job.status.strikes)
+    return pod if affinity is None else {**pod, "spec": {**pod["spec"], "affinity": affinity}}
 
 
 def _with_agent(container: dict[str, Any], worker: dict[str, Any]) -> dict[str, Any]:
@@ -201,7 +206,6 @@ def _pod_spec(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
         "containers": [_container(job, index, defaults)],
         "volumes": _volumes(job, defaults),
         "nodeSelector": spec.node_selector,
-        "affinity": _affinity(job),
         "tolerations": _tolerations(spec.tolerations or []),
         "priorityClassName": spec.priority_class_name,
         "imagePullSecrets": [{"name": name} for name in spec.image_pull_secrets or []],
@@ -238,19 +242,6 @@ def _tolerations(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             if key not in keys and None not in keys
         ),
     ]
-
-
-def _affinity(job: DDPJob) -> dict[str, Any] | None:
-    """Return a preference against Kubernetes nodes with strikes, or None without any.
-
-    A preference still allows such a node when no other node has room.
-    """
-    avoided = sorted(s.node for s in job.status.strikes if s.count >= AVOIDED_STRIKES)
-    if not avoided:
-        return None
-    elsewhere = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": avoided}
-    preferred = {"weight": 100, "preference": {"matchExpressions": [elsewhere]}}
-    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}}
 
 
 def _container(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:

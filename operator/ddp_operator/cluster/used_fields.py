@@ -19,6 +19,7 @@ _IDENTITY = (
     "resourceVersion",
     "deletionTimestamp",
     "deletionGracePeriodSeconds",
+    "finalizers",
 )
 _POD_STATUS = ("phase", "podIP", "reason", "message")
 _SERVICE_SPEC = ("selector", "publishNotReadyAddresses")

@@ -5,6 +5,7 @@ from dataclasses import replace
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, PodsStatus
 from ddp_operator.builders import names
+from ddp_operator.builders.affinity import valid_strikes
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.builders.service import build_service
 from ddp_operator.reconcile.abandoned import is_abandoned
@@ -39,6 +40,8 @@ def fresh_pods(job: DDPJob, defaults: Defaults) -> PodsStatus:
 
 def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> list[Action]:
     """Return actions that give each node one pod of this attempt, reused in place if possible."""
+    strikes = valid_strikes(status.strikes, world.now)
+    status = status.model_copy(update={"strikes": strikes})
     job = world.job.model_copy(update={"status": status})
     world = replace(world, job=job)
     shared = _shared_defaults(world, defaults)
@@ -54,15 +57,15 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
             continue
         if pod is None and index in world.succeeded:
             continue  # Its result is recorded, so somebody may have deleted it.
-        if pod is not None:
+        if pod is not None and not pod.held:
             actions.append(_delete(pod, by_force=not pod.lingers))
         # Two pods of one node must never run at once, whatever their names.
-        lingers = pod is not None and pod.lingers
-        if not lingers and not world.has_other_pod(index):
+        occupied = pod is not None and (pod.lingers or bool(pod.finalizers))
+        if not occupied and not world.has_other_pod(index):
             actions.append(CreatePod(job, index, status.attempt, shared, world.job_secret))
     wanted = {names.pod_name(job, index) for index in range(job.nodes)}
     surplus = [pod for pod in world.pods if pod.name not in wanted]
-    return actions + [_delete(pod) for pod in surplus if pod.terminal or not pod.deleting]
+    return actions + [_delete(pod) for pod in surplus if _is_deletable(pod)]
 
 
 def _shared_defaults(world: World, defaults: Defaults) -> Defaults:
@@ -112,7 +115,12 @@ def _ensure_living(world: World, pod: PodView, *, recreate: bool) -> list[Action
 
 def delete_pods(world: World) -> list[Action]:
     """Return actions that delete every pod. Living pods get their grace period."""
-    return [_delete(pod) for pod in world.pods if pod.terminal or not pod.deleting]
+    return [_delete(pod) for pod in world.pods if _is_deletable(pod)]
+
+
+def _is_deletable(pod: PodView) -> bool:
+    """Return whether a deletion of the pod changes anything."""
+    return not pod.held and (pod.terminal or not pod.deleting)
 
 
 def end_pods(world: World, *, stop: bool) -> list[Action]:

@@ -11,6 +11,7 @@ from ddp_operator.api.status import (
 )
 from ddp_operator.reconcile import exits
 from ddp_operator.reconcile.containers import NORMAL_START
+from ddp_operator.reconcile.held_pods import held_sentence
 from ddp_operator.reconcile.world import PodView, World
 from ddp_wire.contract import AgentPhase
 
@@ -180,10 +181,13 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
         return "Running", _running_message(world, status)
     failure = status.last_failure
     waiting = [p for p in world.pods if p.phase == "Pending"]
+    held = held_sentence(world)
     if failure is not None and failure.attempt == status.attempt - 1:
         cause = f"attempt {status.attempt} starts because {failure.message}"
         stuck = (f"{p.name} waits: {p.waiting}" for p in waiting if is_stuck(p))
-        return "Recovering", "; ".join([cause, *stuck][:2])
+        return "Recovering", "; ".join([*([held] if held else []), cause, *stuck][:2])
+    if held is not None:
+        return "Pending", held
     missing = len(world.pods) < world.job.nodes
     if missing or waiting:
         # A pod that starts normally tells nothing while other pods do not exist yet.

@@ -26,6 +26,7 @@ from ddp_operator.reconcile.conditions import (
 )
 from ddp_operator.reconcile.exits import exit_events
 from ddp_operator.reconcile.forbidden_pods import without_forbidden_pods
+from ddp_operator.reconcile.held_pods import held_sentence
 from ddp_operator.reconcile.images import mixed_image_events
 from ddp_operator.reconcile.network import unprotected_events
 from ddp_operator.reconcile.next_action import next_action
@@ -234,6 +235,9 @@ def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) ->
         after = f"{recovery.duration(status.last_recovery)} after the fault"
         text = f"attempt {status.attempt} trains {after}; status.lastRecovery has the parts"
         events.append(Event(EventType.NORMAL, "Recovered", text))
+    held, summary = held_sentence(world), world.job.status.condition(ConditionType.SUCCEEDED)
+    if held is not None and (summary is None or held not in summary.message):
+        events.append(Event(EventType.WARNING, "PodHeld", held))
     slow = status.straggler
     if slow is not None and (old_straggler is None or old_straggler.rank != slow.rank):
         events.append(Event(EventType.WARNING, "Straggler", sentence_about(slow)))

@@ -6,6 +6,7 @@ from datetime import datetime
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Cause, DDPJobStatus, StrikeStatus
 from ddp_operator.builders import names
+from ddp_operator.builders.affinity import valid_strikes
 from ddp_operator.reconcile.attempts import VOLUME_FAILED, Loss
 from ddp_operator.reconcile.hangs import HUNG
 from ddp_operator.reconcile.world import World
@@ -109,8 +110,9 @@ def _receives_reports(world: World, status: DDPJobStatus) -> bool:
 
 
 def _with_strikes(status: DDPJobStatus, nodes: set[str], now: datetime) -> DDPJobStatus:
-    counts = {strike.node: strike.count for strike in status.strikes}
-    others = [strike for strike in status.strikes if strike.node not in nodes]
+    known = valid_strikes(status.strikes, now)
+    counts = {strike.node: strike.count for strike in known}
+    others = [strike for strike in known if strike.node not in nodes]
     time = now.replace(microsecond=0)
     new = [
         StrikeStatus(node=node, count=counts.get(node, 0) + 1, last_time=time)

@@ -56,6 +56,8 @@ class PodView:
     """Time of the deletion request."""
     deletion_deadline: datetime | None = None
     """Time at which the grace period ends."""
+    finalizers: tuple[str, ...] = ()
+    """Finalizers of other controllers, which keep the deleted pod until they are removed."""
     node: str | None = None
     scheduled_at: datetime | None = None
     """Time at which the pod got its Kubernetes node, if the scheduler reports it."""
@@ -88,6 +90,13 @@ class PodView:
     def terminal(self) -> bool:
         """Return whether the container will never run again."""
         return self.phase in {"Succeeded", "Failed"}
+
+    @property
+    def held(self) -> bool:
+        """Return whether only finalizers keep the pod. Another deletion would change nothing."""
+        if not self.deleting or not self.finalizers:
+            return False
+        return self.terminal or self.deletion_requested == self.deletion_deadline
 
 
 @dataclass(frozen=True)
@@ -208,6 +217,7 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         deleting=deadline is not None,
         deletion_requested=deadline - grace if deadline is not None else None,
         deletion_deadline=deadline,
+        finalizers=tuple(metadata.get("finalizers") or ()),
         node=spec.get("nodeName"),
         scheduled_at=_scheduled_at(conditions),
         ip=status.get("podIP"),

@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.status import Cause, CheckpointStatus, ProgressStatus, StrikeStatus
-from ddp_operator.builders.pod import build_pod
+from ddp_operator.builders.affinity import STRIKE_LIFETIME
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, SetAttempt
 from ddp_wire.contract import AgentStatus, CheckpointInfo
 from tests.operator.support import (
-    DEFAULTS,
     NOW,
     active_job,
     after,
@@ -287,39 +286,22 @@ def test_pods_created_after_the_second_strike_avoid_its_node() -> None:
 
 
 def avoided(manifest: dict[str, Any]) -> list[str]:
-    affinity = manifest["spec"]["affinity"]["nodeAffinity"]
-    (preference,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
-    assert preference["weight"] == 100
-    (term,) = preference["preference"]["matchExpressions"]
-    assert (term["key"], term["operator"]) == ("kubernetes.io/hostname", "NotIn")
-    values: list[str] = term["values"]
-    return values
+    affinity = manifest["spec"].get("affinity", {}).get("nodeAffinity", {})
+    (preferred,) = affinity.get("preferredDuringSchedulingIgnoredDuringExecution") or [None]
+    fields = preferred["preference"]["matchFields"] if preferred else []
+    return [value for field in fields for value in field["values"]]
 
 
-def built(*strikes: StrikeStatus, **spec: Any) -> dict[str, Any]:
-    return build_pod(with_status(new_job(**spec), strikes=list(strikes)), 0, 1, DEFAULTS)
-
-
-def test_pod_prefers_nodes_with_fewer_than_two_strikes() -> None:
-    assert "affinity" not in built()["spec"]
-    assert "affinity" not in built(strike("a", 1))["spec"]
-    assert avoided(built(strike("b", 2), strike("c", 1), strike("a", 7))) == ["a", "b"]
-
-
-def test_affinity_of_the_pod_template_merges_with_strikes_and_takes_precedence() -> None:
-    zone = {"key": "zone", "operator": "In", "values": ["z"]}
-    must = {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}
-    required = "requiredDuringSchedulingIgnoredDuringExecution"
-    template = {"spec": {"affinity": {"nodeAffinity": {required: must}, "podAffinity": {"x": 1}}}}
-    found = built(strike("a", 2), podTemplate=template)
-    assert avoided(found) == ["a"]
-    assert found["spec"]["affinity"]["nodeAffinity"][required] == must
-    assert found["spec"]["affinity"]["podAffinity"] == {"x": 1}
-    own = [{"weight": 1, "preference": {"matchExpressions": [zone]}}]
-    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
-    template = {"spec": {"affinity": {"nodeAffinity": {preferred: own}}}}
-    found = built(strike("a", 2), podTemplate=template)
-    assert found["spec"]["affinity"] == {"nodeAffinity": {preferred: own}}
+def test_strikes_expire() -> None:
+    """The Kubernetes node may have been repaired."""
+    lifetime = STRIKE_LIFETIME.total_seconds()
+    old = [strike("machine-1", 3, -lifetime), strike("machine-2", 3, 1 - lifetime)]
+    job = active_job(status={"stalled_attempts": 1, "strikes": old}, **SAVES)
+    dead = pod(job, 1, phase="Failed", ready=False, termination=ended(1))
+    plan = plan_for(job, [pod(job, 0), dead], statuses={0: agent_status(0)})
+    assert plan.status.strikes == [old[1], strike("machine-1", 1)]
+    (created,) = only(plan.actions, CreatePod)
+    assert avoided(created.manifest) == ["machine-2"]
 
 
 def test_checkpoint_committed_just_before_the_end_counts_as_progress() -> None:
