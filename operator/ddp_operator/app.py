@@ -15,7 +15,7 @@ import kopf
 from prometheus_client import CollectorRegistry
 
 from ddp_operator.builders.pod import Defaults
-from ddp_operator.cluster.base import Key, NotLeadingError, Request, Snapshot, namespace_of
+from ddp_operator.cluster.base import Key, NotLeadingError, Request, namespace_of
 from ddp_operator.cluster.kube import KubeCluster
 from ddp_operator.handlers import NoMemories, build_registry, build_settings
 from ddp_operator.runtime import logs
@@ -29,6 +29,7 @@ from ddp_operator.runtime.memory import collect_garbage_less_often
 from ddp_operator.runtime.metrics import OperatorMetrics
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.settings import ASSIGNED, Settings, SettingsError
+from ddp_operator.runtime.snapshots import Snapshots
 from ddp_operator.runtime.workers import Activity, all_workers, first_sync, resync_periodically
 from ddp_wire.processes import raise_open_file_limit
 
@@ -151,11 +152,8 @@ async def _reconcile_jobs(
 
     with_policies = settings.agent_clients is not None
 
-    async def take_snapshot() -> Snapshot:
-        served = settings.namespaces or (None,)
-        parts = [cluster.snapshot(one, with_network_policies=with_policies) for one in served]
-        return Snapshot.merge(await asyncio.gather(*parts))
-
+    take_one = functools.partial(cluster.snapshot, with_network_policies=with_policies)
+    take_snapshot = Snapshots(take_one, settings.namespaces, activity).take
     await first_sync(take_snapshot, cache, queue, activity)
     _log.info("ready: %d jobs known, trainer image %s", len(cache.keys()), defaults.image)
     coroutines: list[Coroutine[Any, Any, None]] = all_workers(

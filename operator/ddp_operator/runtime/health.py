@@ -51,7 +51,9 @@ async def serve_health(
         if not activity.synced:
             reason = f": {activity.problem}" if activity.problem else ""
             return _response(False, f"jobs and pods have not been listed yet{reason}")
-        return _response(True, "ok")
+        unserved = activity.unserved_namespaces.items()
+        lines = [f"the namespace {name} is not served: {error}" for name, error in unserved]
+        return _response(True, "\n".join(["ok", *lines]))
 
     async def metrics(_: web.Request) -> web.Response:
         # The text of a thousand jobs takes a part of a second.

@@ -37,6 +37,8 @@ class Activity:
         """Whether the cache has been filled once."""
         self.problem = ""
         """Error of the last failed attempt to fill the cache, or empty."""
+        self.unserved_namespaces: dict[str, str] = {}
+        """Error of each namespace that refuses the operator, by its name."""
         self._busy: dict[Key, float] = {}
         self._failures: tuple[float, float] | None = None
         """Times of the first and the last failed request since the last served one."""

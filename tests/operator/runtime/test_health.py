@@ -44,6 +44,9 @@ async def test_operator_is_ready_after_the_first_sync(
     assert await get(f"{address}/readyz") == (503, "jobs and pods have not been listed yet\n")
     activity.synced = True
     assert await get(f"{address}/readyz") == (200, "ok\n")
+    activity.unserved_namespaces = {"b": "pods is forbidden"}
+    text = "ok\nthe namespace b is not served: pods is forbidden\n"
+    assert await get(f"{address}/readyz") == (200, text)
 
 
 async def test_operator_is_healthy_unless_a_worker_is_stuck(

@@ -1,0 +1,66 @@
+"""Snapshots of all served namespaces. One that refuses the operator does not stop the others."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
+
+from ddp_operator.cluster.base import ClusterError, Snapshot
+from ddp_operator.runtime.workers import Activity
+
+_log = logging.getLogger(__name__)
+
+
+class Snapshots:
+    """Takes snapshots of the served namespaces, or of all."""
+
+    def __init__(
+        self,
+        take: Callable[[str | None], Awaitable[Snapshot]],
+        namespaces: Sequence[str],
+        activity: Activity,
+    ) -> None:
+        """Create a source of snapshots.
+
+        Args:
+            take: Returns the snapshot of one namespace, or of all.
+            namespaces: Served namespaces, or none to serve all.
+            activity: Gets the sentences about the namespaces that refuse the operator.
+        """
+        self._take, self._activity = take, activity
+        self._namespaces: Sequence[str | None] = namespaces or (None,)
+
+    async def take(self) -> Snapshot:
+        """Return one snapshot of all namespaces that permit it.
+
+        Without permission in a namespace the operator can change nothing there either. Its jobs
+        are known again once its watches are permitted.
+
+        Raises:
+            ClusterError: No namespace permits it, or a request failed otherwise.
+        """
+        parts = [self._take(one) for one in self._namespaces]
+        outcomes = await asyncio.gather(*parts, return_exceptions=True)
+        refused: dict[str, ClusterError] = {}
+        found: list[Snapshot] = []
+        for namespace, outcome in zip(self._namespaces, outcomes, strict=True):
+            if isinstance(outcome, ClusterError) and outcome.status == HTTPStatus.FORBIDDEN:
+                refused[namespace or ""] = outcome
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            else:
+                found.append(outcome)
+        if not found:
+            raise next(iter(refused.values()))
+        self._report({name: str(error) for name, error in refused.items()})
+        return Snapshot.merge(found)
+
+    def _report(self, refused: dict[str, str]) -> None:
+        """Log each namespace that is not served any more, or again."""
+        known = self._activity.unserved_namespaces
+        for namespace, error in refused.items():
+            if namespace not in known:
+                _log.warning("the namespace %s is not served: %s", namespace, error)
+        for namespace in known.keys() - refused.keys():
+            _log.info("the namespace %s is served again", namespace)
+        self._activity.unserved_namespaces = refused
