@@ -92,5 +92,5 @@ imagePullSecrets:
 {{- end }}
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  verbs: [list, create]
 {{- end -}}

@@ -47,6 +47,11 @@ class FakeCluster:
         self.statuses: list[Manifest] = []
         """All statuses that were written."""
         self.events: list[Event] = []
+        self.warnings: dict[str, str] = {}
+        """Newest warning Events by the uid of their pod."""
+        self.warning_reads: list[str] = []
+        """Uids of the pods whose Events were read."""
+        self.warnings_error: ClusterError | None = None
         self.orders: list[tuple[str, AttemptOrder]] = []
         """Attempt orders that were sent to agents, with the address."""
         self.refusals: dict[str, ClusterError] = {}
@@ -231,6 +236,13 @@ class FakeCluster:
 
     async def emit(self, job: Manifest, event: Event) -> None:
         self._write(f"event {job['metadata']['name']}", lambda: self.events.append(event))
+
+    async def newest_warning(self, namespace: str, uid: str) -> str | None:
+        del namespace
+        self.warning_reads.append(uid)
+        if self.warnings_error is not None:
+            raise self.warnings_error
+        return self.warnings.get(uid)
 
     async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
         """Return at once, unlike a real agent. The caller retries."""

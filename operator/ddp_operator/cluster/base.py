@@ -193,6 +193,13 @@ class Cluster(Protocol):
     async def emit(self, job: Manifest, event: Event) -> None:
         """Publish an Event about the job. A failure is logged and not raised."""
 
+    async def newest_warning(self, namespace: str, uid: str) -> str | None:
+        """Return reason and message of the newest warning Event about a pod, or None.
+
+        Raises:
+            ClusterError: The API server refused the request.
+        """
+
     async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
         """Return what the pod's agent answers once its revision differs, or after some seconds."""
 

@@ -1,6 +1,7 @@
 """Documents that the operator sends to the API server."""
 
 import json
+from collections.abc import Iterable
 from datetime import datetime
 from http import HTTPStatus
 
@@ -8,6 +9,8 @@ from ddp_operator.api.base import API_VERSION, KIND
 from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest
 from ddp_operator.reconcile.plan import Event
 
+_EVENT_CHARACTERS = 1024
+"""Longest message of an Event that the API server accepts."""
 COMPONENT = "ddp-operator"
 """Name of the operator in Events and in the API server's audit log."""
 
@@ -38,13 +41,32 @@ def event_document(job: Manifest, event: Event, now: datetime) -> Manifest:
         "involvedObject": {"apiVersion": API_VERSION, "kind": KIND, **identity},
         "type": event.type.value,
         "reason": event.reason,
-        "message": event.message[:1024],
+        "message": event.message[:_EVENT_CHARACTERS],
         "source": {"component": COMPONENT},
         "reportingComponent": COMPONENT,
         "firstTimestamp": time,
         "lastTimestamp": time,
         "count": 1,
     }
+
+
+def newest_warning(events: Iterable[Manifest]) -> str | None:
+    """Return reason and message of the newest Event in one line, or None if it is no warning.
+
+    A normal Event after a warning means that the pod has got on.
+    """
+    newest = max(events, key=lambda e: (_time_of(e), e.get("type") == "Warning"), default={})
+    if newest.get("type") != "Warning":
+        return None
+    text = f"{newest.get('reason') or 'Warning'}: {newest.get('message') or ''}"
+    return " ".join(text.split())[:_EVENT_CHARACTERS]
+
+
+def _time_of(event: Manifest) -> str:
+    series = event.get("series") or {}
+    times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    found = next((time for time in times if time), event["metadata"].get("creationTimestamp") or "")
+    return str(found)[: len("2026-03-01T12:00:00")]  # Some have microseconds, others have none.
 
 
 def resource_of(path: str) -> str:

@@ -36,6 +36,7 @@ from ddp_operator.cluster.documents import (
     COMPONENT,
     event_document,
     namespace_in,
+    newest_warning,
     refusal,
     resource_of,
     status_document,
@@ -238,6 +239,12 @@ class KubeCluster:
             await self._call("POST", path, body=body, decode=decode_nothing)
         except ClusterError as error:
             _log.warning("event %s was not published: %s", event.reason, error)
+
+    async def newest_warning(self, namespace: str, uid: str) -> str | None:
+        """See `Cluster`."""
+        query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(PAGE)}
+        found = await self._call("GET", object_path("Event", namespace), query=query)
+        return newest_warning(found["items"])
 
     async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
         """See `Cluster`."""

@@ -203,6 +203,10 @@ class LocalCluster:
         """See `Cluster`."""
         self._on_event(event)
 
+    async def newest_warning(self, namespace: str, uid: str) -> str | None:  # noqa: ARG002
+        """See `Cluster`. Local pods have no Events."""
+        return None
+
     async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
         """See `Cluster`."""
         if not pod.ip:

@@ -40,6 +40,7 @@ from ddp_operator.runtime.fair_budget import FairBudget, Rate
 from ddp_operator.runtime.logs import add_log_fields
 from ddp_operator.runtime.ownership import belongs, selects
 from ddp_operator.runtime.pod_views import PodViews
+from ddp_operator.runtime.pod_warnings import PodWarnings
 from ddp_operator.runtime.repairs import Repairs
 from ddp_operator.runtime.token_bucket import TokenBucket
 
@@ -100,7 +101,7 @@ class Controller:
         )
         self._creating: dict[Key, int] = {}
         """Attempt of each job of whose pods some remain to be created in its next turn."""
-        self._views = PodViews()
+        self._views, self._warnings = PodViews(), PodWarnings(cluster.newest_warning)
         self._blocked: dict[Key, str] = {}
         self._undecided_since: dict[Key, datetime] = {}
         self._warned: dict[Key, str] = {}
@@ -167,7 +168,9 @@ class Controller:
         else:
             self._undecided_since.pop(key, None)
         active = not is_finished(plan.status) and not job.spec.suspend
-        self._reports.follow(key, world.pods if active else ())
+        followed = world.pods if active else ()
+        self._reports.follow(key, followed)
+        await self._warnings.look(world, followed)
         failure = plan.status.last_failure
         add_log_fields(
             attempt=plan.status.attempt or None, cause=failure.reason if failure else None
@@ -200,6 +203,7 @@ class Controller:
         self._repairs.forget(key)
         self._attempts.forget(key)
         self._views.forget(key)
+        self._warnings.forget(key)
         self._reports.follow(key, ())
 
     def _minor_writes_of(self, key: Key) -> TokenBucket:
@@ -275,7 +279,7 @@ class Controller:
         return World(
             job=job,
             now=self._clock(),
-            pods=views,
+            pods=self._warnings.added_to(job.key, views),
             service_exists=any(selects(service, job) for service in services),
             network_policy=next((policy["spec"] for policy in policies), None),
             # The address may belong to a pod of another job by now.

@@ -1,0 +1,91 @@
+"""Find out by its Events why a pod does not start, when its status does not say it.
+
+A missing Secret of a volume or an error of the network plugin is in no field of the pod. One pod
+per job is looked up, ever more rarely while it waits.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from ddp_operator.cluster.base import ClusterError, Key
+from ddp_operator.reconcile.conditions import is_stuck
+from ddp_operator.reconcile.world import PodView, World
+
+_log = logging.getLogger(__name__)
+
+FIRST_READ = timedelta(seconds=10)
+"""Age of an attempt at which its pods should have started. Most have, and need no request."""
+LONGEST_INTERVAL = timedelta(minutes=5)
+_UNSEEN = "NotScheduled: no scheduler has considered the pod, as with an unknown schedulerName"
+
+Read = Callable[[str, str], Awaitable[str | None]]
+"""Returns the newest warning about the pod with a uid in a namespace, or None without one."""
+
+
+@dataclass(frozen=True)
+class _Finding:
+    uid: str
+    text: str | None
+    next_read: datetime
+    interval: timedelta
+
+
+class PodWarnings:
+    """Newest warnings about waiting pods, at most one pod per job."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._found: dict[Key, _Finding] = {}
+
+    def forget(self, key: Key) -> None:
+        """Forget a job that no longer exists."""
+        self._found.pop(key, None)
+
+    def added_to(self, key: Key, pods: Sequence[PodView]) -> tuple[PodView, ...]:
+        """Return the pods, the waiting one with its warning if one is known."""
+        found = self._found.get(key)
+        if found is None or found.text is None:
+            return tuple(pods)
+        text = found.text
+        return tuple(
+            replace(pod, waiting=text) if pod.uid == found.uid and _is_unexplained(pod) else pod
+            for pod in pods
+        )
+
+    async def look(self, world: World, pods: Sequence[PodView]) -> None:
+        """Read the Events of the first pod that waits for an unknown reason, if it is time to.
+
+        Args:
+            world: The observed state of a job.
+            pods: Its pods, or none if the job is not active.
+        """
+        key, start, now = world.job.key, world.job.status.attempt_start_time, world.now
+        known = self._found.get(key)
+        waiting = [pod for pod in pods if _is_unexplained(pod) or _is_known(pod, known)]
+        if not waiting or start is None or now - start < FIRST_READ:
+            return
+        pod = min(waiting, key=lambda one: one.index)
+        same = known if known is not None and known.uid == pod.uid else None
+        if same is not None and same.next_read - LONGEST_INTERVAL <= now < same.next_read:
+            return
+        interval = min(LONGEST_INTERVAL, 2 * same.interval) if same is not None else FIRST_READ
+        try:
+            text = await self._read(key[0], pod.uid)
+        except ClusterError as error:
+            _log.warning("the Events of pod %s cannot be read: %s", pod.name, error)
+            text, interval = same.text if same is not None else None, LONGEST_INTERVAL
+        if text is None and pod.node is None and pod.waiting in (None, _UNSEEN):
+            text = _UNSEEN
+        self._found[key] = _Finding(pod.uid, text, now + interval, interval)
+
+
+def _is_unexplained(pod: PodView) -> bool:
+    """Return whether a pod has not started, and its own status says nothing about the reason."""
+    return pod.phase == "Pending" and not pod.deleting and not is_stuck(pod)
+
+
+def _is_known(pod: PodView, known: _Finding | None) -> bool:
+    """Return whether only an earlier finding explains why a pod waits."""
+    return known is not None and pod.uid == known.uid and pod.waiting == known.text is not None
