@@ -94,3 +94,25 @@ imagePullSecrets:
   resources: [events]
   verbs: [list, create]
 {{- end -}}
+
+{{/* A value of JSON in CEL, where all values of a list must have one type. */}}
+{{- define "ddp-trainer.cel" -}}
+{{- if kindIs "map" . -}}
+dyn({ {{- range $key, $value := . }}{{ $key | squote }}: {{ include "ddp-trainer.cel" $value }}, {{ end -}} })
+{{- else if kindIs "slice" . -}}
+dyn([ {{- range . }}{{ include "ddp-trainer.cel" . }}, {{ end -}} ])
+{{- else -}}
+dyn({{ . | toString | squote }})
+{{- end -}}
+{{- end }}
+
+{{/* JSON with generated CEL expressions, and in them the annotations of the values. The argument is (list JSON context). */}}
+{{- define "ddp-trainer.withAnnotations" -}}
+{{- $names := list }}
+{{- $prefixes := list }}
+{{- range (index . 1).Values.podTemplateAnnotations }}
+{{- if hasSuffix "*" . }}{{ $prefixes = append $prefixes (trimSuffix "*" .) }}{{ else }}{{ $names = append $names . }}{{ end }}
+{{- end }}
+{{- $text := replace "__ANNOTATION_NAMES__" (include "ddp-trainer.cel" $names) (index . 0) }}
+{{- replace "__ANNOTATION_PREFIXES__" (include "ddp-trainer.cel" $prefixes) $text }}
+{{- end }}

@@ -133,6 +133,7 @@ async def _reconcile_jobs(
         shared_memory=settings.shared_memory,
         agent_clients=settings.agent_clients,
         pod_template=settings.pod_template,
+        annotations=settings.pod_template_annotations,
     )
     wake = functools.partial(queue.add, news=True)
     watcher = AgentWatcher(cluster, wake, settings.status_writes_per_second)

@@ -1,8 +1,7 @@
 """The chart's ValidatingAdmissionPolicy limits what the operator's ServiceAccount can write."""
 
 import asyncio
-import copy
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,20 +9,26 @@ import pytest
 import yaml
 
 from ddp_operator.api.job import parse_job
-from ddp_operator.builders.pod import build_pod
+from ddp_operator.api.pod_policy import ANNOTATIONS, allows_annotation
+from ddp_operator.builders.network import build_network_policy
+from ddp_operator.builders.pod import Defaults, build_pod, with_secrets
 from ddp_operator.builders.service import build_service
+from ddp_operator.runtime.settings import Settings
 from tests.api.client import Api, RefusedError, eventually, path_of
 from tests.api.control_plane import OPERATOR, ControlPlane
+from tests.api.mutations import changed, named_mutations, producible, random_mutations
 from tests.harness.cluster import Cluster
+from tests.operator.api.pod_policy_cases import ALLOWED
 from tests.operator.support import DEFAULTS, job_manifest
 from tests.tools.install import ROOT, SYSTEM_NAMESPACE
 
 pytestmark = pytest.mark.api
 
 JSON = dict[str, Any]
-DRY_RUN = {"dryRun": "All"}
+STRICT = {"dryRun": "All", "fieldValidation": "Strict"}
 ONLY_CHILDREN = "may write only objects that a DDPJob owns"
-NO_ACCESS = "may create only pods without access to the host"
+CREATES_NO = "may not create pods with"
+CHANGES_ONLY = "may change "
 SERVED = "may write only in the namespaces that it serves"
 OTHER_OBJECTS = "may write only pods, Services, NetworkPolicies, Events and statuses of jobs"
 CORE = "/api/v1/namespaces"
@@ -33,28 +38,23 @@ CORE = "/api/v1/namespaces"
 async def children(api: Api, namespace: str) -> dict[str, JSON]:
     """Create a job and return the pod and the Service that the operator would create for it."""
     made = await api.apply_job(namespace, {**job_manifest(), "metadata": {"name": "digits"}})
+    return children_of(made, DEFAULTS)
+
+
+def children_of(made: JSON, defaults: Defaults) -> dict[str, JSON]:
+    """Return what the operator creates for a job, by resource."""
     job = parse_job(made)
-    return {"pods": build_pod(job, 0, 1, DEFAULTS), "services": build_service(job)}
-
-
-def changed(manifest: JSON, path: str, value: Any) -> JSON:
-    """Return a manifest with one value set, or removed for None. `~` stands for a `/` in a key."""
-    out = copy.deepcopy(manifest)
-    keys = [int(k) if k.isdigit() else k.replace("~", "/") for k in path.split("/")]
-    place: Any = out
-    for key in keys[:-1]:
-        place = place[key]
-    if value is None:
-        del place[keys[-1]]
-    else:
-        place[keys[-1]] = value
-    return out
+    return {
+        "pods": with_secrets(build_pod(job, 0, 1, defaults), "secret", "of the job"),
+        "services": build_service(job),
+        "networkpolicies": build_network_policy(job, defaults.agent_clients or ()),
+    }
 
 
 async def refusal(api: Api, method: str, path: str, body: JSON | None = None) -> str:
     """Return the message with which the API server refuses a request; "" if it accepts it."""
     try:
-        await api.call(method, path, body, DRY_RUN)
+        await api.call(method, path, body, STRICT)
     except RefusedError as refused:
         return str(refused)
     return ""
@@ -67,21 +67,42 @@ async def powerful(control_plane: ControlPlane, user: str) -> AsyncIterator[Api]
     cluster.kubectl(
         "create", "clusterrolebinding", name, "--clusterrole=cluster-admin", f"--user={user}"
     )
-    async with Api.connect(cluster, user) as connected:
+    try:
+        async with Api.connect(cluster, user) as connected:
 
-        async def may_all() -> bool:
-            return await refusal(connected, "GET", "/api/v1/secrets") == ""
+            async def may_all() -> bool:
+                return await refusal(connected, "GET", "/api/v1/secrets") == ""
 
-        await eventually(may_all, f"{user} has all rights")
-        yield connected
-    cluster.kubectl("delete", "clusterrolebinding", name)
+            await eventually(may_all, f"{user} has all rights")
+            yield connected
+    finally:
+        cluster.kubectl("delete", "clusterrolebinding", name)
+
+
+def template(cluster: Cluster, release: str, name: str, *values: str) -> str:
+    """Return one rendered template of another release."""
+    place = ("-n", SYSTEM_NAMESPACE, "-s", f"templates/{name}.yaml")
+    sets = [word for value in values for word in ("--set", value)]
+    return cluster.helm("template", release, str(ROOT / "charts"), *place, *sets).stdout
 
 
 def operator_policy(cluster: Cluster, release: str, *values: str) -> str:
     """Return the YAML of the policy that another release has for its own operator."""
-    place = ("-n", SYSTEM_NAMESPACE, "-s", "templates/admission-operator.yaml")
-    sets = [word for value in values for word in ("--set", value)]
-    return cluster.helm("template", release, str(ROOT / "charts"), *place, *sets).stdout
+    return template(cluster, release, "admission-operator", *values)
+
+
+def defaults_of(cluster: Cluster, release: str, *values: str) -> Defaults:
+    """Return the settings with which the operator of another release builds pods."""
+    [deployment] = yaml.safe_load_all(template(cluster, release, "deployment", *values))
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    variables = {v["name"]: v.get("value", "x") for v in container["env"]}
+    settings = Settings.from_environment(variables)
+    return Defaults(
+        image=settings.trainer_image,
+        user=None if settings.worker_user == "assigned" else int(settings.worker_user),
+        agent_clients=settings.agent_clients,
+        annotations=settings.pod_template_annotations,
+    )
 
 
 def account(release: str) -> str:
@@ -100,22 +121,23 @@ async def operator(control_plane: ControlPlane) -> AsyncIterator[Api]:
 async def test_operator_creates_the_children_of_a_job_and_nothing_else(
     operator: Api, namespace: str, children: dict[str, JSON]
 ) -> None:
+    del children["networkpolicies"]  # The shared release names other peers.
     for kind, child in children.items():
         assert await refusal(operator, "POST", path_of(kind, namespace), child) == ""
         for path, value in (
-            ("metadata/labels/ddp-trainer.dev~job-uid", "other"),
-            ("metadata/labels/ddp-trainer.dev~job-name", None),
-            ("metadata/labels/app.kubernetes.io~managed-by", "other"),
-            ("metadata/ownerReferences", None),
-            ("metadata/ownerReferences/0/kind", "Job"),
-            ("metadata/ownerReferences/0/uid", "other"),
+            (("metadata", "labels", "ddp-trainer.dev/job-uid"), "other"),
+            (("metadata", "labels", "ddp-trainer.dev/job-name"), None),
+            (("metadata", "labels", "app.kubernetes.io/managed-by"), "other"),
+            (("metadata", "ownerReferences"), None),
+            (("metadata", "ownerReferences", 0, "kind"), "Job"),
+            (("metadata", "ownerReferences", 0, "uid"), "other"),
         ):
-            wrong = changed(child, path, value)
+            wrong = changed(child, path, value, removed=value is None)
             assert ONLY_CHILDREN in await refusal(operator, "POST", path_of(kind, namespace), wrong)
     secret = {"metadata": {"name": "s"}}
     assert OTHER_OBJECTS in await refusal(operator, "POST", f"{CORE}/{namespace}/secrets", secret)
     for target in ("kube-system", "kube-public"):
-        pod = changed(children["pods"], "metadata/namespace", target)
+        pod = changed(children["pods"], ("metadata", "namespace"), target)
         assert SERVED in await refusal(operator, "POST", path_of("pods", target), pod)
     token: JSON = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     tokens = path_of("serviceaccounts", namespace, "default", "token")
@@ -125,7 +147,7 @@ async def test_operator_creates_the_children_of_a_job_and_nothing_else(
 async def test_operator_changes_and_deletes_no_object_of_others(
     operator: Api, api: Api, namespace: str, children: dict[str, JSON]
 ) -> None:
-    foreign = changed(children["pods"], "metadata/ownerReferences", None)
+    foreign = changed(children["pods"], ("metadata", "ownerReferences"), [])
     await api.call("POST", path_of("pods", namespace), foreign)
     path = path_of("pods", namespace, "digits-0")
     image = {"spec": {"activeDeadlineSeconds": 1}}
@@ -156,7 +178,7 @@ async def test_a_write_that_keeps_the_rules_reaches_no_validation(
     documents = yaml.safe_dump_all([policy, *others])
     cluster.kubectl("apply", "-f", "-", input=documents)
     pods, pod = path_of("pods", namespace), children["pods"]
-    wrong = changed(pod, "metadata/ownerReferences", None)
+    wrong = changed(pod, ("metadata", "ownerReferences"), [])
     async with powerful(control_plane, account("skipped")) as skipped:
 
         async def enforced() -> bool:
@@ -167,41 +189,204 @@ async def test_a_write_that_keeps_the_rules_reaches_no_validation(
     cluster.kubectl("delete", "-f", "-", input=documents)
 
 
-async def test_operator_creates_no_pod_with_power_over_the_host(
-    control_plane: ControlPlane, api: Api, namespace: str, children: dict[str, JSON]
+SPECS: dict[str, JSON] = {
+    **ALLOWED,
+    "every field that shapes a pod": {
+        "nodes": 2,
+        "checkpoint": {"claimName": "claim"},
+        "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+        "imagePullSecrets": ["registry"],
+        "network": {"rdma": {"resource": "rdma/hca"}, "interface": "eth0", "ncclDebug": "Info"},
+        "nodeSelector": {"pool": "gpu"},
+        "gpusPerNode": 8,
+        "resources": {"requests": {"cpu": 1}, "limits": {"memory": "1Gi"}},
+        "sharedMemory": "16Gi",
+        "tolerations": [{"operator": "Exists"}],
+        "volumes": [
+            {"name": "a", "configMap": {"name": "code"}},
+            {"name": "b", "secret": {"secretName": "token"}},
+            {"name": "c", "emptyDir": {"medium": "Memory"}},
+            {"name": "d", "persistentVolumeClaim": {"claimName": "data", "readOnly": True}},
+        ],
+        "volumeMounts": [{"name": "a", "mountPath": "/code", "readOnly": True}],
+    },
+}
+"""Specs whose pods the operator must be able to create."""
+RANDOM_MUTATIONS, SEED = 300, 11
+
+
+@asynccontextmanager
+async def strict_release(
+    control_plane: ControlPlane, namespace: str, *values: str
+) -> AsyncIterator[tuple[Api, Defaults]]:
+    """Yield a client of another release's operator, which only the policy of its chart limits.
+
+    The shared control plane has podTemplate full. The namespace enforces no Pod Security, which
+    would hide the policy.
+    """
+    cluster, flags = control_plane.cluster, (f"operator.watchNamespaces={{{namespace}}}", *values)
+    label = "pod-security.kubernetes.io/enforce=privileged"
+    cluster.kubectl("label", "--overwrite", "namespace", namespace, label)
+    chart = operator_policy(cluster, "strict", *flags)
+    cluster.kubectl("apply", "-f", "-", input=chart)
+    try:
+        async with powerful(control_plane, account("strict")) as strict:
+            job = {**job_manifest(), "metadata": {"name": "a", "namespace": namespace, "uid": "u"}}
+            wrong = changed(children_of(job, DEFAULTS)["pods"], ("spec", "hostPID"), True)
+            pods = path_of("pods", namespace)
+
+            async def enforced() -> bool:
+                return CREATES_NO in await refusal(strict, "POST", pods, wrong)
+
+            await eventually(enforced, "the API server enforces the policy")
+            yield strict, defaults_of(cluster, "strict", *flags)
+    finally:
+        cluster.kubectl("delete", "-f", "-", input=chart)
+
+
+async def accepted(
+    api: Api, kind: str, namespace: str, mutations: Iterable[tuple[str, JSON]]
+) -> list[tuple[str, JSON]]:
+    """Return the objects that the API server accepts, by dry-run requests."""
+    given = list(mutations)
+    path = path_of(kind, namespace)
+    answers = await asyncio.gather(*(refusal(api, "POST", path, made) for _, made in given))
+    return [one for one, answer in zip(given, answers, strict=True) if answer == ""]
+
+
+async def test_case_160_operator_creates_only_pods_that_its_builder_can_produce(
+    control_plane: ControlPlane, api: Api, namespace: str
 ) -> None:
-    """The shared control plane has podTemplate full, so this policy is of another release."""
-    labels = {"pod-security.kubernetes.io/enforce": "privileged"}
-    await api.call("PATCH", f"{CORE}/{namespace}", {"metadata": {"labels": labels}})
+    """Change one field of a pod: the API server accepts it only if some job has such a pod."""
     admin = {"metadata": {"name": "admin"}}
     await api.call("POST", path_of("serviceaccounts", namespace), admin)
-    cluster = control_plane.cluster
-    chart = operator_policy(cluster, "strict", f"operator.watchNamespaces={{{namespace}}}")
-    cluster.kubectl("apply", "-f", "-", input=chart)
-    async with powerful(control_plane, account("strict")) as strict:
-        await _check_strict(strict, namespace, children["pods"])
-    cluster.kubectl("delete", "-f", "-", input=chart)
+    async with strict_release(control_plane, namespace) as (strict, defaults):
+        for name, spec in SPECS.items():
+            if "priorityClassName" in str(spec):
+                continue  # The class does not exist.
+            job = {**job_manifest(**spec)}
+            job["metadata"] |= {"namespace": namespace}
+            for kind, child in children_of(job, defaults).items():
+                assert await refusal(strict, "POST", path_of(kind, namespace), child) == "", name
+        job = job_manifest(checkpoint={"claimName": "claim"})
+        job["metadata"] |= {"namespace": namespace}
+        pod = children_of(job, defaults)["pods"]
+        mutations = [*named_mutations("pods", pod), *random_mutations(pod, RANDOM_MUTATIONS, SEED)]
+        found = await accepted(strict, "pods", namespace, mutations)
+        wrong = [name for name, made in found if not producible(job, made, defaults)]
+        assert not wrong, "\n".join(wrong)
+        assert 20 < len(found) < len(mutations) / 2
 
 
-async def _check_strict(strict: Api, namespace: str, pod: JSON) -> None:
-    pods = path_of("pods", namespace)
+async def test_case_160_operator_creates_no_service_and_policy_for_pods_of_others(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    async with strict_release(control_plane, namespace) as (strict, defaults):
+        job = job_manifest()
+        job["metadata"] |= {"namespace": namespace}
+        children = children_of(job, defaults)
+        for kind in ("services", "networkpolicies"):
+            child = children[kind]
+            mutations = [*named_mutations(kind, child), *random_mutations(child, 100, SEED)]
+            mutations = [(name, made) for name, made in mutations if not _same(made, child)]
+            found = await accepted(strict, kind, namespace, mutations)
+            assert not found, "\n".join(name for name, _ in found)
 
-    async def enforced() -> bool:
-        return NO_ACCESS in await refusal(strict, "POST", pods, changed(pod, "spec/hostPID", True))
 
-    await eventually(enforced, "the API server enforces the policy")
-    assert await refusal(strict, "POST", pods, pod) == ""
-    for path, value in (
-        ("spec/hostNetwork", True),
-        ("spec/hostIPC", True),
-        ("spec/volumes/0", {"name": "ddp-pod-info", "hostPath": {"path": "/"}}),
-        ("spec/nodeName", "node-1"),
-        ("spec/serviceAccountName", "admin"),
-        ("spec/automountServiceAccountToken", True),
-        ("spec/priorityClassName", "system-node-critical"),
-        ("spec/containers/0/securityContext", {"privileged": True}),
+def _same(made: JSON, child: JSON) -> bool:
+    """Return whether a change means nothing: an allowed annotation, or a default."""
+    metadata = made.get("metadata")
+    owners = metadata.get("ownerReferences") if isinstance(metadata, dict) else None
+    if not isinstance(owners, list) or not all(isinstance(owner, dict) for owner in owners):
+        return False
+    completed = [{"blockOwnerDeletion": False, **owner} for owner in owners]
+    made = changed(made, ("metadata", "ownerReferences"), completed)
+    annotations = ("metadata", "annotations")
+    given = made["metadata"].get("annotations", {})
+    if isinstance(given, dict) and all(allows_annotation(ANNOTATIONS, key) for key in given):
+        made = changed(made, annotations, {})
+    made["metadata"].setdefault("namespace", child["metadata"]["namespace"])
+    if child["kind"] == "NetworkPolicy" and isinstance(made.get("spec"), dict):
+        made["spec"]["policyTypes"] = made["spec"].get("policyTypes") or ["Ingress"]
+    return made == changed(child, annotations, {}) or made == child
+
+
+@pytest.mark.parametrize("values", [("podTemplate=off",), ("workers.user=assigned",)])
+async def test_other_values_of_the_chart_let_the_operator_create_its_pods(
+    control_plane: ControlPlane, namespace: str, values: tuple[str, ...]
+) -> None:
+    async with strict_release(control_plane, namespace, *values) as (strict, defaults):
+        for name in ("nothing", "every field that shapes a pod"):
+            job = job_manifest(**SPECS[name])
+            job["metadata"] |= {"namespace": namespace}
+            pods, pod = path_of("pods", namespace), children_of(job, defaults)["pods"]
+            assert await refusal(strict, "POST", pods, pod) == ""
+            for path, value in (
+                (("spec", "hostNetwork"), True),
+                (("spec", "securityContext", "runAsUser"), 0),
+                (("spec", "containers", 0, "securityContext", "seLinuxOptions"), {"type": "spc_t"}),
+            ):
+                wrong = changed(pod, path, value)
+                assert CREATES_NO in await refusal(strict, "POST", pods, wrong)
+        elsewhere = changed(pod, ("metadata", "namespace"), SYSTEM_NAMESPACE)
+        own = path_of("pods", SYSTEM_NAMESPACE)
+        assert SERVED in await refusal(strict, "POST", own, elsewhere)
+
+
+async def test_case_160_operator_changes_only_what_it_must(
+    operator: Api, api: Api, namespace: str, children: dict[str, JSON]
+) -> None:
+    """An update of the operator's own object cannot make it an object of another workload."""
+    for kind, child in children.items():
+        await api.call("POST", path_of(kind, namespace), child)
+    owner = children["pods"]["metadata"]["ownerReferences"][0]
+    pod, own = path_of("pods", namespace, "digits-0"), {"kind": "Pod", "name": "a", "uid": "b"}
+    for allowed in (
+        {"metadata": {"annotations": {"ddp-trainer.dev/attempt": "2"}}},
+        {"metadata": {"annotations": {"ddp-trainer.dev/attempt": "stop"}}},
+        {"spec": {"activeDeadlineSeconds": 1}},
     ):
-        wrong = changed(pod, path, value)
-        assert NO_ACCESS in await refusal(strict, "POST", pods, wrong), path
-    elsewhere = changed(pod, "metadata/namespace", "default")
-    assert SERVED in await refusal(strict, "POST", path_of("pods", "default"), elsewhere)
+        assert await refusal(operator, "PATCH", pod, allowed) == ""
+    for refused in (
+        {"metadata": {"labels": {"app": "frontend"}}},
+        {"metadata": {"labels": {"app": "frontend"}, "ownerReferences": None}},
+        {"metadata": {"labels": {"ddp-trainer.dev/job-uid": "other"}}},
+        {"metadata": {"labels": {"ddp-trainer.dev/job-uid": None}}},
+        {"metadata": {"annotations": {"ddp-trainer.dev/attempt": "$(x)"}}},
+        {"metadata": {"annotations": {"ddp-trainer.dev/spec-hash": "0"}}},
+        {"metadata": {"annotations": {"prometheus.io/port": None}}},
+        {"metadata": {"annotations": {"a.example/b": "c"}}},
+        {"metadata": {"finalizers": ["a.example/b"]}},
+        {"metadata": {"ownerReferences": None}},
+        {"metadata": {"ownerReferences": [owner, own | {"apiVersion": "v1"}]}},
+        {"spec": {"activeDeadlineSeconds": 9}},
+        {
+            "spec": {
+                "tolerations": [*children["pods"]["spec"]["tolerations"], {"operator": "Exists"}]
+            }
+        },
+    ):
+        assert CHANGES_ONLY in await refusal(operator, "PATCH", pod, refused), refused
+    service = path_of("services", namespace, "digits")
+    for refused in (
+        {"spec": {"selector": {"app": "database"}}},
+        {"spec": {"externalIPs": ["10.96.0.10"]}},
+        {"spec": {"publishNotReadyAddresses": False}},
+        {"spec": {"ports": [{"name": "agent", "port": 53}]}},
+    ):
+        assert "may write only the headless" in await refusal(operator, "PATCH", service, refused)
+    await api.call(
+        "PATCH", service, {"spec": {"selector": {"app": "a"}, "sessionAffinity": "ClientIP"}}
+    )
+    mine = {"spec": {"selector": {"app": None, **children["services"]["spec"]["selector"]}}}
+    assert await refusal(operator, "PATCH", service, mine) == ""
+    policy = path_of("networkpolicies", namespace, "digits")
+    for refused in ({"spec": {"podSelector": {"matchLabels": None}}}, {"spec": {"egress": [{}]}}):
+        assert "may write only the NetworkPolicy" in await refusal(
+            operator, "PATCH", policy, refused
+        )
+    for path in (service, policy):
+        assert OTHER_OBJECTS in await refusal(operator, "DELETE", path)
+    event = {"metadata": {"name": "a"}, "involvedObject": {"kind": "Node", "namespace": namespace}}
+    events = path_of("events", namespace)
+    assert OTHER_OBJECTS in await refusal(operator, "POST", events, event)

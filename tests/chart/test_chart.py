@@ -10,7 +10,7 @@ import yaml
 from ddp_operator.builders.pod import build_pod
 from ddp_operator.runtime.settings import Settings
 from tests.harness import binaries
-from tests.operator.support import DEFAULTS, new_job
+from tests.operator.support import AGENT_CLIENTS, DEFAULTS, new_job
 from tests.tools.install import ROOT
 
 pytestmark = pytest.mark.api
@@ -74,6 +74,7 @@ def test_agents_are_open_to_the_operators_own_pods_and_to_scrapers() -> None:
     settings = {**environment_of(documents), "DDP_OPERATOR_LEASE_NAMESPACE": "ddp-system"}
     peers = Settings.from_environment(settings).agent_clients
     assert peers is not None
+    assert peers == AGENT_CLIENTS, "the admission policy refuses the policies of tests/api"
     operator, scraper = (peer.to_manifest() for peer in peers)
     namespace = {"kubernetes.io/metadata.name": "ddp-system"}
     assert operator["namespaceSelector"] == {"matchLabels": namespace}

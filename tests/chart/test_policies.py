@@ -1,10 +1,14 @@
 """Tests of the ValidatingAdmissionPolicies that the chart renders. tests/api tests their effect."""
 
+import json
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.chart.test_chart import find_one, rendered
+from ddp_operator.api.pod_policy import ANNOTATIONS
+from tests.chart.test_chart import find_one, rendered, template
+from tests.tools.install import ROOT
 
 pytestmark = pytest.mark.api
 
@@ -50,17 +54,52 @@ def test_policy_of_the_operator_names_its_account_lease_and_namespaces() -> None
     assert "variables." not in condition["expression"]
     rules = [validation["expression"] for validation in spec["validations"]]
     assert "in ['a', 'b']" in rules[1]
+    assert not any("__" in rule for rule in [*rules, condition["expression"]])
     variables = {v["name"]: v["expression"] for v in spec["variables"]}
     assert "object.metadata.name == 'ddp-trainer-operator'" in variables["lease"]
 
 
-@pytest.mark.parametrize(("policy", "rules"), [("scheduling", 4), ("off", 4), ("full", 3)])
-def test_policy_of_the_operator_allows_power_over_the_host_with_full_alone(
-    policy: str, rules: int
+@pytest.mark.parametrize(
+    ("values", "limited"),
+    [
+        ("podTemplate=scheduling", True),
+        ("podTemplate=off", True),
+        ("podTemplate=full", False),
+        ("admissionPolicies.limitPods=false", False),
+    ],
+)
+def test_policy_of_the_operator_allows_power_over_the_host_by_two_values(
+    values: str, limited: bool
 ) -> None:
-    documents = rendered("--set", f"podTemplate={policy}")
-    spec = find_one(documents, POLICY, "ddp-trainer-operator")["spec"]
-    assert len(spec["validations"]) == rules
+    spec = find_one(rendered("--set", values), POLICY, "ddp-trainer-operator")["spec"]
+    rules = [v for v in spec["validations"] if "may not create pods with" in v["message"]]
+    assert (len(rules) > 10) is limited
+
+
+def test_lists_of_annotations_are_those_of_the_value() -> None:
+    documents = rendered("--set", "podTemplateAnnotations={a.example/b,c.example/*}")
+    for name in (POD_TEMPLATE, "ddp-trainer-operator"):
+        rules = str(find_one(documents, POLICY, name)["spec"]["validations"])
+        assert "dyn('a.example/b'), ])" in rules
+        assert "dyn('c.example/'), ]).exists(p, k.startsWith(p))" in rules
+    container = find_one(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    variable = "DDP_OPERATOR_POD_TEMPLATE_ANNOTATIONS"
+    assert {"name": variable, "value": "a.example/b,c.example/*"} in container["env"]
+    [none] = rendered("--set", "podTemplateAnnotations=null", "-s", "templates/deployment.yaml")
+    variables = none["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert {"name": variable, "value": ","} in variables
+
+
+def test_value_and_code_have_the_same_default_annotations() -> None:
+    values = yaml.safe_load((ROOT / "charts" / "values.yaml").read_text("utf-8"))
+    assert tuple(values["podTemplateAnnotations"]) == ANNOTATIONS
+
+
+@pytest.mark.parametrize("quote", ["a'b", 'a"b', "a b", "__USER__'"])
+def test_annotation_cannot_end_a_string_of_the_policy(quote: str) -> None:
+    result = template("--set-json", f"podTemplateAnnotations={json.dumps([quote])}")
+    assert result.returncode != 0
+    assert "podTemplateAnnotations" in result.stderr
 
 
 def test_policy_of_the_operator_skips_only_what_its_roles_give_no_right_to() -> None:

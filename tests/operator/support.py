@@ -33,13 +33,20 @@ DEFAULTS = Defaults(image="registry.example/ddp-trainer:1")
 AGENT_CLIENTS = (
     PolicyPeer(
         namespace_selector={"matchLabels": {"kubernetes.io/metadata.name": "ddp-system"}},
-        pod_selector={"matchLabels": {"app.kubernetes.io/component": "operator"}},
+        pod_selector={
+            "matchLabels": {
+                "app.kubernetes.io/name": "ddp-trainer",
+                "app.kubernetes.io/instance": "ddp-trainer",
+                "app.kubernetes.io/component": "operator",
+            }
+        },
     ),
     PolicyPeer(
         namespace_selector={},
         pod_selector={"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
     ),
 )
+"""Peers that the chart writes by default. Its admission policy allows no others."""
 GUARDED = replace(DEFAULTS, agent_clients=AGENT_CLIENTS)
 """Defaults of an operator that creates NetworkPolicies, as the chart installs it."""
 

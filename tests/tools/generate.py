@@ -9,6 +9,7 @@ from ddp_operator.api.reference import build_reference
 from tests.tools.admission import build_pod_template_rules
 from tests.tools.dashboards.build import build_dashboards
 from tests.tools.metrics_page import build_metrics_page
+from tests.tools.operator_policy import build_operator_rules
 from tests.tools.values_page import build_values_page
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +25,7 @@ def generated() -> dict[Path, str]:
         ROOT / "charts" / "files" / "crd.yaml": crd,
         ROOT / "charts" / "files" / "rules.yaml": rules,
         ROOT / "charts" / "files" / "pod-template-rules.yaml": build_pod_template_rules(),
+        ROOT / "charts" / "files" / "operator-rules.yaml": build_operator_rules(),
         ROOT / "charts" / "README.md": build_values_page(),
         ROOT / "docs" / "reference" / "api.md": build_reference(),
         ROOT / "docs" / "reference" / "metrics.md": build_metrics_page(),

@@ -23,7 +23,7 @@ class PodTemplatePolicy(StrEnum):
     """No podTemplate at all."""
 
 
-_POD_FIELDS = (
+POD_FIELDS = (
     "affinity",
     "containers",
     "initContainers",
@@ -35,7 +35,7 @@ _POD_FIELDS = (
     "tolerations",
     "topologySpreadConstraints",
 )
-_CONTAINER_FIELDS = (
+CONTAINER_FIELDS = (
     "args",
     "command",
     "env",
@@ -52,9 +52,17 @@ _CONTAINER_FIELDS = (
     "volumeMounts",
     "workingDir",
 )
-_ANNOTATIONS = ("container.apparmor.security.beta.kubernetes.io/", "kubernetes.io/config.")
-"""Prefixes of annotations that take protection from a pod, or that the kubelet obeys."""
-_SYSTEM = "system-"
+ANNOTATIONS = (
+    "cluster-autoscaler.kubernetes.io/safe-to-evict",
+    "karpenter.sh/do-not-disrupt",
+    "kubectl.kubernetes.io/default-container",
+    "kueue.x-k8s.io/*",
+    "prometheus.io/*",
+    "scheduling.k8s.io/group-name",
+)
+"""Annotations that a job may set by default, see `allows_annotation`. Other ones may give a pod
+another network, address or runtime, or the files of another program."""
+SYSTEM_PRIORITY_PREFIX = "system-"
 """Prefix of the PriorityClasses of Kubernetes itself."""
 _SPEC = "spec.podTemplate.spec"
 _CONTAINERS = ("containers", "initContainers")
@@ -75,7 +83,7 @@ def _drops_all(value: Any) -> bool:
     return isinstance(value, Mapping) and set(value) == {"drop"} and "ALL" in value["drop"]
 
 
-_CONTEXTS: Contexts = {
+CONTEXTS: Contexts = {
     "allowPrivilegeEscalation": ("must be false", "{} == false", lambda v: v is False),
     "appArmorProfile": (
         "must be {type: RuntimeDefault}",
@@ -118,6 +126,8 @@ class Overlay:
     fields: Mapping[str, Any]
     """The overlay on the pod spec."""
     annotations: Iterable[str]
+    allowed_annotations: Sequence[str]
+    """Annotations that the installation allows, see `allows_annotation`."""
     priorities: Mapping[str, str]
     """Names of PriorityClasses, by the field that names them."""
     containers: Sequence[Mapping[str, Any]]
@@ -193,31 +203,59 @@ def _host_port(overlay: Overlay) -> str | None:
     return f"{_SPEC}.containers.ports.hostPort" if found else None
 
 
+def allows_annotation(allowed: Sequence[str], key: str) -> bool:
+    """Return whether a job may set an annotation.
+
+    A name without `.` and `/` is private to the user. CRI-O and Kata obey names without `/`.
+
+    Args:
+        allowed: Names of annotations, and beginnings of names that end with `*`.
+        key: Name of the annotation.
+    """
+    private = "/" not in key and "." not in key
+    return private or any(
+        key.startswith(name[:-1]) if name.endswith("*") else key == name for name in allowed
+    )
+
+
 def _annotation(overlay: Overlay) -> str | None:
-    found = next((key for key in sorted(overlay.annotations) if key.startswith(_ANNOTATIONS)), None)
+    allowed = overlay.allowed_annotations
+    found = next(
+        (k for k in sorted(overlay.annotations) if not allows_annotation(allowed, k)), None
+    )
     return None if found is None else f"spec.podTemplate.metadata.annotations[{found}]"
 
 
-_BAD_ANNOTATION = " || ".join(f"k.startsWith('{prefix}')" for prefix in _ANNOTATIONS)
-_PRIORITY = f".orValue('').startsWith('{_SYSTEM}')"
+FOREIGN_ANNOTATION = (
+    "(k.contains('/') || k.contains('.')) && !(k in __ANNOTATION_NAMES__)"
+    " && !__ANNOTATION_PREFIXES__.exists(p, k.startsWith(p))"
+)
+"""CEL expression that is true for an annotation `k` that a job may not set. The chart fills in the
+names and the beginnings of names."""
+_PRIORITY = f".orValue('').startsWith('{SYSTEM_PRIORITY_PREFIX}')"
 
 _SYSTEM_PRIORITY = PodRule(
-    f"must not begin with {_SYSTEM}",
+    f"must not begin with {SYSTEM_PRIORITY_PREFIX}",
     f"!object.spec.?priorityClassName{_PRIORITY} && !variables.spec.?priorityClassName{_PRIORITY}",
     f"object.spec.?priorityClassName{_PRIORITY}"
     f" ? 'spec.priorityClassName' : '{_SPEC}.priorityClassName'",
     lambda overlay: next(
-        (field for field, name in overlay.priorities.items() if name.startswith(_SYSTEM)), None
+        (
+            field
+            for field, name in overlay.priorities.items()
+            if name.startswith(SYSTEM_PRIORITY_PREFIX)
+        ),
+        None,
     ),
 )
 
 RULES: Mapping[PodTemplatePolicy, tuple[PodRule, ...]] = {
     PodTemplatePolicy.FULL: (),
     PodTemplatePolicy.SCHEDULING: (
-        _keys_rule("[variables.spec]", _SPEC, _POD_FIELDS),
-        _keys_rule("variables.containers", f"{_SPEC}.containers", _CONTAINER_FIELDS),
-        _keys_rule("variables.contexts", f"{_SPEC}.containers.securityContext", tuple(_CONTEXTS)),
-        *(_context_rule(key, *rule) for key, rule in _CONTEXTS.items()),
+        _keys_rule("[variables.spec]", _SPEC, POD_FIELDS),
+        _keys_rule("variables.containers", f"{_SPEC}.containers", CONTAINER_FIELDS),
+        _keys_rule("variables.contexts", f"{_SPEC}.containers.securityContext", tuple(CONTEXTS)),
+        *(_context_rule(key, *rule) for key, rule in CONTEXTS.items()),
         PodRule(
             _FORBIDDEN,
             "variables.containers.all(c, !('ports' in c) || c.ports.all(p, !('hostPort' in p)))",
@@ -225,10 +263,10 @@ RULES: Mapping[PodTemplatePolicy, tuple[PodRule, ...]] = {
             _host_port,
         ),
         PodRule(
-            _FORBIDDEN,
-            f"!variables.annotations.exists(k, {_BAD_ANNOTATION})",
+            "must be one of podTemplateAnnotations of the chart",
+            f"!variables.annotations.exists(k, {FOREIGN_ANNOTATION})",
             "'spec.podTemplate.metadata.annotations['"
-            f" + string(variables.annotations.filter(k, {_BAD_ANNOTATION})[0]) + ']'",
+            f" + string(variables.annotations.filter(k, {FOREIGN_ANNOTATION})[0]) + ']'",
             _annotation,
         ),
         _SYSTEM_PRIORITY,
@@ -246,12 +284,20 @@ RULES: Mapping[PodTemplatePolicy, tuple[PodRule, ...]] = {
 """Rules of each policy, in the order of their check."""
 
 
-def forbidden_field(spec: DDPJobSpec, policy: PodTemplatePolicy) -> str | None:
-    """Return one sentence about the first field that a policy forbids, or None."""
+def forbidden_field(
+    spec: DDPJobSpec, policy: PodTemplatePolicy, annotations: Sequence[str] = ANNOTATIONS
+) -> str | None:
+    """Return one sentence about the first field that a policy forbids, or None.
+
+    Args:
+        spec: Spec of the job.
+        policy: The podTemplate policy of the installation.
+        annotations: Annotations that the installation allows, see `allows_annotation`.
+    """
     if policy is PodTemplatePolicy.FULL:
         return None
     try:
-        overlay = _overlay_of(spec)
+        overlay = _overlay_of(spec, annotations)
     except TypeError as error:
         return f"{_SPEC}.{error}"
     for rule in RULES[policy]:
@@ -261,7 +307,7 @@ def forbidden_field(spec: DDPJobSpec, policy: PodTemplatePolicy) -> str | None:
     return None
 
 
-def _overlay_of(spec: DDPJobSpec) -> Overlay:
+def _overlay_of(spec: DDPJobSpec, annotations: Sequence[str]) -> Overlay:
     """Return the limited parts of a job.
 
     Raises:
@@ -283,6 +329,7 @@ def _overlay_of(spec: DDPJobSpec) -> Overlay:
         given=template is not None,
         fields=fields,
         annotations=(metadata.annotations if metadata is not None else None) or (),
+        allowed_annotations=annotations,
         priorities={
             "spec.priorityClassName": spec.priority_class_name or "",
             f"{_SPEC}.priorityClassName": priority,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.pod_policy import PodTemplatePolicy
+from ddp_operator.api.pod_policy import ANNOTATIONS, PodTemplatePolicy
 from ddp_operator.api.spec import Rdma
 from ddp_operator.builders import names
 from ddp_operator.builders.affinity import with_avoided_nodes
@@ -47,6 +47,8 @@ class Defaults:
     """Peers that the NetworkPolicy of a job lets connect to its agents. None for no policy."""
     pod_template: PodTemplatePolicy = PodTemplatePolicy.SCHEDULING
     """How much of a worker pod a job may set."""
+    annotations: tuple[str, ...] = ANNOTATIONS
+    """Annotations that a job may set on its pods, see `allows_annotation`."""
     pinned_image: str | None = None
     """The image by digest, if the other pods of the attempt run it. It precedes the job's image."""
 

@@ -47,7 +47,7 @@ def decide(world: World, defaults: Defaults) -> Plan:
     """Return the plan for a job, given its observed state."""
     if world.job.metadata.deletion_timestamp is not None:
         return Plan(world.job.status)  # The garbage collector deletes its children.
-    plan = without_forbidden_pods(world, _decide(world, defaults), defaults.pod_template)
+    plan = without_forbidden_pods(world, _decide(world, defaults), defaults)
     plan = _with_observation(world, plan)
     if plan.status == world.job.status:
         return plan  # The time that passes is no reason to write the status.

@@ -4,8 +4,9 @@ The chart's ValidatingAdmissionPolicy refuses such jobs. A job may be older than
 cluster may lack the admission policy.
 """
 
-from ddp_operator.api.pod_policy import PodTemplatePolicy, forbidden_field
+from ddp_operator.api.pod_policy import forbidden_field
 from ddp_operator.api.status import ConditionType
+from ddp_operator.builders.pod import Defaults
 from ddp_operator.reconcile.conditions import ConditionWriter
 from ddp_operator.reconcile.invalid_spec import INVALID
 from ddp_operator.reconcile.lifecycle import is_finished
@@ -13,14 +14,14 @@ from ddp_operator.reconcile.plan import CreatePod, Event, EventType, Plan
 from ddp_operator.reconcile.world import World
 
 
-def without_forbidden_pods(world: World, plan: Plan, policy: PodTemplatePolicy) -> Plan:
+def without_forbidden_pods(world: World, plan: Plan, defaults: Defaults) -> Plan:
     """Return the plan, or one that reports the forbidden field and leaves the job alone.
 
     Pods that run already keep running and restart in place: a stricter policy ends no attempt.
     """
     if not _needs_new_pods(world, plan):
         return plan
-    sentence = forbidden_field(world.job.spec, policy)
+    sentence = forbidden_field(world.job.spec, defaults.pod_template, defaults.annotations)
     if sentence is None:
         return plan
     out = ConditionWriter(world, world.job.status)

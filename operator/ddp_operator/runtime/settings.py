@@ -15,7 +15,7 @@ from pydantic import (
     field_validator,
 )
 
-from ddp_operator.api.pod_policy import PodTemplatePolicy
+from ddp_operator.api.pod_policy import ANNOTATIONS, PodTemplatePolicy
 from ddp_operator.builders.network import PolicyPeer
 from ddp_operator.runtime.agent_watcher import STATUS_WRITES_PER_SECOND
 
@@ -47,6 +47,9 @@ class Settings(BaseModel):
     the scrapers of metrics. Without it the operator creates no NetworkPolicies."""
     pod_template: PodTemplatePolicy = PodTemplatePolicy.SCHEDULING
     """How much of a worker pod a job may set: full, scheduling or off."""
+    pod_template_annotations: tuple[str, ...] = ANNOTATIONS
+    """Annotations that a job may set on its pods with the policy scheduling, separated by commas.
+    A name that ends with * allows all that begin with it."""
     namespaces: tuple[str, ...] = ()
     """Namespaces to serve, separated by commas; all namespaces if empty."""
     workers: int = Field(default=8, ge=1, le=256)
@@ -79,10 +82,10 @@ class Settings(BaseModel):
     retry_seconds: float = Field(default=2, gt=0)
     """Seconds between two attempts to acquire or renew the Lease."""
 
-    @field_validator("namespaces", mode="before")
+    @field_validator("namespaces", "pod_template_annotations", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        return value.split(",") if isinstance(value, str) else value
+        return [part for part in value.split(",") if part] if isinstance(value, str) else value
 
     @field_validator("lease_namespace")
     @classmethod

@@ -14,8 +14,8 @@ from tests.tools.install import ROOT
 
 CONNECTIONS = 32
 """Requests at the same time, which is the operator's limit too."""
-POD_NAME = "POD-NAME"
-"""Text in a pod that the client replaces by the name of each copy."""
+POD_NUMBER = "POD-NUMBER"
+"""Text in a pod that the client replaces by the number of each copy."""
 _SOURCE = ROOT / "tests" / "benchmarks" / "scale" / "bare"
 _BUILD_SECONDS = 600.0
 _RUN_SECONDS = 600.0
@@ -31,7 +31,7 @@ def template(pod: dict[str, Any]) -> dict[str, Any]:
         for c in pod["spec"]["containers"]
     ]
     metadata = {
-        "name": POD_NAME,
+        "name": f"bare-{POD_NUMBER}",
         "labels": others,
         "annotations": pod["metadata"]["annotations"],
     }

@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ddp_operator.api.job import parse_job
 from ddp_operator.builders.pod import build_pod
+from ddp_wire import contract
 from tests.api.client import Api, path_of
 from tests.api.control_plane import OPERATOR, ControlPlane
 from tests.benchmarks.scale import bare_client
@@ -58,7 +59,8 @@ async def _measure(
 ) -> None:
     cluster, namespace = plane.cluster, await api.create_namespace("policy")
     pod = build_pod(parse_job(await api.apply_job(namespace, job("policy", 1))), 0, 1, DEFAULTS)
-    pod["metadata"]["name"] = bare_client.POD_NAME
+    pod["metadata"]["name"] = f"policy-{bare_client.POD_NUMBER}"
+    pod["metadata"]["labels"][contract.LABEL_NODE_INDEX] = bare_client.POD_NUMBER
     binding = ("validatingadmissionpolicybinding", _POLICY)
     manifest = cluster.kubectl("get", *binding, "-o", "json").stdout
     for _ in range(rounds):

@@ -29,7 +29,6 @@ _HOST_PATH = [{"name": "root", "hostPath": {"path": "/"}}]
 _TOKEN = [{"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}]
 _PROBE = {"httpGet": {"host": "10.0.0.1", "port": 80}}
 _CONTEXT = "containers.securityContext"
-_APPARMOR = "container.apparmor.security.beta.kubernetes.io/worker"
 
 REFUSED: dict[str, tuple[JSON, str]] = {
     **{
@@ -99,10 +98,22 @@ ELSEWHERE: dict[str, tuple[JSON, str]] = {
         {"priorityClassName": "system-cluster-critical"},
         "spec.priorityClassName: must not begin with system-",
     ),
-    "annotation against AppArmor": (
-        {"podTemplate": {"metadata": {"annotations": {_APPARMOR: "unconfined"}}}},
-        f"spec.podTemplate.metadata.annotations[{_APPARMOR}]: must not be set",
-    ),
+    **{
+        f"annotation {key}": (
+            {"podTemplate": {"metadata": {"annotations": {key: "a"}}}},
+            f"spec.podTemplate.metadata.annotations[{key}]: must be one of podTemplateAnnotations",
+        )
+        for key in (
+            "container.apparmor.security.beta.kubernetes.io/worker",
+            "k8s.v1.cni.cncf.io/networks",
+            "cni.projectcalico.org/ipAddrs",
+            "io.kubernetes.cri-o.userns-mode",
+            "io.katacontainers.config.hypervisor.path",
+            "sidecar.istio.io/inject",
+            "vault.hashicorp.com/agent-inject",
+            "kueue.x-k8s.io.evil.example/a",
+        )
+    },
 }
 """Specs that `scheduling` refuses for a field outside of the pod spec, with the message's begin."""
 
@@ -110,6 +121,17 @@ ALLOWED: dict[str, JSON] = {
     "nothing": {},
     "metadata": {
         "podTemplate": {"metadata": {"labels": {"queue": "a"}, "annotations": {"n": "b"}}}
+    },
+    "annotations of the chart": {
+        "podTemplate": {
+            "metadata": {
+                "annotations": {
+                    "karpenter.sh/do-not-disrupt": "true",
+                    "kueue.x-k8s.io/podset-required-topology": "rack",
+                    "prometheus.io/scrape": "false",
+                }
+            }
+        }
     },
     "placement": pod(
         affinity={"nodeAffinity": {}},

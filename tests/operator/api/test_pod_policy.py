@@ -69,3 +69,13 @@ def test_part_of_another_type_is_refused(spec: dict[str, Any], begin: str) -> No
 def test_volumes_of_a_job_have_no_source_on_the_host() -> None:
     with pytest.raises(InvalidJobError, match=r"spec\.volumes\.0\.hostPath: unknown field"):
         new_job(volumes=[{"name": "root", "hostPath": {"path": "/"}}])
+
+
+def test_annotations_that_a_job_may_set_are_those_of_the_installation() -> None:
+    spec = new_job(podTemplate={"metadata": {"annotations": {"a.example/b": "c"}}}).spec
+    assert forbidden_field(spec, SCHEDULING, ["a.example/b"]) is None
+    assert forbidden_field(spec, SCHEDULING, ["a.example/*"]) is None
+    for other in ([], ["a.example/"], ["a.example/bb", "b"]):
+        assert (forbidden_field(spec, SCHEDULING, other) or "").startswith(
+            "spec.podTemplate.metadata.annotations[a.example/b]: must be one of"
+        )

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.api  # It needs Linux, root and nftables, but no API se
 
 JOB = new_job()
 OURS = names.labels(JOB)
-OPERATOR = {"app.kubernetes.io/component": "operator"}
+OPERATOR = AGENT_CLIENTS[0].to_manifest()["podSelector"]["matchLabels"]
 PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}
 COLLECTIVE_PORT = 45123
 PORTS = [AGENT_PORT, BARRIER_PORT, RENDEZVOUS_PORT_BASE + 1, COLLECTIVE_PORT]

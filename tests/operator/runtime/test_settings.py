@@ -19,6 +19,7 @@ def test_only_image_and_lease_namespace_are_required() -> None:
     settings = Settings.from_environment(IMAGE)
     assert settings.trainer_image == "registry.example/ddp-trainer:1"
     assert settings.pod_template == "scheduling"
+    assert "prometheus.io/*" in settings.pod_template_annotations
     assert settings.namespaces == ()
     assert settings.agent_clients is None
     assert settings.workers == 8
@@ -41,6 +42,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "shared_memory": "16Gi",
         "agent_clients": "()",
         "pod_template": "full",
+        "pod_template_annotations": "('a.example/b', 'c/*')",
         "namespaces": "('team-a', 'team-b')",
         "workers": "2",
         "resync_seconds": "30",
@@ -58,6 +60,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
     }
     variables = {PREFIX + k.upper(): v for k, v in given.items()}
     variables |= {PREFIX + "AGENT_CLIENTS": "[]", PREFIX + "NAMESPACES": "team-a,team-b"}
+    variables |= {PREFIX + "POD_TEMPLATE_ANNOTATIONS": "a.example/b,c/*"}
     settings = Settings.from_environment(variables)
     assert {k: str(v) for k, v in settings.model_dump().items()} == given
 
@@ -149,3 +152,8 @@ def test_process_exits_with_the_sentence_and_no_traceback() -> None:
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1].startswith("ddp-operator: DDP_OPERATOR_TRAINER_IMAGE: ")
     assert "Traceback" not in ended.stderr
+
+
+def test_list_of_annotations_can_be_empty() -> None:
+    settings = Settings.from_environment({**IMAGE, PREFIX + "POD_TEMPLATE_ANNOTATIONS": ","})
+    assert settings.pod_template_annotations == ()

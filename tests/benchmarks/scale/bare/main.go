@@ -66,8 +66,8 @@ func main() {
 	for range connections {
 		workers.Go(func() {
 			for number := range numbers {
-				name := []byte(fmt.Sprintf("bare-%05d", number))
-				create(client, url, bytes.ReplaceAll(template, []byte("POD-NAME"), name))
+				digits := []byte(strconv.Itoa(number))
+				create(client, url, bytes.ReplaceAll(template, []byte("POD-NUMBER"), digits))
 			}
 		})
 	}
