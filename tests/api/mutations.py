@@ -218,8 +218,6 @@ _CHOSEN_BY_JOB = {
     "topologySpreadConstraints",
 }
 _CHOSEN_IN_CONTAINERS = {
-    "args",
-    "command",
     "env",
     "envFrom",
     "image",
@@ -249,9 +247,6 @@ def producible(job: JSON, pod: JSON, defaults: Defaults) -> bool:
         spec["volumes"] = [
             v for v in pod["spec"]["volumes"] if not v.get("name", "").startswith("ddp-")
         ]
-        claims = {v["name"]: v.get("persistentVolumeClaim") for v in pod["spec"]["volumes"]}
-        if claim := claims.get("ddp-checkpoint"):
-            spec["checkpoint"] = {"claimName": claim["claimName"]}
         worker = pod["spec"]["containers"][0]
         if "IPC_LOCK" in worker["securityContext"]["capabilities"].get("add", []):
             spec["network"] = {"rdma": {"resource": "rdma/a"}}
@@ -313,14 +308,24 @@ def _essence(pod: JSON) -> JSON:
     for key in _CHOSEN_BY_JOB:
         spec.pop(key, None)
     for volume in spec["volumes"]:
-        if set(volume) == {"name"}:  # The API server then sets an emptyDir.
-            volume["emptyDir"] = {}
+        _complete_volume(volume)
     for container in [*spec["containers"], *spec.get("initContainers", [])]:
         for key in _CHOSEN_IN_CONTAINERS:
             container.pop(key, None)
+        if container["name"] != contract.WORKER_CONTAINER:
+            container.pop("command", None)
+            container.pop("args", None)
         context = container["securityContext"]
         if not context.get("privileged"):
             context.pop("privileged", None)
         if not context.get("readOnlyRootFilesystem"):
             context.pop("readOnlyRootFilesystem", None)
     return out
+
+
+def _complete_volume(volume: JSON) -> None:
+    """Set the source that the API server chooses, and any claim in place of the job's."""
+    if set(volume) == {"name"}:
+        volume["emptyDir"] = {}
+    if volume["name"] == "ddp-checkpoint" and "claimName" in volume["persistentVolumeClaim"]:
+        volume["persistentVolumeClaim"]["claimName"] = "any"

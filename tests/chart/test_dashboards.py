@@ -101,6 +101,9 @@ def test_dashboards_show_nearly_all_metrics() -> None:
     unused = {family.name for family in FAMILIES if not names(family) & used}
     assert unused == {
         "ddpjob_status_condition",
+        "ddpjob_pods_not_ready",
+        "ddpjob_checkpoint_interval_seconds",
+        "ddpjob_hang_limit_seconds",
         "ddpjob_start_timestamp_seconds",
         "ddpjob_completion_timestamp_seconds",
         "ddpjob_progress_timestamp_seconds",

@@ -41,7 +41,32 @@ def operator(name: str, **labels: str) -> str:
     return name + "{" + ",".join(f'{k}="{v}"' for k, v in given.items()) + "}"
 
 
+def worker(name: str, **labels: str) -> str:
+    """Return a series of a tenant's pod, with the labels that the scrape configuration gives it."""
+    given = {"namespace": "tenant", "pod": "evil-0", "ddpjob": "evil", **labels}
+    return name + "{" + ",".join(f'{k}="{v}"' for k, v in given.items()) + "}"
+
+
 RUNNING = (job("ddpjob_state", state="Running"), "1x300")
+NO_HANG_LIMIT = (job("ddpjob_hang_limit_seconds"), "0x300")
+
+
+def saves(every: int) -> Series:
+    """Return the series of a job with this value of everySeconds."""
+    return (job("ddpjob_checkpoint_interval_seconds"), f"{every}x300")
+
+
+STARTED = (job("ddpjob_start_timestamp_seconds"), "0x300")
+OTHER_LEADER = (operator("ddp_operator_leader", namespace="other"), "1x300")
+FALSE_LEADER = (worker("ddp_operator_leader"), "1x300")
+
+
+def waits(reason: str) -> Series:
+    """Return the series of a job whose pods are not ready for this reason."""
+    return (job("ddpjob_pods_not_ready", reason=reason), "1x300")
+
+
+PENDING = (job("ddpjob_state", state="Pending"), "1x300")
 CASES = {
     "DDPJobFailed": Case(
         fires=(
@@ -55,20 +80,25 @@ CASES = {
         minute=61,
     ),
     "DDPJobNotStarting": Case(
-        fires=((job("ddpjob_state", state="Pending"), "1x300"),),
+        fires=(PENDING, waits("ErrImagePull")),
         quiet=((job("ddpjob_state", state="Pending"), "1x40 _x60"), RUNNING),
     ),
     "DDPJobNoProgress": Case(
-        fires=(RUNNING, (job("ddpjob_progress_timestamp_seconds"), "600x300")),
-        quiet=(RUNNING, (job("ddpjob_progress_timestamp_seconds"), "0+60x300")),
+        fires=(RUNNING, NO_HANG_LIMIT, (job("ddpjob_progress_timestamp_seconds"), "600x300")),
+        quiet=(RUNNING, NO_HANG_LIMIT, (job("ddpjob_progress_timestamp_seconds"), "0+60x300")),
     ),
     "DDPJobRestartsOften": Case(
         fires=((job("ddpjob_restarts_total", cause="Application"), "0+0.2x300"),),
         quiet=((job("ddpjob_restarts_total", cause="Application"), "0x30 1x300"),),
     ),
     "DDPJobNoCheckpoint": Case(
-        fires=(RUNNING, (job("ddpjob_checkpoint_timestamp_seconds"), "60x300")),
-        quiet=(RUNNING, (job("ddpjob_checkpoint_timestamp_seconds"), "0+60x300")),
+        fires=(RUNNING, STARTED, saves(0), (job("ddpjob_checkpoint_timestamp_seconds"), "60x300")),
+        quiet=(
+            RUNNING,
+            STARTED,
+            saves(0),
+            (job("ddpjob_checkpoint_timestamp_seconds"), "0+60x300"),
+        ),
         minute=150,
     ),
     "DDPJobWaitsForData": Case(
@@ -106,11 +136,15 @@ CASES = {
         quiet=((job("ddp_gpu_temperature_celsius", gpu="0", node="a"), "70x50 93x5 70x300"),),
     ),
     "DDPOperatorNotLeading": Case(
-        fires=((operator("ddp_operator_leader"), "1x40 0x300"),),
+        fires=((operator("ddp_operator_leader"), "1x40 0x300"), FALSE_LEADER, OTHER_LEADER),
         quiet=(
             (operator("ddp_operator_leader"), "0x300"),
             (operator("ddp_operator_leader", replica="2"), "1x300"),
         ),
+    ),
+    "DDPOperatorNotScraped": Case(
+        fires=(FALSE_LEADER, OTHER_LEADER),
+        quiet=((operator("ddp_operator_leader"), "0x300"),),
     ),
     "DDPOperatorErrors": Case(
         fires=((operator("ddp_operator_reconciles_total", result="error"), "0+1x300"),),
@@ -187,6 +221,14 @@ def test_promtool_accepts_the_rules() -> None:
     promtool("check", "rules", str(RULES))
 
 
+def evaluate(tests: list[dict[str, Any]], folder: Path) -> None:
+    """Let promtool evaluate unit tests of the rules."""
+    document = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests}
+    file = folder / "test.yaml"
+    file.write_text(yaml.safe_dump(document), encoding="utf-8")
+    promtool("test", "rules", str(file))
+
+
 @pytest.mark.parametrize("alert", CASES)
 def test_alert_fires_and_does_not_fire(alert: str, tmp_path: Path) -> None:
     case = CASES[alert]
@@ -194,10 +236,7 @@ def test_alert_fires_and_does_not_fire(alert: str, tmp_path: Path) -> None:
         unit_test(alert, case.fires, case.minute, fires=True),
         unit_test(alert, case.quiet, case.minute, fires=False),
     ]
-    document = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests}
-    file = tmp_path / "test.yaml"
-    file.write_text(yaml.safe_dump(document), encoding="utf-8")
-    promtool("test", "rules", str(file))
+    evaluate(tests, tmp_path)
 
 
 def test_every_alert_has_a_case_a_runbook_and_a_severity() -> None:
@@ -227,6 +266,17 @@ def test_chart_installs_the_rules_with_the_prometheus_operator_alone() -> None:
     assert found["spec"] == yaml.safe_load(RULES.read_text(encoding="utf-8"))
     off = rendered(*RULE_KIND, "--set", "metrics.rules=false")
     assert "PrometheusRule" not in {d["kind"] for d in off}
+
+
+def test_rules_of_the_chart_select_the_operator_of_the_release() -> None:
+    flags = ("--namespace", "ml-platform", "--set", "metrics.gpuCelsius=85")
+    groups = find_one(rendered(*flags, *RULE_KIND), "PrometheusRule")["spec"]["groups"]
+    named = {r["alert"]: r for g in groups for r in g["rules"] if "alert" in r}
+    expression = named["DDPOperatorNotLeading"]["expr"]
+    assert expression == 'max by (namespace) (ddp_operator_leader{namespace="ml-platform"}) < 1'
+    assert "ddp-system" not in str([g for g in groups if g["name"].endswith(".operator")])
+    assert named["DDPGpuHot"]["expr"] == "ddp_gpu_temperature_celsius > 85"
+    assert "more than 85 °C" in named["DDPGpuHot"]["annotations"]["summary"]
 
 
 def test_chart_replaces_the_address_of_the_runbooks() -> None:

@@ -219,10 +219,11 @@ def _worker(built: JSON, policy: PodTemplatePolicy) -> str:
     known = {*_container_fields(policy), *_PROBES}
     if missing := set(built) - known:
         raise LookupError(f"no rule states these fields of the worker: {sorted(missing)}")
-    fixed = [*_PROBES]
+    fixed = [*_PROBES, "command"]
     if policy is PodTemplatePolicy.OFF:
-        fixed += ["command", "ports", "terminationMessagePolicy"]
+        fixed += ["ports", "terminationMessagePolicy"]
     rules = [f"c.name == '{contract.WORKER_CONTAINER}'"]
+    rules.append("!has(c.args)")
     rules += [f"has(c.{field}) && {same(f'c.{field}', built[field])}" for field in fixed]
     rule = f"object.spec.containers.exists(c, {' && '.join(rules)})"
     if policy is PodTemplatePolicy.OFF:

@@ -31,3 +31,7 @@ UPDATE_SECONDS_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
 """Upper bounds of the buckets in which ranks count their updates, in seconds."""
+
+WORKER_PREFIXES = ("ddp_agent", "ddp_gpu", "ddp_train")
+"""Beginnings of the names of all metrics that worker pods export. Prometheus keeps no other name
+from them, because a tenant decides what its pod serves."""

@@ -1,5 +1,6 @@
 """Compute the conditions of a job from its observed state and the rest of its status."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from ddp_operator.api.status import (
@@ -22,6 +23,8 @@ OLD_READINESS_LIMIT = timedelta(seconds=10)
 
 The kubelet delivers the new attempt order within about 2 s, and probes every second.
 """
+QUEUED = ("QuotaExceeded", "SchedulingGated", "Unschedulable")
+"""Reasons of PodsReady for a job that waits for room, which is no fault."""
 _BLOCKED_REASONS = (
     ("exceeded quota", "QuotaExceeded"),
     ("strict decoding error", "InvalidPod"),
@@ -163,9 +166,21 @@ def _set_pods_ready(out: ConditionWriter, ready: int, wanted: int) -> None:
     elif blocked is not None:
         reason, message = _blocked_reason(blocked), blocked
     else:
-        reason, message = "NotReady", f"{ready} of {wanted} pods are training"
+        reason = _waiting_reason(out.world.pods) or "NotReady"
+        message = f"{ready} of {wanted} pods are training"
     out.set(ConditionType.PODS_READY, ready == wanted, reason, message)
     out.status = out.status.model_copy(update={"ready": f"{ready}/{wanted}"})
+
+
+def _waiting_reason(pods: Sequence[PodView]) -> str | None:
+    """Return the reason for which pods wait: one of the kubelet, or else one of the scheduler.
+
+    Only a job whose pods all wait for room or for a queue has Unschedulable or SchedulingGated.
+    """
+    stuck = (p.waiting for p in pods if p.phase == "Pending" and is_stuck(p))
+    reasons = {text.partition(":")[0] for text in stuck if text}
+    named = sorted(reason for reason in reasons if reason.isalnum())
+    return next((reason for reason in named if reason not in QUEUED), named[0] if named else None)
 
 
 def _blocked_reason(error: str) -> str:

@@ -34,6 +34,11 @@ CONDITION = Family(
     "Status of each condition of the job, in the label status: true, false or unknown. Always 1.",
     (*_JOB, "condition", "status"),
 )  # fmt: skip
+NOT_READY = Family(
+    "ddpjob_pods_not_ready", Kind.GAUGE,
+    "Reason for which the pods of the job do not train, as in its condition PodsReady, for example"
+    " Unschedulable. Absent while all of them train. Always 1.", (*_JOB, "reason"),
+)  # fmt: skip
 NODES = Family("ddpjob_nodes", Kind.GAUGE, "Worker pods that the job asks for.", _JOB)
 READY = Family("ddpjob_nodes_ready", Kind.GAUGE, "Worker pods whose ranks train.", _JOB)
 RESTARTS = Family(
@@ -75,6 +80,15 @@ CHECKPOINT_TIME = Family(
     "ddpjob_checkpoint_timestamp_seconds", Kind.GAUGE,
     "Time of the newest committed checkpoint.", _JOB,
 )  # fmt: skip
+CHECKPOINT_INTERVAL = Family(
+    "ddpjob_checkpoint_interval_seconds", Kind.GAUGE,
+    "everySeconds of spec.checkpoint, or 0 without it. Absent for a job without spec.checkpoint,"
+    " and for a command that has reported no checkpoint.", _JOB,
+)  # fmt: skip
+HANG_LIMIT = Family(
+    "ddpjob_hang_limit_seconds", Kind.GAUGE,
+    "The longest of the limits that the job sets in spec.hang, or 0 without one.", _JOB,
+)  # fmt: skip
 TIME = Family(
     "ddpjob_time_seconds_total", Kind.COUNTER,
     "Wall-clock time of the job by bucket of its goodput ledger: queued, starting, restoring,"
@@ -87,9 +101,9 @@ REDONE_STEPS = Family(
 )  # fmt: skip
 
 FAMILIES = (
-    INFO, STATE, CONDITION, NODES, READY, RESTARTS, STRAGGLER, LAST_FAILURE, START, COMPLETION,
-    STEP, TOTAL_STEPS, PROGRESS_TIME, LOSS, THROUGHPUT, CHECKPOINT_TIME, TIME,
-    REDONE_STEPS,
+    INFO, STATE, CONDITION, NOT_READY, NODES, READY, RESTARTS, STRAGGLER, LAST_FAILURE, START,
+    COMPLETION, STEP, TOTAL_STEPS, PROGRESS_TIME, LOSS, THROUGHPUT, CHECKPOINT_TIME,
+    CHECKPOINT_INTERVAL, HANG_LIMIT, TIME, REDONE_STEPS,
 )  # fmt: skip
 """All metrics of jobs."""
 
@@ -132,6 +146,7 @@ def _add_job(samples: Samples, job: Manifest) -> None:
     if status:
         _add_status(samples, own, status)
         _add_progress(samples, own, status)
+        _add_limits(samples, own, job["spec"], status)
         _add_goodput(samples, own, status.get("goodput"))
 
 
@@ -142,6 +157,8 @@ def _add_status(samples: Samples, own: tuple[str, str], status: dict[str, Any]) 
         samples.add(CONDITION, 1, *own, kind, condition["status"].lower())
         if kind == "Succeeded":
             samples.add(STATE, 1, *own, condition["reason"])
+        if kind == "PodsReady" and condition["status"] != "True":
+            samples.add(NOT_READY, 1, *own, condition["reason"])
     samples.add(READY, int(status.get("ready", "0").split("/")[0]), *own)
     for cause, field in _RESTARTS.items():
         samples.add(RESTARTS, status.get(field, 0), *own, cause)
@@ -166,6 +183,19 @@ def _add_progress(samples: Samples, own: tuple[str, str], status: dict[str, Any]
     samples.add(LOSS, None if loss is None else float(loss), *own)
     samples.add(THROUGHPUT, progress.get("samplesPerSecond"), *own)
     samples.add(CHECKPOINT_TIME, _seconds(status.get("lastCheckpoint", {}).get("time")), *own)
+
+
+def _add_limits(
+    samples: Samples, own: tuple[str, str], spec: dict[str, Any], status: dict[str, Any]
+) -> None:
+    """Add the settings of the job from which alerts take their limits."""
+    checkpoint = spec.get("checkpoint")
+    # A command may save by itself, and nobody knows it.
+    if checkpoint is not None and ("task" in spec or "lastCheckpoint" in status):
+        samples.add(CHECKPOINT_INTERVAL, checkpoint.get("everySeconds", 0), *own)
+    hang = (spec.get("hang") or {}).items()
+    limits = [value for key, value in hang if key.endswith("Seconds")]
+    samples.add(HANG_LIMIT, max(limits, default=0), *own)
 
 
 def _add_goodput(samples: Samples, own: tuple[str, str], goodput: dict[str, Any] | None) -> None:

@@ -288,3 +288,26 @@ def test_every_condition_has_the_observed_generation() -> None:
     status = plan_for(edited, all_pods(edited)).status
     assert status.observed_generation == 5
     assert {c.observed_generation for c in status.conditions} == {5}
+
+
+@pytest.mark.parametrize(
+    ("waits", "reason"),
+    [
+        (("Unschedulable: 0/3 nodes", "SchedulingGated: by a queue"), "SchedulingGated"),
+        (("Unschedulable: 0/3 nodes", None), "Unschedulable"),
+        (("Unschedulable: 0/3 nodes", "ErrImagePull: not found"), "ErrImagePull"),
+        (("ContainerCreating", None), "NotReady"),
+        (("a b: strange", None), "NotReady"),
+    ],
+)
+def test_reason_of_pods_ready_tells_a_queued_job_from_a_broken_one(
+    waits: tuple[str | None, ...], reason: str
+) -> None:
+    job = active_job()
+    pods = [
+        pod(job, index, phase="Pending" if text else "Running", ready=False, waiting=text)
+        for index, text in enumerate(waits)
+    ]
+    found = plan_for(job, pods).status.condition(READY)
+    assert found is not None
+    assert (found.reason, found.message) == (reason, "0 of 2 pods are training")

@@ -39,6 +39,7 @@ def job(status: dict[str, Any] | None) -> dict[str, Any]:
         'ddpjob_info{attempt="3",ddpjob="digits",image="trainer:1",namespace="team-a"} 1.0',
         'ddpjob_state{ddpjob="digits",namespace="team-a",state="Running"} 1.0',
         'ddpjob_nodes{ddpjob="digits",namespace="team-a"} 2.0',
+        'ddpjob_hang_limit_seconds{ddpjob="digits",namespace="team-a"} 0.0',
         'ddpjob_nodes_ready{ddpjob="digits",namespace="team-a"} 2.0',
         'ddpjob_restarts_total{cause="Infrastructure",ddpjob="digits",namespace="team-a"} 2.0',
         'ddpjob_start_timestamp_seconds{ddpjob="digits",namespace="team-a"} 1.7955648e+09',
@@ -80,3 +81,48 @@ def test_status_with_nonsense_does_not_hide_the_other_jobs(nonsense: dict[str, A
     other = {"metadata": {"namespace": "team-b", "name": "strange"}, "status": STATUS | nonsense}
     lines = text(other, job(STATUS)).splitlines()
     assert 'ddpjob_loss{ddpjob="digits",namespace="team-a"} 0.25' in lines
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "line"),
+    [
+        (
+            {"task": "a:b", "checkpoint": {"claimName": "c", "everySeconds": 14400}},
+            {},
+            'ddpjob_checkpoint_interval_seconds{ddpjob="digits",namespace="team-a"} 14400.0',
+        ),
+        (
+            {"task": "a:b", "checkpoint": {"claimName": "c", "everySteps": 9}},
+            {},
+            'ddpjob_checkpoint_interval_seconds{ddpjob="digits",namespace="team-a"} 0.0',
+        ),
+        (
+            {"command": ["a"], "checkpoint": {"claimName": "c"}},
+            {"lastCheckpoint": {"step": 1}},
+            'ddpjob_checkpoint_interval_seconds{ddpjob="digits",namespace="team-a"} 0.0',
+        ),
+        (
+            {"task": "a:b", "hang": {"detect": True, "stepSeconds": 40, "hookSeconds": 1800}},
+            {},
+            'ddpjob_hang_limit_seconds{ddpjob="digits",namespace="team-a"} 1800.0',
+        ),
+        (
+            {"task": "a:b"},
+            {"conditions": [{"type": "PodsReady", "status": "False", "reason": "Unschedulable"}]},
+            'ddpjob_pods_not_ready{ddpjob="digits",namespace="team-a",reason="Unschedulable"} 1.0',
+        ),
+    ],
+)
+def test_settings_of_a_job_are_limits_of_alerts(
+    spec: dict[str, Any], status: dict[str, Any], line: str
+) -> None:
+    assert line in text({**job(STATUS | status), "spec": spec}).splitlines()
+
+
+@pytest.mark.parametrize("spec", [{"task": "a:b"}, {"command": ["a"], "checkpoint": {}}])
+def test_job_of_which_nobody_knows_checkpoints_has_no_interval(spec: dict[str, Any]) -> None:
+    assert "ddpjob_checkpoint_interval" not in text({**job(STATUS), "spec": spec})
+
+
+def test_ready_job_has_no_reason_to_wait() -> None:
+    assert "ddpjob_pods_not_ready" not in text(job(STATUS))
