@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddp_operator.report.history import read_history
 from ddp_trainer import report
 from ddp_wire.contract import LocalHeartbeat
 from tests.trainer.rank_processes import Launcher
@@ -37,6 +38,7 @@ def beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DDP_BEATS_DIR", str(tmp_path / "beats"))
     monkeypatch.setenv("DDP_ATTEMPT", "2")
+    monkeypatch.delenv("DDP_CHECKPOINT_DIR", raising=False)
     handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     report._reporter.cache_clear()
     report._stop.cache_clear()
@@ -50,6 +52,38 @@ def beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def written(beats: Path, rank: int = 0) -> LocalHeartbeat:
     return LocalHeartbeat.model_validate_json((beats / f"{rank}.json").read_bytes())
+
+
+def test_history_of_a_script_with_a_claim_has_what_the_charts_show(
+    beats: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = beats.parent / "run"
+    monkeypatch.setenv("DDP_CHECKPOINT_DIR", str(run))
+    report.checkpoint("/c/step-100", 100)
+    report.progress(100, total=1000)
+    clock.now += 10
+    report.progress(120, loss=0.25, learning_rate=0.5, accuracy=0.75)
+    report.checkpoint("/c/step-120", 120)
+    clock.now += 10
+    report.progress(140, loss=float("nan"))
+    reporter = report._reporter()
+    assert reporter is not None
+    reporter._flush()
+    lines = (run / "history.jsonl").read_bytes().splitlines()
+    found = read_history(lines)
+    assert (found.skipped, [json.loads(text)["event"] for text in lines][:2]) == (
+        0,
+        ["start", "resume"],
+    )
+    (attempt,) = found.attempts
+    assert (attempt.number, attempt.resumed_from, attempt.world_size) == (2, 100, 1)
+    assert [(p.step, p.loss, p.learning_rate) for p in found.points] == [
+        (120, 0.25, 0.5),
+        (140, None, 0.5),
+    ]
+    assert found.points[0].total_steps == 1000
+    assert [save.step for save in found.saves] == [120]
+    assert found.evaluations[0].metrics == {"accuracy": 0.75}
 
 
 def test_progress_writes_the_newest_values(beats: Path, clock: Clock) -> None:

@@ -14,6 +14,7 @@ neither torch nor pydantic, and no report raises an error of the disk.
 
 import atexit
 import functools
+import json
 import operator
 import os
 import signal
@@ -28,6 +29,7 @@ from ddp_wire.exit_codes import ExitCode
 from ddp_wire.variables import Env
 
 if TYPE_CHECKING:
+    from ddp_trainer.observe.history import HistoryWriter
     from ddp_wire.contract import LocalHeartbeat, Progress
 
 __all__ = ["STOPPED", "checkpoint", "progress", "should_stop"]
@@ -102,10 +104,18 @@ def should_stop() -> bool:
 
 
 class _Reporter:
-    """Writer of this rank's heartbeats."""
+    """Writer of this rank's heartbeats, and of the run's history on global rank 0."""
 
-    def __init__(self, directory: Path, heartbeat: "LocalHeartbeat") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        heartbeat: "LocalHeartbeat",
+        history: "HistoryWriter | None" = None,
+        world_size: int = 1,
+    ) -> None:
         self._directory, self._heartbeat = directory, heartbeat
+        self._history, self._world_size = history, world_size
+        self._recorded: int | None = None
         self._pid = os.getpid()
         self._next_write = 0.0
         self._pending = False
@@ -139,6 +149,8 @@ class _Reporter:
         self._heartbeat.checkpoint = CheckpointInfo(step=step, path=path[:4096], at=time.time())
         if self._first is None:
             self._heartbeat.resumed_from = self._step = step
+        else:
+            self._record("checkpoint", step=step, path=path[:4096], seconds=0.0)
         self._write(time.monotonic())
 
     def _begin(self, step: int) -> None:
@@ -149,6 +161,9 @@ class _Reporter:
         self._heartbeat.joined_at = time.time()
         if self._heartbeat.resumed_from is None and self._heartbeat.attempt > 1:
             self._heartbeat.resumed_from = step
+        self._record("start", world_size=self._world_size)
+        if self._heartbeat.resumed_from is not None:
+            self._record("resume", step=self._heartbeat.resumed_from)
 
     def _write(self, now: float) -> None:
         from ddp_trainer.observe.heartbeats import write_heartbeat  # noqa: PLC0415 - slow
@@ -158,8 +173,32 @@ class _Reporter:
         self._heartbeat.at = time.time()
         self._heartbeat.step = self._step
         if self._heartbeat.rank == 0 and self._first is not None:
-            self._heartbeat.progress = self._newest(now, *self._first)
+            self._heartbeat.progress = newest = self._newest(now, *self._first)
+            self._record_progress(newest)
         write_heartbeat(self._directory, self._heartbeat)
+
+    def _record_progress(self, newest: "Progress") -> None:
+        """Add a new step to the history, for the charts of `ddpjob report`."""
+        if newest.step == self._recorded:
+            return
+        self._recorded = newest.step
+        self._record(
+            "progress",
+            step=newest.step,
+            total_steps=newest.total_steps,
+            loss=newest.loss,
+            samples_per_second=newest.samples_per_second,
+            lr=newest.learning_rate,
+        )
+        if newest.metrics:
+            self._record("eval", step=newest.step, metrics=newest.metrics, seconds=0.0)
+
+    def _record(self, event: str, **fields: Any) -> None:
+        if self._history is None:
+            return
+        now = round(time.time(), 3)
+        head = {"event": event, "time": now, "rank": 0, "attempt": self._heartbeat.attempt}
+        self._history.write(event, now, json.dumps(head | fields) + "\n")
 
     def _newest(self, now: float, first_step: int, first_time: float) -> "Progress":
         from ddp_wire.contract import Progress  # noqa: PLC0415 - slow to import
@@ -191,8 +230,12 @@ class _Reporter:
 
     def _flush(self) -> None:
         """Write the newest values before the process ends."""
-        if self._pending and os.getpid() == self._pid:
+        if os.getpid() != self._pid:
+            return
+        if self._pending:
             self._write(time.monotonic())
+        if self._history is not None:
+            self._history.close()
 
 
 class _Stop:
@@ -266,7 +309,12 @@ def _reporter() -> _Reporter | None:
         at=0.0,
         pid=os.getpid(),
     )
-    return _Reporter(Path(directory), heartbeat)
+    run = os.environ.get(Env.CHECKPOINT_DIR) if ranks.rank == 0 else None
+    if not run:
+        return _Reporter(Path(directory), heartbeat)
+    from ddp_trainer.observe.history import HistoryWriter  # noqa: PLC0415
+
+    return _Reporter(Path(directory), heartbeat, HistoryWriter(Path(run)), ranks.world_size)
 
 
 def _rounded(number: float | None) -> int | None:

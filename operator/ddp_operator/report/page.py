@@ -107,7 +107,8 @@ def _absent(report: Report) -> list[str]:
     if not history.points:
         sentences.append(
             "There is no progress event, so there are no charts. A task of the bundled trainer"
-            " prints them; a command does not."
+            " writes them, and so does a command with spec.checkpoint that calls"
+            " ddp_trainer.report.progress."
         )
     elif not history.saves:
         sentences.append("No checkpoint was committed.")

@@ -105,7 +105,7 @@ def test_long_text_is_cut() -> None:
     [
         ([], job(), "There is no progress event"),
         ([], None, "There is no progress event"),
-        ([b"[rank 0] a print of the user\n"], job(attempt=1), "a command does not"),
+        ([b"[rank 0] a print of the user\n"], job(attempt=1), "so does a command with"),
         ([progress(1, 1)], None, "No checkpoint was committed"),
         (
             [progress(1, 1), line("checkpoint", 2, step=1, seconds=1.0)],
