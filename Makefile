@@ -18,21 +18,23 @@ BIN := $(VENV)/bin
 TORCH := $(if $(wildcard $(WHEELS)/torch-2.13.0+cpu-*),cpu,cuda)
 FIND_LINKS := $(if $(filter cpu,$(TORCH)),--find-links "$(WHEELS)")
 READY := $(VENV)/.ready-$(TORCH)
-PIP := $(BIN)/pip install -q --disable-pip-version-check
+# Of pip's output only the names of what it downloads, so that the first setup is not silent.
+PIP := $(BIN)/pip install --disable-pip-version-check --progress-bar off
+SHOW := { grep --line-buffered -E '^ *(Downloading|Installing)' || true; }
 HARNESS := $(BIN)/python -m tests.harness
 
 $(READY): requirements/dev.lock requirements/build.lock requirements/torch-$(TORCH).lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, got " + sys.version.split()[0])'
 	@echo "setting up $(VENV) with torch for $(TORCH): takes minutes, once"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) --require-hashes -r requirements/build.lock -r requirements/dev.lock
-	@$(PIP) --require-hashes --no-deps $(FIND_LINKS) -r requirements/torch-$(TORCH).lock
-	@$(PIP) --no-deps --no-build-isolation -e .
+	@$(PIP) --require-hashes -r requirements/build.lock -r requirements/dev.lock | $(SHOW)
+	@$(PIP) --require-hashes --no-deps $(FIND_LINKS) -r requirements/torch-$(TORCH).lock | $(SHOW)
+	@$(PIP) --no-deps --no-build-isolation -e . | $(SHOW)
 	@touch $@
 
 .PHONY: help
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 .PHONY: setup
 setup: $(READY) ## Create the virtual environment
