@@ -28,7 +28,12 @@ _NEEDED_STATUS = frozenset(
 """Status fields without which the operator must not act: it would repeat or forget an attempt."""
 
 
-_FORMATS = {"spec.task": "must be module:function, for example my_package.flowers:build"}
+_FORMATS = {
+    "spec.task": "must be module:function, for example my_package.flowers:build",
+    "spec.checkpoint.claimName": (
+        "must be the name of a claim: lowercase letters, digits, '-' and '.'"
+    ),
+}
 """Requirements of fields, in words instead of their regular expression."""
 
 

@@ -150,7 +150,7 @@ def _lines(paths: Iterable[Path]) -> Iterator[bytes]:
         try:
             descriptor = open_to_read(path)
         except PlantedFileError as error:
-            raise NoRunError(str(error)) from error
+            raise NoRunError(f"{error.filename}: {error.strerror}") from error
         with os.fdopen(descriptor, "rb") as file:
             left = FILE_BYTES
             while left > 0 and (line := file.readline(min(left, LINE_BYTES))):

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.segment import Segment, Segments
 from rich.table import Column
 from rich.text import Text
@@ -17,6 +17,10 @@ from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.reconcile.plan import Event, EventType
 from ddp_operator.report.scale import duration_text
 
+_BAR_COLUMNS = 8
+"""Width of the bar on a terminal of 80 columns."""
+_WIDE = 120
+"""Columns from which a terminal has room for a wider bar, the throughput and the elapsed time."""
 _INDENT = 2
 """Columns before a fact about a run."""
 _SMALLEST_SHARE = 0.001
@@ -32,10 +36,13 @@ class View:
         self._live: Progress | None = None
         self._task: TaskID | None = None
         if console.is_terminal:
+            wide = console.width >= _WIDE
+            elapsed = [TimeElapsedColumn(table_column=Column(no_wrap=True))] if wide else []
             self._live = Progress(
                 TextColumn("{task.description}", table_column=Column(no_wrap=True, min_width=8)),
-                BarColumn(bar_width=16),
+                BarColumn(bar_width=3 * _BAR_COLUMNS if wide else _BAR_COLUMNS),
                 TextColumn("{task.fields[line]}", table_column=Column(no_wrap=True)),
+                *elapsed,
                 console=console,
             )
             self._task = self._live.add_task(name, total=None, line="")
@@ -76,26 +83,42 @@ class View:
         done = progress.step if progress else 0
         total = progress.total_steps if progress else None
         # The line must fit 80 columns, so the test metrics are only in the summary.
-        short = status_line(status, metrics=False)
+        short = live_line(status, wide=self._console.width >= _WIDE)
         self._live.update(self._task, completed=done, total=total, line=escape(short))
 
 
-def status_line(status: DDPJobStatus, *, metrics: bool = True) -> str:
+def status_line(status: DDPJobStatus) -> str:
     """Return the columns of `kubectl get ddpjobs` as one line."""
-    summary = status.condition(ConditionType.SUCCEEDED)
-    parts = [summary.reason if summary else "Pending"]
     progress = status.progress
+    metrics = (progress.metrics or {}).items() if progress is not None else []
+    parts = [*_state(status), *_rate(status), *(f"test {name} {value}" for name, value in metrics)]
+    return "  ".join(parts)
+
+
+def live_line(status: DDPJobStatus, *, wide: bool) -> str:
+    """Return the line beside the bar of a terminal, with the time that is left."""
+    parts = [*_state(status), *(_rate(status) if wide else [])]
+    progress = status.progress
+    if progress is not None and progress.eta_seconds and status.completion_time is None:
+        parts.append(f"{duration_text(progress.eta_seconds)} left")
+    return "  ".join(parts)
+
+
+def _state(status: DDPJobStatus) -> list[str]:
+    summary, progress = status.condition(ConditionType.SUCCEEDED), status.progress
+    parts = [summary.reason if summary else "Pending"]
     if progress is not None:
         parts.append(f"step {progress.summary}")
         if progress.loss is not None:
             parts.append(f"loss {progress.loss}")
-        if progress.samples_per_second is not None:
-            parts.append(f"{progress.samples_per_second} samples/s")
-        if metrics:
-            parts += [f"test {name} {value}" for name, value in (progress.metrics or {}).items()]
     elif status.ready is not None and status.completion_time is None:
         parts.append(f"{status.ready} nodes ready")
-    return "  ".join(parts)
+    return parts
+
+
+def _rate(status: DDPJobStatus) -> list[str]:
+    rate = status.progress.samples_per_second if status.progress is not None else None
+    return [] if rate is None else [f"{rate} samples/s"]
 
 
 def summary_lines(status: DDPJobStatus, logs: Path) -> list[str]:

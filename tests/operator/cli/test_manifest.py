@@ -226,7 +226,11 @@ def test_case_174_damaged_config_map_is_refused_with_one_sentence(tmp_path: Path
             read_job_file(file).config_maps()
 
 
-def test_task_that_is_no_function_is_refused_in_words(tmp_path: Path) -> None:
+def test_values_of_a_wrong_form_are_refused_in_words(tmp_path: Path) -> None:
     assert refusal(tmp_path, JOB, "task=mytask").endswith(
         "spec.task: must be module:function, for example my_package.flowers:build, got 'mytask'"
+    )
+    assert refusal(tmp_path, JOB, "checkpoint.claimName=../x").endswith(
+        "spec.checkpoint.claimName: must be the name of a claim: lowercase letters, digits, '-' and"
+        " '.', got '../x'"
     )

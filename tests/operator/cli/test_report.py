@@ -94,8 +94,8 @@ def test_pipe_in_place_of_the_history_is_refused_at_once(tmp_path: Path) -> None
     ended = report(tmp_path)
     assert ended.exit_code == 2
     assert ended.stderr == (
-        "ddpjob: [Errno 40] must be a regular file and no link, pipe or device; remove it:"
-        f" '{tmp_path / HISTORY_FILE}'\n"
+        f"ddpjob: {tmp_path / HISTORY_FILE}: must be a regular file and no link, pipe or device;"
+        " remove it\n"
     )
 
 

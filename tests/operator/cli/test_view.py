@@ -9,7 +9,14 @@ from rich.console import Console
 
 from ddp_operator.api.goodput import GoodputStatus
 from ddp_operator.api.status import CheckpointStatus, ConditionType, DDPJobStatus, ProgressStatus
-from ddp_operator.cli.view import View, goodput_line, status_line, summary_lines
+from ddp_operator.cli.view import (
+    View,
+    goodput_line,
+    live_line,
+    print_facts,
+    status_line,
+    summary_lines,
+)
 from ddp_operator.reconcile.plan import Event, EventType
 from tests.operator.support import NOW, condition
 
@@ -122,3 +129,30 @@ def test_terminal_shows_one_live_line() -> None:
     view.status(status(progress=progress))
     view.close()
     assert "Running  step 6/12 (50%)" in out.getvalue()
+
+
+def test_facts_continue_after_a_whole_word_and_paths_stay_whole() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=40, force_terminal=True, color_system=None)
+    path = "checkpoint: " + "a/long/path" * 5
+    print_facts(console, ["goodput: 90.0% (training 9 s, queued 710 ms)", path])
+    first, second, *rest = out.getvalue().splitlines()
+    assert (first.rstrip(), second.rstrip()) == (
+        "  goodput: 90.0% (training 9 s, queued",
+        "  710 ms)",
+    )
+    assert rest == [f"  {path}"]
+
+
+def test_line_of_a_terminal_shows_the_time_that_is_left_and_fits_80_columns() -> None:
+    progress = ProgressStatus(
+        summary="170/2400 (7%)", loss="0.001658", samples_per_second=2801, eta_seconds=204
+    )
+    found = status(progress=progress)
+    line = live_line(found, wide=False)
+    assert line == "Running  step 170/2400 (7%)  loss 0.001658  3 min 24 s left"
+    assert len(f"digits   {'━' * 8} {line}") <= 80
+    assert "  2801 samples/s  3 min 24 s left" in live_line(found, wide=True)
+    assert "left" not in status_line(found)
+    ended = status("Completed", progress=progress, completion_time=NOW)
+    assert "left" not in live_line(ended, wide=True)
