@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ddp_operator.api.job import InvalidJobError
 from ddp_operator.cli.report_data import NoRunError, read_cluster, read_directory
-from ddp_operator.cluster.base import ClusterError
+from ddp_operator.cluster.base import ClusterError, NoClusterError
 from ddp_operator.report.page import Report, build_page
 
 
@@ -38,9 +38,9 @@ def write_report(
             report = read_directory(Path(target))
         else:
             report = read_cluster(target, namespace, context, run_directory)
-    except ClusterError as error:
+    except NoClusterError as error:
         raise ReportError(f"there is no folder {target} here, and {error}") from error
-    except (NoRunError, InvalidJobError) as error:
+    except (NoRunError, ClusterError, InvalidJobError) as error:
         raise ReportError(str(error)) from error
     except OSError as error:
         raise ReportError(f"{error.filename}: cannot be read: {error.strerror}") from error

@@ -34,6 +34,10 @@ class ClusterError(Exception):
         """Seconds to wait as requested by the server (Retry-After), or None."""
 
 
+class NoClusterError(ClusterError):
+    """No kubeconfig names a cluster."""
+
+
 class ConflictError(ClusterError):
     """Conflict: the object was changed or replaced since it was read, or its name is in use."""
 

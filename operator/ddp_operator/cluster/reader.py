@@ -11,7 +11,7 @@ from ddp_operator.api.base import KIND
 from ddp_operator.api.job import parse_job
 from ddp_operator.builders.names import pod_name
 from ddp_operator.cluster.agents import Agents
-from ddp_operator.cluster.base import ClusterError, Manifest
+from ddp_operator.cluster.base import ClusterError, Manifest, NoClusterError
 from ddp_operator.cluster.kube import KubeCluster
 from ddp_wire.contract import WORKER_CONTAINER
 
@@ -70,7 +70,7 @@ async def _configure(configuration: client.Configuration, context: str | None) -
         try:
             config.load_incluster_config(client_configuration=configuration)
         except config.ConfigException:
-            raise ClusterError(f"no cluster is configured: {error}") from error
+            raise NoClusterError(f"no cluster is configured: {error}") from error
         return "default"
     entries = [entry for entry in contexts if entry["name"] == context] or [current]
     return str(entries[0]["context"].get("namespace") or "default")
