@@ -304,6 +304,14 @@ class PointsWithBadSample(Points):
         return x, y, *rest
 
 
+class TokenConfig(ProbeConfig):
+    hf_token: str = ""
+
+
+def build_with_token(cfg: TokenConfig, env: RunEnv) -> ProbeTask:
+    return ProbeTask(cfg, env)
+
+
 def build_bad_sample(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
     task = ProbeTask(cfg, env)
     data = PointsWithBadSample(cfg.samples, 1, cfg)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from ddp_trainer.config import RunConfig
+from ddp_trainer.config.credentials import credentials_warning
 from ddp_trainer.config.settings import check
 from ddp_trainer.errors import InputError
 from ddp_trainer.numerics.compiler import check_compiler
@@ -30,7 +31,8 @@ def build_task(
         config: Config of the run.
         ranks: This process's rank.
         device: The rank's device.
-        warn: Called with a sentence about weights that the trainer copies, if there are any.
+        warn: Called with a sentence about weights that the trainer copies, and one about settings
+            that look like credentials, if there are any.
 
     Returns:
         The task, and the config with the task's own settings resolved.
@@ -62,7 +64,10 @@ def build_task(
     if config.log.peak_tflops:
         # Raise its InputError here, before the rank opens the run.
         peak_rate(task, config.log.peak_tflops)
-    return task, config.model_copy(update={"task": settings.model_dump(mode="json")})
+    dumped = settings.model_dump(mode="json")
+    if sentence := credentials_warning(dumped):
+        warn(sentence)
+    return task, config.model_copy(update={"task": dumped})
 
 
 def document_of(path: str, config: RunConfig) -> dict[str, Any]:
