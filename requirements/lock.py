@@ -1,7 +1,8 @@
 """Writes the lock files: every package with its version and hashes, torch apart from the rest.
 
 torch and what comes only with it are kept apart because there are two builds of it: the registry's
-with its CUDA libraries, and one for machines without a GPU, which needs none of them.
+with its CUDA libraries, in its newest release, and one for machines without a GPU, which needs none
+of them.
 """
 
 import argparse
@@ -12,7 +13,8 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-TORCH = "2.13.0"
+CPU_TORCH = "2.13.0"
+"""Version of the build for machines without a GPU."""
 _TORCH_ONLY = re.compile(r"^(torch==|triton|nvidia-(?!ml-py)|cuda-)")
 _PIN = re.compile(r"^[^\s#=]+==[^\\\n]+", flags=re.MULTILINE)
 _HEAD = "# Written by `make lock`.\n"
@@ -32,23 +34,22 @@ def main() -> None:
     options = parser.parse_args()
     wheels: Path = options.wheels
     for name, extras in _TARGETS.items():
-        pins = [f"torch=={TORCH}"] if options.upgrade else [f"torch=={TORCH}", *_locked(name)]
+        pins = [] if options.upgrade else _locked(name)
         rest, torch = _split(_compile(["pyproject.toml", *extras], "\n".join(pins)))
         _write(f"{name}.lock", rest)
         if name == "trainer":
             _write("torch-cuda.lock", torch)
     pins = [] if options.upgrade else _locked("build")
     _write("build.lock", [_compile(["-"], "\n".join(pins), "hatchling<2\neditables\n")])
-    wheel = next(wheels.glob(f"torch-{TORCH}+cpu-*.whl"))
+    wheel = next(wheels.glob(f"torch-{CPU_TORCH}+cpu-*.whl"))
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    _write("torch-cpu.lock", [f"torch=={TORCH}+cpu \\\n    --hash=sha256:{digest}\n"])
+    _write("torch-cpu.lock", [f"torch=={CPU_TORCH}+cpu \\\n    --hash=sha256:{digest}\n"])
 
 
 def _locked(name: str) -> list[str]:
     """Return the pins of a lock file, with torch's."""
     texts = [(HERE / file).read_text() for file in (f"{name}.lock", "torch-cuda.lock")]
-    pins = [pin for text in texts for pin in _PIN.findall(text)]
-    return [pin for pin in pins if not pin.startswith("torch==")]
+    return [pin for text in texts for pin in _PIN.findall(text)]
 
 
 def _compile(sources: list[str], constraints: str, stdin: str = "") -> str:

@@ -1,6 +1,6 @@
 """Run every known fault against the product, as `make faults` does.
 
-    python -m tests.fault_player [--part gpus|api|cluster|rest|recovery|kills]
+    python -m tests.fault_player [--part torch|gpus|api|cluster|rest|recovery|kills]
         [--seed 0] [--wheels DIR]
 
 The parts run one after another, and each part that needs a cluster starts its own. The exit code
@@ -31,6 +31,7 @@ def parts(seed: int, wheels: Path) -> dict[str, list[str]]:
     """Return the arguments of Python for each part."""
     state = ["--seed", str(seed), "--wheels", str(wheels)]
     return {
+        "torch": ["-m", "tests.fault_player.newest_torch"],
         "gpus": [*PYTEST, "tests/agent/driver", "-m", "sweep"],
         "api": [*PYTEST, "tests/api", "-m", "api"],
         "cluster": [*PYTEST, "tests/cluster", "-m", "cluster", "-k", CASES],

@@ -4,10 +4,8 @@ There is no GPU here: a recording `libcuda.so.1` takes the place of the driver, 
 many GPUs as a test wants. The first run installs torch's CUDA build, which has gigabytes.
 """
 
-import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -16,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.harness.paths import REPOSITORY, cache
+from tests.harness import newest_torch
+from tests.harness.paths import REPOSITORY
 
 pytestmark = [
     pytest.mark.sweep,
@@ -25,24 +24,12 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).parent
-LOCKS = [REPOSITORY / "requirements" / f"{name}.lock" for name in ("dev", "torch-cuda")]
 
 
 @pytest.fixture(scope="session")
 def cuda_python() -> Path:
-    """Interpreter with torch's CUDA build, kept in the cache."""
-    digest = hashlib.sha256(b"".join(lock.read_bytes() for lock in LOCKS)).hexdigest()[:12]
-    home = cache() / f"torch-cuda-{digest}"
-    python, ready = home / "bin" / "python", home / "ready"
-    if not ready.exists():
-        for old in home.parent.glob("torch-cuda-*"):  # Each needs 5.5 GB.
-            shutil.rmtree(old)
-        subprocess.run([sys.executable, "-m", "venv", home], check=True)
-        pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        for lock in LOCKS:
-            subprocess.run([*pip, "--require-hashes", "--no-deps", "-r", str(lock)], check=True)
-        ready.touch()
-    return python
+    """Interpreter with torch's CUDA build."""
+    return newest_torch.interpreter()
 
 
 @dataclass

@@ -21,7 +21,8 @@ from tests.trainer.rank_processes import Launcher
 TASK = "--task=sample_tasks:build"
 STALL = [TASK, "--global_batch=6", "--task.die_rank=1"]
 SOON = "--parallel.timeout_seconds=2"
-RECORDING = {timeouts.RECORD_SIZE: timeouts.RECORDED}
+OLDER_NCCL = {timeouts.NEW_NCCL: "0"}
+RECORDING = OLDER_NCCL | {timeouts.RECORD_SIZE: timeouts.RECORDED}
 
 
 def config(debug: str = "off", directory: str | None = None) -> RunConfig:
@@ -230,7 +231,7 @@ def test_environment_overrides_the_debug_level() -> None:
 def test_users_size_of_the_flight_recorder_holds(variable: str) -> None:
     environ = {variable: "9"}
     timeouts.configure(config(), environ, nccl=True)
-    assert environ == {variable: "9"}
+    assert environ == OLDER_NCCL | {variable: "9"}
 
 
 def test_gloo_has_its_own_size_of_the_flight_recorder() -> None:

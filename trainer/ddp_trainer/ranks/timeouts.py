@@ -38,6 +38,9 @@ RECORD_SIZE = "TORCH_FR_BUFFER_SIZE"
 """Variable with the number of collectives that the flight recorder keeps."""
 OLD_RECORD_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
 """Name of the same variable in older versions of torch."""
+NEW_NCCL = "TORCH_DIST_USE_NCCL2"
+"""Variable of torch from 2.15: `0` keeps the older implementation of NCCL's process group, whose
+timeouts and flight records this module knows. The newer one has not run on GPUs with it yet."""
 RECORDED = "2000"
 """Default number under NCCL. It is gloo's default too, while NCCL's depends on torch's version."""
 PEER_SECONDS = 3.0
@@ -104,7 +107,7 @@ def configure(config: RunConfig, environ: MutableMapping[str, str], *, nccl: boo
         nccl: Whether the run uses NCCL.
     """
     level, directory = config.parallel.debug, config.checkpoint.directory
-    wanted: dict[str, str] = {}
+    wanted: dict[str, str] = {NEW_NCCL: "0"} if nccl else {}
     if nccl and OLD_RECORD_SIZE not in environ:
         wanted[RECORD_SIZE] = RECORDED
     if level != "off":
