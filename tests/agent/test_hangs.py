@@ -9,7 +9,14 @@ import pytest
 
 from ddp_agent.clock import Clock
 from ddp_agent.hang_limits import HangLimits
-from ddp_agent.hangs import ANSWER_SECONDS, HangDetector, describe_hang, p99_seconds, sentence
+from ddp_agent.hangs import (
+    ANSWER_SECONDS,
+    HangDetector,
+    _with_few_stacks,
+    describe_hang,
+    p99_seconds,
+    sentence,
+)
 from ddp_trainer.observe.inspector import answering
 from ddp_wire.activity import Activity, ActivityWriter
 from ddp_wire.contract import (
@@ -82,8 +89,11 @@ def test_second_update_of_an_attempt_may_take_as_long_as_a_start(node: Node) -> 
 
 def test_progress_withdraws_the_report(node: Node) -> None:
     assert node.look_after(35) is not None
-    node.ahead = 0.0
     node.records[0].step(8)
+    node.records[1].step(8)
+    node.ahead = 50.0
+    for record in node.records:  # As if the update had ended at that time of the agent's clock.
+        record._values[2] = time.monotonic() + node.ahead
     assert node.detector.look() is None
 
 
@@ -110,6 +120,7 @@ def test_pause_of_the_whole_container_is_no_hang(node: Node) -> None:
         (Activity.STARTING, 0.0, 1800),
         (Activity.DATA, 0.1, 30),
         (Activity.DATA, None, 1800),
+        (Activity.HOOK, 0.1, 30),
         (Activity.FORWARD, 20.0, 60),
         (Activity.EXCHANGE, 0.0, 30),
         (Activity.EVALUATION, 20.0, 600),
@@ -119,6 +130,71 @@ def test_pause_of_the_whole_container_is_no_hang(node: Node) -> None:
 )
 def test_each_activity_has_its_limit(activity: Activity, p99: float | None, limit: float) -> None:
     assert HangLimits().of(activity, p99) == limit
+
+
+@pytest.mark.parametrize(
+    ("activity", "p99", "compiles", "limit"),
+    [
+        (Activity.DATA, 0.1, False, 300),
+        (Activity.DATA, 200.0, False, 600),
+        (Activity.DATA, None, False, 1800),
+        (Activity.HOOK, 0.1, False, 600),
+        (Activity.FORWARD, 0.1, False, 30),
+        (Activity.FORWARD, 0.1, True, 1800),
+        (Activity.BACKWARD, 0.1, False, 30),
+        (Activity.EXCHANGE, 0.1, False, 30),
+        (Activity.CHECKPOINT, 0.1, False, 1800),
+    ],
+)
+def test_limit_that_ends_an_attempt_depends_on_what_the_rank_does(
+    activity: Activity, p99: float | None, compiles: bool, limit: float
+) -> None:
+    assert HangLimits().end(activity, p99, compiles=compiles) == limit
+
+
+@pytest.mark.parametrize(
+    ("activity", "limit"), [(Activity.DATA, 300), (Activity.HOOK, 600), (Activity.FORWARD, 30)]
+)
+def test_case_102_rank_is_a_suspect_before_its_limit_ends_the_attempt(
+    node: Node, activity: Activity, limit: int
+) -> None:
+    node.records[1].enter(activity)
+    found = node.look_after(33 + ANSWER_SECONDS) or []
+    assert [(one.rank, one.overdue) for one in found] == [(2, True), (3, limit == 30)]
+    found = node.look_after(limit + 2 * ANSWER_SECONDS) or []
+    assert [(one.rank, one.overdue) for one in found] == [(2, True), (3, True)]
+    assert found[1].seconds > limit, "the ranks were asked again"
+
+
+def test_case_102_rank_that_compiles_has_the_limit_of_a_start(node: Node) -> None:
+    """For example for the last batch, which has another shape."""
+
+    def answer() -> None:
+        for rank in (0, 1):
+            answer = RankInspection(waits=rank == 0, compiles=rank == 1).to_json()
+            (node.folder / f"{rank}.inspection").write_text(answer)
+
+    node.records[1].enter(Activity.FORWARD)
+    node.look_after(31)
+    answer()
+    found = node.look_after(30) or []
+    assert [(one.rank, one.overdue) for one in found] == [(2, True), (3, False)]
+    assert node.look_after(1700) == found
+    node.look_after(60)
+    answer()
+    found = node.look_after(ANSWER_SECONDS) or []
+    assert [one.overdue for one in found] == [True, True]
+
+
+def test_report_holds_few_stacks() -> None:
+    """The operator keeps the reports of all nodes of a large job."""
+    inspections = [RankInspection(waits=rank % 2 == 0, stack="f") for rank in range(8)]
+    found = [
+        HungRank(rank=rank, step=1, activity="data", seconds=31.0, inspection=one)
+        for rank, one in enumerate(inspections)
+    ]
+    kept = _with_few_stacks(found)
+    assert [one.rank for one in kept if one.inspection and one.inspection.stack] == [1, 3]
 
 
 def times_of(counts: dict[int, int], seconds: float = 1.0) -> LocalHeartbeat:

@@ -32,7 +32,7 @@ def hanging_job(
         namespace,
         {"ways": ways, "ranks": ranks},
         epochs=5 * (len(ways) + 1),
-        hang=hang,
+        hang={"dataSeconds": 30} | hang,
     )
 
 

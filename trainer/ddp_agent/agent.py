@@ -16,12 +16,19 @@ from ddp_agent.hangs import HangDetector, describe_hang
 from ddp_agent.launcher import Launch, command_problem, prepare
 from ddp_agent.orders import AttemptOrders, Interruption, Stop
 from ddp_agent.reporter import AttemptReporter
-from ddp_wire.contract import AgentPhase, ExitCode, Failure, rendezvous_port
+from ddp_wire.contract import (
+    LONGEST_BACKOFF_SECONDS,
+    AgentPhase,
+    ExitCode,
+    Failure,
+    rendezvous_port,
+)
 
 _log = logging.getLogger("ddp_agent")
 
-NEXT_ORDER_SECONDS = 300.0
-"""Maximum wait of a failed attempt for the next order, in seconds. Then the container ends."""
+NEXT_ORDER_SECONDS = LONGEST_BACKOFF_SECONDS + 300.0
+"""Maximum wait of a failed attempt for the next order, in seconds. Then the container ends. It is
+longer than the longest delay of an attempt, so that a restart in place remains possible."""
 UNREAD_SECONDS = 5.0
 """The same if nobody has ever read a status: the termination message must deliver the failure."""
 READER_ABSENT_SECONDS = 30.0

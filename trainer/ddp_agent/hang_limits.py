@@ -33,7 +33,7 @@ class HangLimits(BaseModel):
     exit_seconds: PositiveInt = HANG_EXIT_SECONDS
 
     def of(self, activity: Activity, p99_seconds: float | None) -> float:
-        """Return the limit of an activity.
+        """Return the limit after which a rank is a suspect.
 
         Args:
             activity: The activity.
@@ -52,8 +52,32 @@ class HangLimits(BaseModel):
             case _:
                 return max(self.step_seconds, _P99_FACTOR * p99_seconds)
 
+    def end(self, activity: Activity, p99_seconds: float | None, *, compiles: bool) -> float:
+        """Return the limit that ends an attempt if the other ranks wait for this one.
+
+        Args:
+            activity: What the rank does.
+            p99_seconds: As for `of`.
+            compiles: Whether it compiles, as for the first batch of a new shape.
+        """
+        own = self.of(activity, p99_seconds)
+        if compiles:
+            return max(own, self.start_seconds)
+        match activity:
+            case Activity.DATA:
+                return max(own, self.data_seconds)
+            case Activity.HOOK:
+                return max(own, self.hook_seconds)
+            case _:
+                return own
+
     @property
     def longest(self) -> int:
         """The longest limit, in seconds."""
-        others = (self.evaluation_seconds, self.checkpoint_seconds)
+        others = (
+            self.evaluation_seconds,
+            self.checkpoint_seconds,
+            self.data_seconds,
+            self.hook_seconds,
+        )
         return max(self.step_seconds, self.start_seconds, *others)

@@ -1,5 +1,8 @@
 """Detects that the ranks of a node make no progress, and inspects them then.
 
+At first such ranks are only suspects: storage may fail over, and a hook may take minutes. Whether
+the attempt ends depends on what the rank does that the others wait for.
+
 A rank that hangs keeps all others waiting, so soon every rank of the job exceeds the limit of what
 it does, and every agent reports that. As long as one rank is within its limit, for example in a
 long save, nothing hangs. The operator compares the reports and names the rank that the others wait
@@ -44,8 +47,9 @@ _FEWEST_UPDATES = 3
 """Updates from which their duration is known."""
 _PAUSED_SECONDS = 5.0
 """Gap between two looks after which the agent itself was paused, and its ranks with it."""
-_MOST_STACKS = 8
-"""Most ranks of a node of which the report holds the stack."""
+_MOST_STACKS = 2
+"""Most ranks of a node of which the report holds the stack. The operator keeps all reports of a
+large job at once, and it names the lowest rank."""
 
 
 class HangDetector:
@@ -67,6 +71,10 @@ class HangDetector:
         """Time of the question to the ranks, or None while no rank hangs."""
         self._found: list[HungRank] | None = None
         self._found_at = 0.0
+        """Time of the first finding, while the ranks make no progress."""
+        self._overdue: frozenset[int] = frozenset()
+        """Local ranks that exceeded the limit that ends an attempt when they were asked."""
+        self._compiling: frozenset[int] = frozenset()
 
     @property
     def is_overdue(self) -> bool:
@@ -81,34 +89,65 @@ class HangDetector:
     def look(self) -> list[HungRank] | None:
         """Return the inspected ranks of the node while all of them hang, or None."""
         now = self._clock.monotonic()
-        if not self._limits.detect or (self._asked is None and now < self._looked + LOOK_SECONDS):
+        if not self._limits.detect:
             return None
+        if self._asked is None and now < self._looked + LOOK_SECONDS:
+            return self._found
         if now > self._looked + _PAUSED_SECONDS:
             self._not_before = now
         self._looked = now
         records = read_activities(self._directory)
         heartbeats = read_heartbeats(self._directory, self._attempt)
-        if not self._all_hang(records, heartbeats, now):
+        p99 = _slowest_p99(heartbeats)
+        if not self._all_hang(records, heartbeats, now, p99):
             self._asked = self._found = None
+            self._overdue = self._compiling = frozenset()
             return None
-        if self._asked is None:
+        overdue = self._exceeding(records, now, p99)
+        if self._asked is None and (self._found is None or overdue != self._overdue):
             self._asked = now
             _ask(self._directory, records)
-        if self._found is None and self._is_answered(records, now):
-            self._found = self._inspect(records, heartbeats, now)
-            self._found_at = now
+        if self._asked is not None and self._is_answered(records, now):
+            self._take(self._inspect(records, heartbeats, now), heartbeats, now)
+            self._overdue = overdue = self._exceeding(records, now, p99)
+            self._asked = None
+            self._found = [self._judged(one, heartbeats) for one in self._found or ()]
             for one in self._found:
                 _log.warning("%s", sentence(one))
         return self._found
 
+    def _take(self, found: list[HungRank], beats: Sequence[LocalHeartbeat], now: float) -> None:
+        """Keep what the ranks have answered."""
+        if self._found is None:
+            self._found_at = now
+        self._found = found
+        compiling = {one.rank for one in found if one.inspection and one.inspection.compiles}
+        self._compiling = frozenset(one.local_rank for one in beats if one.rank in compiling)
+
+    def _judged(self, one: HungRank, beats: Sequence[LocalHeartbeat]) -> HungRank:
+        local = {beat.rank: beat.local_rank for beat in beats}
+        return one.model_copy(update={"overdue": local[one.rank] in self._overdue})
+
+    def _exceeding(
+        self, records: Mapping[int, ActivityRecord], now: float, p99: float | None
+    ) -> frozenset[int]:
+        """Return the local ranks beyond the limit that ends an attempt."""
+        return frozenset(
+            rank
+            for rank, record in records.items()
+            if now - max(record.since, self._not_before)
+            > self._limits.end(record.activity, p99, compiles=rank in self._compiling)
+        )
+
     def _all_hang(
-        self, records: Mapping[int, ActivityRecord], beats: Sequence[LocalHeartbeat], now: float
+        self,
+        records: Mapping[int, ActivityRecord],
+        beats: Sequence[LocalHeartbeat],
+        now: float,
+        p99: float | None,
     ) -> bool:
         done = {one.local_rank for one in beats if one.phase is RankPhase.DONE}
         running = [record for local_rank, record in records.items() if local_rank not in done]
-        durations = [p99_seconds(one) for one in beats]
-        known = [seconds for seconds in durations if seconds is not None]
-        p99 = max(known) if known and len(known) == len(durations) else None
         return bool(running) and all(
             now - max(record.since, self._not_before) > self._limits.of(record.activity, p99)
             for record in running
@@ -140,6 +179,13 @@ class HangDetector:
                 )
             )
         return _with_few_stacks(found)
+
+
+def _slowest_p99(beats: Sequence[LocalHeartbeat]) -> float | None:
+    """Return the largest 99th percentile of the local ranks, or None while one is unknown."""
+    durations = [p99_seconds(one) for one in beats]
+    known = [seconds for seconds in durations if seconds is not None]
+    return max(known) if known and len(known) == len(durations) else None
 
 
 def p99_seconds(heartbeat: LocalHeartbeat) -> float | None:

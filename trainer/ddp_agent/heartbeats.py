@@ -23,13 +23,18 @@ def read_heartbeats(directory: Path, attempt: int) -> list[LocalHeartbeat]:
             _log.debug("ignoring the unreadable heartbeat %s: %s", path, error)
             continue
         if heartbeat.attempt == attempt:
-            found.append(_with_newest_step(heartbeat, records.get(heartbeat.local_rank)))
+            found.append(_with_record(heartbeat, records.get(heartbeat.local_rank)))
     return sorted(found, key=lambda heartbeat: heartbeat.local_rank)
 
 
-def _with_newest_step(heartbeat: LocalHeartbeat, record: ActivityRecord | None) -> LocalHeartbeat:
-    """Return the heartbeat with the step that the rank has done since it wrote the heartbeat."""
-    if record is None or record.step <= heartbeat.step:
+def _with_record(heartbeat: LocalHeartbeat, record: ActivityRecord | None) -> LocalHeartbeat:
+    """Return the heartbeat with what the rank does now, and with the step that it has done."""
+    if record is None:
+        return heartbeat
+    idle = min(max(0.0, time.monotonic() - record.since), 1e9)
+    now = {"activity": record.activity.name.lower(), "idle_seconds": round(idle, 1)}
+    heartbeat = heartbeat.model_copy(update=now)
+    if record.step <= heartbeat.step:
         return heartbeat
     at = time.time() - time.monotonic() + record.since
     return heartbeat.model_copy(update={"step": record.step, "at": max(at, heartbeat.at)})

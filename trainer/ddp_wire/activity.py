@@ -41,6 +41,8 @@ class Activity(IntEnum):
     CHECKPOINT = 7
     ENDING = 8
     """It waits for the other ranks at the end of the attempt."""
+    HOOK = 9
+    """It is in the task's `after_update`."""
 
 
 @dataclass(frozen=True, slots=True)

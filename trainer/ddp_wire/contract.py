@@ -71,6 +71,9 @@ def rendezvous_port(base: int, attempt: int) -> int:
     return base + attempt % RENDEZVOUS_PORT_COUNT
 
 
+LONGEST_BACKOFF_SECONDS = 300
+"""Longest delay of the operator before a new attempt, in seconds."""
+
 # --- Reports --------------------------------------------------------------------------------------
 
 
@@ -222,6 +225,10 @@ class Heartbeat(WireModel):
     """Unix seconds at which the rank completed the first update of the attempt."""
     resumed_from: Number | None = None
     """Step of the checkpoint from which this attempt resumed."""
+    activity: Annotated[str, Field(max_length=32)] | None = None
+    """Part of the run in which the rank is, for example `checkpoint`. The agent adds it."""
+    idle_seconds: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
+    """Seconds since its last progress when the agent read it. The agent adds it."""
     result: Number | None = None
     """Exit code with which a rank in phase Done is about to exit. The last checkpoint is committed
     then, and all other ranks have done their work, too. An older trainer does not report it."""
@@ -249,6 +256,8 @@ class RankInspection(WireModel):
 
     waits: bool
     """Whether its training thread waits in a collective, by its stack."""
+    compiles: bool = False
+    """Whether it compiles code of the model, by its stack."""
     stack: Annotated[str, Field(max_length=4096)] = ""
     """Stack of the training thread, innermost call last."""
     number: Number | None = None
@@ -270,6 +279,9 @@ class HungRank(WireModel):
     """Part of the run in which the rank is, for example `backward`."""
     seconds: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
     """Seconds since its last progress."""
+    overdue: bool = True
+    """Whether it exceeds the limit that ends an attempt, if the others wait for this rank. Before
+    that it is only a suspect. An older agent reports no suspects."""
     blocked: Annotated[str, Field(max_length=256)] = ""
     """Why the kernel does not run the process or a child of it. Empty if it could run."""
     inspection: RankInspection | None = None

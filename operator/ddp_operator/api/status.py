@@ -237,6 +237,25 @@ class StragglerStatus(StatusModel):
     """Part of the update in which it loses most of the time: data or forward pass."""
 
 
+class SuspectStatus(StatusModel):
+    """A rank that makes no progress now, while the others wait for it. It may only be slow."""
+
+    rank: int
+    """Global rank."""
+    pod: ShortText
+    """Name of its pod."""
+    node: ShortText | None = None
+    """Name of the Kubernetes node of the pod."""
+    activity: ShortText
+    """Part of the run in which it is: data, hook, forward, backward, optimizer, exchange, evaluation or checkpoint."""  # noqa: E501
+    step: int
+    """Completed updates."""
+    message: Annotated[str, StringConstraints(max_length=2048)]
+    """Description of what it does, as a sentence."""
+    since: datetime
+    """Time of its last progress, by the operator's clock."""
+
+
 class PodsStatus(StatusModel):
     """Values that all pods of an attempt share. They change only when the operator replaces all pods together."""  # noqa: E501
 
@@ -295,6 +314,8 @@ class DDPJobStatus(StatusModel):
     """Progress of the run."""
     straggler: StragglerStatus | None = None
     """Rank that is slower than the others now, so that they wait for it in every update."""
+    suspect: SuspectStatus | None = None
+    """Rank that makes no progress now, so that no update ends. spec.hang sets the limits that end the attempt."""  # noqa: E501
     resumed_from_step: int | None = None
     """Completed updates in the checkpoint from which the current attempt started."""
     last_checkpoint: CheckpointStatus | None = None

@@ -9,9 +9,10 @@ from datetime import datetime, timedelta
 from ddp_operator.api.status import ConditionStatus, ConditionType, DDPJobStatus
 from ddp_operator.reconcile.escalation import has_saved
 from ddp_operator.reconcile.world import World
+from ddp_wire.contract import LONGEST_BACKOFF_SECONDS
 
-LONGEST_DELAY = timedelta(seconds=300)
-"""Longest delay of an attempt. A failed agent keeps its pod for as long."""
+LONGEST_DELAY = timedelta(seconds=LONGEST_BACKOFF_SECONDS)
+"""Longest delay of an attempt. A failed agent keeps its pod for longer than that."""
 STEADY = timedelta(seconds=60)
 """Training time after which an attempt counts as progress even without a checkpoint."""
 _MAX_DOUBLINGS = 16

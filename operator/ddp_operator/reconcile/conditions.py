@@ -227,6 +227,9 @@ def _running_message(world: World, status: DDPJobStatus) -> str:
     resumed = status.resumed_from_step
     start = f", resumed from step {resumed}" if resumed is not None else ""
     slow = f"; {sentence_about(status.straggler)}" if status.straggler is not None else ""
+    suspect = status.suspect
+    if suspect is not None:
+        slow = f"; no update has ended since {suspect.since:%H:%M:%S} UTC: {suspect.message}"
     troubles = (f"; {pod.name}: {pod.beside}" for pod in world.pods if pod.beside)
     beside = next(troubles, "")
     return f"{ranks} ranks are training in attempt {status.attempt}{start}{slow}{beside}"

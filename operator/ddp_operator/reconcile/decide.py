@@ -12,6 +12,7 @@ from ddp_operator.reconcile import (
     budgets,
     escalation,
     goodput,
+    hangs,
     history,
     lifecycle,
     node_ranges,
@@ -175,6 +176,7 @@ def _new_attempt(
             "succeeded_nodes": None,
             "resumed_from_step": None,
             "straggler": None,
+            "suspect": None,
             "mixed_images": None,
             "attempt_start_step": escalation.newest_step(status),
         }
@@ -215,6 +217,7 @@ def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) ->
     old_resumed_from = status.resumed_from_step
     had_joined = status.is_true(ConditionType.RENDEZVOUSED)
     old_recovery, old_straggler = status.last_recovery, status.straggler
+    status = status.model_copy(update={"suspect": hangs.suspect(world)})
     status = escalation.reset_stalled_attempts(with_progress(world, status))
     status = recovery.complete_trace(world, active_conditions(world, status))
     succeeded = node_ranges.to_text(world.succeeded) or None
@@ -238,6 +241,7 @@ def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) ->
     held, summary = held_sentence(world), world.job.status.condition(ConditionType.SUCCEEDED)
     if held is not None and (summary is None or held not in summary.message):
         events.append(Event(EventType.WARNING, "PodHeld", held))
+    events += hangs.suspect_events(world, status)
     slow = status.straggler
     if slow is not None and (old_straggler is None or old_straggler.rank != slow.rank):
         events.append(Event(EventType.WARNING, "Straggler", sentence_about(slow)))

@@ -10,15 +10,20 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from ddp_operator.api.status import Cause, FailureStatus
+from ddp_operator.api.status import Cause, DDPJobStatus, FailureStatus, SuspectStatus
 from ddp_operator.builders import names
+from ddp_operator.reconcile.plan import Event, EventType
 from ddp_operator.reconcile.world import World
 from ddp_wire.contract import INSPECTED_COLLECTIVES, AgentStatus, HungRank, RankInspection
 
 HUNG = "Hung"
 """Reason of the failure of an attempt that made no progress."""
+NO_PROGRESS = "NoProgress"
+"""Reason of the Event about a suspect."""
 GATHER_WAIT = timedelta(seconds=5)
 """Longest wait for the reports of the other nodes, whose agents look once per second."""
+_LONG_SECONDS = 60.0
+"""Time without progress from which the status names rank 0 although it is within its limits."""
 _NAMED = 4
 """Most ranks that a sentence names."""
 _LIBRARIES = ("/lib/python", "/site-packages/", "/dist-packages/")
@@ -38,7 +43,76 @@ class Verdict:
 
 
 def has_hung(world: World) -> bool:
-    """Return whether the ranks of the current attempt make no progress.
+    """Return whether the attempt ends, because a rank for which the others wait hangs.
+
+    A rank in its data, in a hook or in a compiler has a longer limit than the ranks that wait.
+    """
+    if not _makes_no_progress(world):
+        return False
+    found, verdict = _judged(world)
+    return not verdict.ranks or any(r not in found or found[r].overdue for r in verdict.ranks)
+
+
+def suspect(world: World) -> SuspectStatus | None:
+    """Return the rank that makes no progress now although the attempt goes on, or None."""
+    if not _makes_no_progress(world) or not is_complete(world):
+        return _slow_rank_zero(world)
+    found, verdict = _judged(world)
+    rank = min(verdict.ranks & found.keys(), default=None)
+    if rank is None:
+        return None
+    return _as_suspect(world, found[rank], _sentence(world, verdict, found))
+
+
+def suspect_events(world: World, status: DDPJobStatus) -> list[Event]:
+    """Return the Event about a new suspect of the ranks. Rank 0 in a long save gets none."""
+    old, new = world.job.status.suspect, status.suspect
+    if new is None or new == old or not _makes_no_progress(world):
+        return []
+    return [Event(EventType.WARNING, NO_PROGRESS, f"{new.message}; it may only be slow")]
+
+
+def _slow_rank_zero(world: World) -> SuspectStatus | None:
+    """Return rank 0 if it makes no progress for long, as in a save to a volume that is frozen."""
+    report = next(_reports(world))
+    rank = next((r for r in report.ranks if r.rank == 0), None) if report is not None else None
+    if rank is None or not rank.activity or (rank.idle_seconds or 0.0) < _LONG_SECONDS:
+        return None
+    pod = names.pod_name(world.job, 0)
+    sentence = f"rank 0 on {pod} makes no progress in {rank.activity} of update {rank.step + 1}"
+    seconds = rank.idle_seconds or 0.0
+    hung = HungRank(rank=0, step=rank.step, activity=rank.activity, seconds=seconds)
+    return _as_suspect(world, hung, sentence)
+
+
+def _as_suspect(world: World, hung: HungRank, sentence: str) -> SuspectStatus | None:
+    pod, known = world.pod(hung.rank // world.job.spec.ranks_per_node), world.job.status.suspect
+    if pod is None:
+        return None
+    found = SuspectStatus(
+        rank=hung.rank,
+        pod=pod.name,
+        node=pod.node,
+        activity=hung.activity,
+        step=hung.step,
+        message=sentence[:2048],
+        since=_time(world, [hung]).replace(microsecond=0),
+    )
+    same = {"message", "since"}  # They do not change with each report.
+    if known is not None and known.model_dump(exclude=same) == found.model_dump(exclude=same):
+        return known
+    return found
+
+
+def _judged(world: World) -> tuple[dict[int, HungRank], Verdict]:
+    """Return the inspected ranks, and the ranks for which the others wait."""
+    found = {one.rank: one for one in _inspected(world)}
+    silent = frozenset(range(world.job.nodes * world.job.spec.ranks_per_node)) - found.keys()
+    return found, judge(found, silent)
+
+
+def _makes_no_progress(world: World) -> bool:
+    """Return whether no rank of the current attempt makes progress.
 
     Every agent that answers must report it: a rank within its limit may only be slow.
     """
@@ -56,9 +130,7 @@ def is_complete(world: World) -> bool:
 
 def failure(world: World) -> FailureStatus:
     """Return the failure of a hung attempt. An agent must have reported it."""
-    found = {one.rank: one for one in _inspected(world)}
-    silent = frozenset(range(world.job.nodes * world.job.spec.ranks_per_node)) - found.keys()
-    verdict = judge(found, silent)
+    found, verdict = _judged(world)
     rank = min(verdict.ranks, default=None)
     pod = None if rank is None else world.pod(rank // world.job.spec.ranks_per_node)
     culprit = None if rank is None else found.get(rank)
@@ -113,7 +185,8 @@ def by_collectives(found: Mapping[int, HungRank], silent: Ranks) -> Ranks:
         names = {rank: n for rank, i in known.items() if (n := _collective_at(i, number))}
         if len(set(names.values())) > 1:
             return _minority(names)
-    behind = {rank for rank, number in numbers.items() if number < max(numbers.values())}
+    newest = max(numbers.values())
+    behind = {rank for rank, number in numbers.items() if number < newest}
     return frozenset(behind | (found.keys() - known.keys()) | silent)
 
 

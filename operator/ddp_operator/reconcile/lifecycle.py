@@ -30,7 +30,11 @@ def finish(
     for kind in final:
         out.set(kind, True, reason, message)
     ended = out.status.model_copy(
-        update={"completion_time": world.now.replace(microsecond=0), "ready": f"0/{wanted}"}
+        update={
+            "completion_time": world.now.replace(microsecond=0),
+            "ready": f"0/{wanted}",
+            "suspect": None,
+        }
     )
     severity = EventType.NORMAL if succeeded else EventType.WARNING
     # The next reconcile finds a finished job and cleans up its pods.

@@ -67,6 +67,8 @@ def _while_training(world: World, status: DDPJobStatus) -> str:
     unready = [pod.name for pod in living if not pod.ready]
     if unready and not status.is_true(ConditionType.PODS_READY):
         return f"the operator waits for {_listed(unready)} to become ready"
+    if status.suspect is not None:
+        return "none: the operator waits until an update ends, or a limit of spec.hang has passed"
     return "none: all ranks are training"
 
 

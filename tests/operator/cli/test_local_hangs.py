@@ -55,7 +55,7 @@ def job(device: str, way: str) -> dict[str, Any]:
         "task": "tests.cluster.hanging_task:build",
         "config": config,
         "maxRestarts": 1,
-        "hang": {"stepSeconds": 2},
+        "hang": {"stepSeconds": 2, "dataSeconds": 2},
         "env": [{"name": "PYTHONPATH", "value": str(ROOT)}],
         "checkpoint": {"claimName": "shared", "everySteps": 3},
     }

@@ -9,6 +9,7 @@ from ddp_operator.api.status import Cause, CheckpointStatus
 from ddp_operator.reconcile.hangs import GATHER_WAIT, judge
 from ddp_operator.reconcile.plan import Plan, SetAttempt
 from ddp_wire.contract import AgentStatus, HungRank, RankInspection
+from tests.agent.support import heartbeat
 from tests.operator.support import (
     active_job,
     after,
@@ -17,6 +18,7 @@ from tests.operator.support import (
     failed_status,
     only,
     plan_for,
+    summary,
 )
 
 CALL = 'File "/usr/lib/python3.11/pathlib.py", line 1045, in open\n    return io.open(self)\n'
@@ -139,6 +141,66 @@ def test_case_83_operator_ends_a_hung_attempt_and_names_the_rank() -> None:
     assert failure.time == after(-31)
     assert [event.reason for event in ended.events] == ["Restarting"]
     assert {action.value for action in only(ended.actions, SetAttempt)} == {"2"}
+
+
+def slow(activity: str = "hook", **fields: Any) -> dict[int, AgentStatus]:
+    """Return the reports while the others wait for rank 2, which is within its limit."""
+    one = busy(2, activity=activity, overdue=False, **fields)
+    return HANG | {1: reporting(one, waiting(3), index=1)}
+
+
+@pytest.mark.parametrize("activity", ["data", "hook", "forward"])
+def test_case_102_rank_within_its_limit_is_a_suspect_and_the_attempt_goes_on(activity: str) -> None:
+    running = plan(slow(activity))
+    assert running.status.attempt == 1
+    found = running.status.suspect
+    assert found is not None
+    assert (found.rank, found.pod, found.node) == (2, "digits-1", "machine-1")
+    assert (found.activity, found.step, found.since) == (activity, 40, after(-31))
+    (event,) = running.events
+    assert (event.type, event.reason) == ("Warning", "NoProgress")
+    assert event.message.startswith(
+        f"rank 2 on digits-1 made no progress for 31 s in {activity} of update 41: File"
+    )
+    assert event.message.endswith("; it may only be slow")
+    shown = summary(running.status)[2]
+    assert "; no update has ended since 11:59:29 UTC: rank 2 on digits-1 made no" in shown
+    assert running.status.next_action is not None
+    assert running.status.next_action.startswith("none: the operator waits until an update ends")
+
+
+def test_suspect_is_named_once_and_released_with_the_next_update() -> None:
+    first = plan(slow()).status.suspect
+    again = plan(slow(seconds=45.0), status={"suspect": first}, now=after(14))
+    assert again.status.suspect == first
+    assert again.events == ()
+    assert plan({0: agent_status(0)}, status={"suspect": first}).status.suspect is None
+
+
+def test_suspect_waits_for_the_reports_of_all_nodes() -> None:
+    """A silent node may be the one that the others wait for."""
+    assert plan({1: slow()[1]}, undecided=1.0).status.suspect is None
+
+
+def test_suspect_that_exceeds_its_limit_ends_the_attempt() -> None:
+    first = plan(slow()).status.suspect
+    ended = plan(HANG, status={"suspect": first}).status
+    assert ended.last_failure is not None
+    assert (ended.attempt, ended.last_failure.rank, ended.suspect) == (2, 2, None)
+
+
+@pytest.mark.parametrize(("seconds", "named"), [(59.0, False), (61.0, True)])
+def test_case_103_long_save_is_named_in_the_message_alone(seconds: float, named: bool) -> None:
+    """For example to a volume that is frozen."""
+    saving = heartbeat(rank=0, step=80, activity="checkpoint", idle_seconds=seconds)
+    running = plan({0: agent_status(0, ranks=[saving]), 1: agent_status(1)})
+    sentence = (
+        "; no update has ended since 11:58:59 UTC: rank 0 on digits-0 makes no progress in"
+        " checkpoint of update 81"
+    )
+    assert (sentence in summary(running.status)[2]) == named
+    assert running.events == ()
+    assert running.status.attempt == 1
 
 
 def test_message_names_the_code_of_the_user_that_called_a_library() -> None:

@@ -34,6 +34,13 @@ _WAITING_IN = (
 torch's autograd, while a hook of the user has its own frame. A thread that waits for the
 GPU waits for the collectives on it."""
 
+_COMPILING_IN = (
+    ("/torch/_dynamo/convert_frame.py", ""),
+    ("/torch/_inductor/compile_fx.py", "compile"),
+)
+"""Code that compiles, by file and by a part of the function's name. Compiled code that runs has
+other frames of these packages."""
+
 _AUTOGRAD_THREAD = b"pt_autograd_"
 """Start of the names of autograd's threads, one per device (torch/csrc/autograd/engine.cpp)."""
 
@@ -92,9 +99,19 @@ def inspect(thread: int) -> RankInspection:
     entries = newest_collectives(INSPECTED_COLLECTIVES)
     return RankInspection(
         waits=frame is not None and any(p in frame.f_code.co_filename for p in _WAITING_IN),
+        compiles=_compiles(frame),
         stack=_render(frame),
         number=entries[-1]["collective_seq_id"] if entries else None,
         collectives=[collective_name(entry)[:_NAME_CHARACTERS] for entry in entries],
+    )
+
+
+def _compiles(frame: FrameType | None) -> bool:
+    """Return whether a thread compiles code of the model."""
+    return frame is not None and any(
+        file in one.f_code.co_filename and part in one.f_code.co_name
+        for one, _ in traceback.walk_stack(frame)
+        for file, part in _COMPILING_IN
     )
 
 

@@ -125,6 +125,7 @@ class Run:
     def call_hook(self, hook: Callable[[Update], None]) -> None:
         """Call the task's hook with the newest update."""
         learner = self.learner
+        learner.trace.enter(Activity.HOOK)
         with learner.strategy.whole_weights(learner.model) as find_model:
             hook(
                 Update(
