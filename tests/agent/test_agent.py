@@ -74,32 +74,6 @@ if attempt == 1:
     assert "attempt 1: rank 0 failed: ValueError: no" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("phase", "result", "ended"),
-    [("Done", 0, "Succeeded"), ("Done", 85, "Preempted"), ("Training", None, "Failed")],
-)
-def test_case_100_crash_after_the_work_is_done_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, result: int | None, ended: str
-) -> None:
-    stub_torchrun(
-        monkeypatch,
-        f"""
-heartbeat({phase!r}, result={result!r})
-fail(rank=0, signal="SIGABRT")
-""",
-    )
-    node = AgentHarness(tmp_path)
-    node.write_order("1")
-    if ended == "Failed":
-        node.when(lambda status: status.phase is AgentPhase.FAILED, lambda: node.stop("terminate"))
-    code = node.run()
-    assert node.status.phase is AgentPhase(ended)
-    problems = [one.message for one in node.status.exit_problems or ()]
-    crash = "was killed by SIGABRT after its work was done"
-    assert problems == ([crash] if ended == "Succeeded" else [])
-    assert code == {"Succeeded": 0, "Preempted": ExitCode.PREEMPTED, "Failed": 134}[ended]
-
-
 HANGS = f"""
 sys.path.append({str(Path(ddp_wire.__file__).parents[1])!r})
 from pathlib import Path

@@ -16,13 +16,8 @@ from ddp_agent.hangs import HangDetector, describe_hang
 from ddp_agent.launcher import Launch, command_problem, prepare
 from ddp_agent.orders import AttemptOrders, Interruption, Stop
 from ddp_agent.reporter import AttemptReporter
-from ddp_wire.contract import (
-    LONGEST_BACKOFF_SECONDS,
-    AgentPhase,
-    ExitCode,
-    Failure,
-    rendezvous_port,
-)
+from ddp_wire.contract import AgentPhase, ExitCode, Failure, rendezvous_port
+from ddp_wire.delays import LONGEST_BACKOFF_SECONDS
 
 _log = logging.getLogger("ddp_agent")
 

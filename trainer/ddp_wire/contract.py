@@ -71,9 +71,6 @@ def rendezvous_port(base: int, attempt: int) -> int:
     return base + attempt % RENDEZVOUS_PORT_COUNT
 
 
-LONGEST_BACKOFF_SECONDS = 300
-"""Longest delay of the operator before a new attempt, in seconds."""
-
 # --- Reports --------------------------------------------------------------------------------------
 
 
@@ -280,8 +277,7 @@ class HungRank(WireModel):
     seconds: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
     """Seconds since its last progress."""
     overdue: bool = True
-    """Whether it exceeds the limit that ends an attempt, if the others wait for this rank. Before
-    that it is only a suspect. An older agent reports no suspects."""
+    """Whether it exceeds the limit that ends an attempt. Before that it is only a suspect."""
     blocked: Annotated[str, Field(max_length=256)] = ""
     """Why the kernel does not run the process or a child of it. Empty if it could run."""
     inspection: RankInspection | None = None

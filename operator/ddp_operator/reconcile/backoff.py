@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from ddp_operator.api.status import ConditionStatus, ConditionType, DDPJobStatus
 from ddp_operator.reconcile.escalation import has_saved
 from ddp_operator.reconcile.world import World
-from ddp_wire.contract import LONGEST_BACKOFF_SECONDS
+from ddp_wire.delays import LONGEST_BACKOFF_SECONDS
 
 LONGEST_DELAY = timedelta(seconds=LONGEST_BACKOFF_SECONDS)
 """Longest delay of an attempt. A failed agent keeps its pod for longer than that."""

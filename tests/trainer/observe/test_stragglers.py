@@ -1,5 +1,6 @@
 """A rank that is slower than the others is named, and equal ranks never are."""
 
+import math
 import random
 import re
 from collections.abc import Sequence
@@ -61,7 +62,9 @@ def test_rank_with_slow_data_is_named_with_its_data() -> None:
 @pytest.mark.parametrize("world", [2, 3])
 def test_slow_rank_of_few(world: int) -> None:
     works = [work(0.0, 0.05)] * (world - 1) + [work(0.0, 0.07)]
-    (found,) = named(started(), [works] * WINDOWS)
+    monitor = started()
+    assert named(monitor, [[work(0.0, 0.05)] * world] * WINDOWS) == []
+    (found,) = named(monitor, [works] * (WINDOWS + 2))
     assert found.rank == world - 1
 
 
@@ -102,6 +105,40 @@ def test_noise_of_equal_ranks_names_nobody() -> None:
     noise = random.Random(7)  # noqa: S311 (a test's noise)
     readings = [[work(0.0, noise.gauss(0.05, 0.004)) for _ in range(64)] for _ in range(2000)]
     assert named(started(), readings) == []
+
+
+def disturbed(
+    world: int, seed: int, *, sigma: float, memory: float, slow: float = 1.0
+) -> list[list[RankSeconds]]:
+    """Return readings of equal ranks on a busy machine; rank 0 is slow from the tenth one.
+
+    The load changes slowly: `memory` is the part of its deviation that lasts to the next reading.
+    """
+    noise, loads, readings = random.Random(seed), [0.0] * world, []  # noqa: S311 (a test's noise)
+    for reading in range(60):
+        new = [noise.gauss(0.0, sigma * math.sqrt(1.0 - memory**2)) for _ in loads]
+        loads = [memory * old + more for old, more in zip(loads, new, strict=True)]
+        factors = [slow if reading >= 10 and rank == 0 else 1.0 for rank in range(world)]
+        times = [0.05 * math.exp(x) * f for x, f in zip(loads, factors, strict=True)]
+        readings.append([work(0.0, one) for one in times])
+    return readings
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(("sigma", "memory"), [(0.1, 0.0), (0.2, 0.5), (0.4, 0.5), (0.05, 0.8)])
+def test_case_104_few_equal_ranks_on_a_busy_machine_are_not_named(
+    world: int, sigma: float, memory: float
+) -> None:
+    runs = [disturbed(world, seed, sigma=sigma, memory=memory) for seed in range(20)]
+    assert [named(StragglerMonitor(), readings) for readings in runs] == [[]] * len(runs)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_slow_one_of_few_ranks_is_named_on_a_quiet_machine(world: int) -> None:
+    for seed in range(20):
+        readings = disturbed(world, seed, sigma=0.01, memory=0.5, slow=1.3)
+        (found,) = named(StragglerMonitor(), readings[: 10 + WINDOWS])
+        assert found.rank == 0
 
 
 def test_sentence_names_rank_and_part() -> None:

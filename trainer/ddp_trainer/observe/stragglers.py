@@ -1,6 +1,8 @@
 """Detection of a rank that is slower than the others for a while, and makes all of them wait."""
 
+from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from statistics import median_low
 
 from ddp_trainer.ranks.agreement import RankSeconds
@@ -13,6 +15,15 @@ NORMAL_RATIO = 1.1
 DEVIATIONS = 4.0
 """Least excess of a slow rank over the median, in median absolute deviations of all ranks. Where
 all ranks vary much, for example on shared machines, a large ratio alone says little."""
+CHANGES = 6.0
+"""The same in usual changes of a rank's time within a few readings. Of two ranks none deviates
+from the median, so only their changes over time show how much a busy machine disturbs them."""
+LAGS = (1, 2, 4)
+"""Distances of the readings between which the changes count."""
+HISTORY = 24
+"""Newest readings that count."""
+LEAST_HISTORY, MANY_RANKS = 6, 4
+"""Fewest readings before one of a few ranks can be named, and number of ranks that are many."""
 LEAST_PART = 0.05
 """Least excess of a slow rank, as a part of the update. A rank that costs less is not worth a name,
 and on an overloaded machine a rank with little work of its own often seems slow."""
@@ -30,6 +41,8 @@ class StragglerMonitor:
         self._windows = 0
         self._normal = 0
         self._first = True
+        self._history: deque[list[float]] = deque(maxlen=HISTORY)
+        """Own times of all ranks in the newest readings."""
 
     def assess(self, works: Sequence[RankSeconds]) -> Straggler | None:
         """Return a rank that turns out to be slow by this reading, or None.
@@ -42,6 +55,7 @@ class StragglerMonitor:
         if self._first:  # The first reading includes the start of the data workers.
             self._first = False
             return None
+        self._history.append([work.own for work in works])
         usual = median_low(work.own for work in works)
         spread = median_low(abs(work.own - usual) for work in works)
         rank = max(range(len(works)), key=lambda one: works[one].own)
@@ -49,6 +63,7 @@ class StragglerMonitor:
         excess = works[rank].own - usual
         is_slow = ratio >= SLOW_RATIO and excess > DEVIATIONS * spread
         is_slow = is_slow and excess >= LEAST_PART * works[rank].step
+        is_slow = is_slow and self._stands_out(excess)
         if self.found is not None:
             self._release(works[self.found.rank].own / usual)
         is_new = self.found is None or self.found.rank != rank
@@ -63,11 +78,32 @@ class StragglerMonitor:
         self._normal = 0
         return self.found
 
+    def _stands_out(self, excess: float) -> bool:
+        """Return whether a rank is slower than the usual changes over time explain."""
+        enough = len(self._history) >= LEAST_HISTORY or len(self._history[0]) >= MANY_RANKS
+        return enough and excess > CHANGES * usual_change(self._history)
+
     def _release(self, ratio: float) -> None:
         """Forget the straggler once it has been as fast as the others for a while."""
         self._normal = self._normal + 1 if ratio < NORMAL_RATIO else 0
         if self._normal >= WINDOWS:
             self.found, self._normal = None, 0
+
+
+def usual_change(readings: Sequence[Sequence[float]]) -> float:
+    """Return by how much the time of a rank usually changes within a few readings.
+
+    A rank that becomes slow once changes few of these values, so their median stays.
+
+    Args:
+        readings: Own times of all ranks, by reading.
+    """
+    return max((_change(readings, lag) for lag in LAGS if lag < len(readings)), default=0.0)
+
+
+def _change(readings: Sequence[Sequence[float]], lag: int) -> float:
+    pairs = zip(readings, islice(readings, lag, None), strict=False)
+    return median_low(abs(b - a) for r, s in pairs for a, b in zip(r, s, strict=True))
 
 
 def sentence(found: Straggler) -> str:

@@ -1,0 +1,52 @@
+"""How an attempt ends for the agent when a rank crashes after its work is done."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddp_agent.agent import NEXT_ORDER_SECONDS
+from ddp_wire.contract import AgentPhase, ExitCode
+from ddp_wire.delays import LONGEST_BACKOFF_SECONDS
+from tests.agent.harness import AgentHarness, stub_torchrun
+from tests.agent.support import adopting_orphans
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does")
+
+
+@pytest.fixture(autouse=True)
+def _reaper() -> Iterator[None]:
+    with adopting_orphans():
+        yield
+
+
+def test_failed_agent_outlasts_the_longest_delay_of_an_attempt() -> None:
+    """Otherwise no restart is in place any more at that delay."""
+    assert NEXT_ORDER_SECONDS >= LONGEST_BACKOFF_SECONDS + 60
+
+
+@pytest.mark.parametrize(
+    ("phase", "result", "ended"),
+    [("Done", 0, "Succeeded"), ("Done", 85, "Preempted"), ("Training", None, "Failed")],
+)
+def test_case_100_crash_after_the_work_is_done_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, result: int | None, ended: str
+) -> None:
+    stub_torchrun(
+        monkeypatch,
+        f"""
+heartbeat({phase!r}, result={result!r})
+fail(rank=0, signal="SIGABRT")
+""",
+    )
+    node = AgentHarness(tmp_path)
+    node.write_order("1")
+    if ended == "Failed":
+        node.when(lambda status: status.phase is AgentPhase.FAILED, lambda: node.stop("terminate"))
+    code = node.run()
+    assert node.status.phase is AgentPhase(ended)
+    problems = [one.message for one in node.status.exit_problems or ()]
+    crash = "was killed by SIGABRT after its work was done"
+    assert problems == ([crash] if ended == "Succeeded" else [])
+    assert code == {"Succeeded": 0, "Preempted": ExitCode.PREEMPTED, "Failed": 134}[ended]

@@ -1,0 +1,4 @@
+"""Delays that operator and agent must know."""
+
+LONGEST_BACKOFF_SECONDS = 300
+"""Longest delay of the operator before a new attempt, in seconds."""
