@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import (
     Condition,
     ConditionStatus,
@@ -188,6 +189,18 @@ def _blocked_reason(error: str) -> str:
     return next((reason for part, reason in _BLOCKED_REASONS if part in error), "NotServed")
 
 
+def start_over_warning(job: DDPJob, status: DDPJobStatus) -> str | None:
+    """Return the warning that a `command` may train again what an earlier attempt trained, or None.
+
+    A command that saves in its own way does not tell, so this can only warn.
+    """
+    if job.spec.command is None or status.attempt <= 1 or status.last_checkpoint is not None:
+        return None
+    if status.goodput is None or not status.goodput.training_milliseconds:
+        return None
+    return "the command has reported no checkpoint: it may start from the beginning"
+
+
 def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
     """Return the reason (column STATUS) and the message (column MESSAGE) of an active job."""
     if world.blocked is not None:
@@ -200,7 +213,9 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
     if failure is not None and failure.attempt == status.attempt - 1:
         cause = f"attempt {status.attempt} starts because {failure.message}"
         stuck = (f"{p.name} waits: {p.waiting}" for p in waiting if is_stuck(p))
-        return "Recovering", "; ".join([*([held] if held else []), cause, *stuck][:2])
+        warning = start_over_warning(world.job, status)
+        parts = [*([held] if held else []), cause, *stuck][:2] + ([warning] if warning else [])
+        return "Recovering", "; ".join(parts)
     if held is not None:
         return "Pending", held
     missing = len(world.pods) < world.job.nodes
@@ -224,6 +239,7 @@ def _running_message(world: World, status: DDPJobStatus) -> str:
     report = world.report(first) if first is not None else None
     if report is not None and report.attempt == status.attempt and exits.all_done(report):
         return f"all {ranks} ranks have done their work in attempt {status.attempt}, and exit"
+    warning = start_over_warning(world.job, status)
     resumed = status.resumed_from_step
     start = f", resumed from step {resumed}" if resumed is not None else ""
     slow = f"; {sentence_about(status.straggler)}" if status.straggler is not None else ""
@@ -231,7 +247,7 @@ def _running_message(world: World, status: DDPJobStatus) -> str:
     if suspect is not None:
         slow = f"; no update has ended since {suspect.since:%H:%M:%S} UTC: {suspect.message}"
     troubles = (f"; {pod.name}: {pod.beside}" for pod in world.pods if pod.beside)
-    beside = next(troubles, "")
+    beside = next(troubles, "") + (f"; {warning}" if warning else "")
     return f"{ranks} ranks are training in attempt {status.attempt}{start}{slow}{beside}"
 
 

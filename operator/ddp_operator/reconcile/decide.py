@@ -24,6 +24,7 @@ from ddp_operator.reconcile.conditions import (
     ConditionWriter,
     active_conditions,
     sentence_about,
+    start_over_warning,
 )
 from ddp_operator.reconcile.exits import exit_events
 from ddp_operator.reconcile.forbidden_pods import without_forbidden_pods
@@ -181,6 +182,9 @@ def _new_attempt(
             "attempt_start_step": escalation.newest_step(status),
         }
     )
+    warning = start_over_warning(world.job, status)
+    if warning is not None:
+        events = (*events, Event(EventType.WARNING, "NoCheckpoint", warning))
     out = ConditionWriter(world, status)
     nodes = world.job.model_copy(update={"status": status}).nodes
     out.set_waiting_for_ranks()

@@ -1,17 +1,22 @@
 """A run whose ranks have done their work succeeds, however they exit."""
 
+from typing import Any
+
 import pytest
 
-from ddp_operator.api.status import ConditionType
+from ddp_operator.api.goodput import GoodputStatus
+from ddp_operator.api.status import CheckpointStatus, ConditionType
 from ddp_operator.reconcile.exits import exit_events
 from ddp_operator.reconcile.plan import Plan
 from ddp_wire.contract import AgentStatus, ExitProblem, RankPhase
 from tests.agent.support import heartbeat
 from tests.operator.support import (
+    NOW,
     active_job,
     agent_status,
     all_pods,
     ended,
+    failed_status,
     plan_for,
     pod,
     reason,
@@ -25,6 +30,7 @@ def message(plan: Plan) -> str:
     return summary.message
 
 
+SAVED = CheckpointStatus(step=5, path="/c", time=NOW)
 STUCK = ExitProblem(rank=1, message="did not exit within 61 s after its work was done: f")
 CRASHED = ExitProblem(rank=None, message="failed after its work was done: torchrun")
 
@@ -73,3 +79,28 @@ def test_message_tells_that_the_ranks_exit(phase: RankPhase, exits: bool) -> Non
     report = agent_status(0, ranks=[heartbeat(phase=phase)])
     running = plan_for(job, all_pods(job), statuses={0: report})
     assert ("have done their work in attempt 1, and exit" in message(running)) == exits
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "warns"),
+    [
+        ({"command": ["python", "t.py"]}, {}, True),
+        ({"command": ["python", "t.py"]}, {"goodput": GoodputStatus()}, False),
+        ({"command": ["python", "t.py"]}, {"last_checkpoint": SAVED}, False),
+        ({"task": "t:build"}, {}, False),
+    ],
+)
+def test_case_105_command_without_a_checkpoint_may_start_from_the_beginning(
+    spec: dict[str, Any], status: dict[str, Any], warns: bool
+) -> None:
+    trained = {"goodput": GoodputStatus(training_milliseconds=5000)}
+    job = active_job(status=trained | status, **spec)
+    plan = plan_for(job, all_pods(job), statuses={0: failed_status(0, message="E: no")})
+    warning = "the command has reported no checkpoint: it may start from the beginning"
+    found = [event.message for event in plan.events if event.reason == "NoCheckpoint"]
+    assert found == ([warning] if warns else [])
+    again = job.model_copy(update={"status": plan.status})
+    reports = {i: agent_status(i, attempt=2) for i in (0, 1)}
+    running = plan_for(again, all_pods(again), statuses=reports)
+    assert reason(running.status) == "Running"
+    assert (warning in message(running)) == warns
