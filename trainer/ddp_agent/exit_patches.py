@@ -57,6 +57,7 @@ class _Exits:
         pids, left = agent._pcontext.pids(), left_ranks(agent._pcontext)  # noqa: SLF001
         found = RankProcesses(
             first_rank=min(worker.global_rank for worker in group.workers),
+            master_port=int(group.master_port or 0) if hasattr(group, "master_port") else 0,
             running={rank: pid for rank, pid in pids.items() if rank not in left},
             any_left=bool(left) or self._has_any_left(agent._store),  # noqa: SLF001
         )

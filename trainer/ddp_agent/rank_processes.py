@@ -24,6 +24,8 @@ class RankProcesses(BaseModel):
     """Global rank of local rank 0."""
     running: dict[int, int] = Field(default_factory=dict)
     """Process ids of the ranks that have not exited, by local rank."""
+    master_port: int = 0
+    """Port of the store of the ranks' process group. 0 if it is unknown."""
     any_left: bool = False
     """Whether a rank of any node has exited with code 0."""
 

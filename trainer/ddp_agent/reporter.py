@@ -1,5 +1,6 @@
 """Maintains the agent status of the current attempt: phase, heartbeats and timeline."""
 
+import sys
 from collections.abc import Sequence
 
 from ddp_agent.clock import Clock
@@ -13,6 +14,8 @@ from ddp_agent.heartbeats import (
 )
 from ddp_agent.launcher import Launch
 from ddp_agent.orders import Interruption
+from ddp_agent.rank_processes import read_processes
+from ddp_agent.rank_sockets import all_connected
 from ddp_agent.status_cell import AgentStatusCell
 from ddp_wire.contract import (
     AgentPhase,
@@ -24,6 +27,9 @@ from ddp_wire.contract import (
     Timeline,
 )
 
+LOOK_SECONDS = 0.5
+"""Seconds between two looks at the connections of a command's ranks, while it starts."""
+
 
 class AttemptReporter:
     """Writer of the agent status. Only the agent's loop calls it."""
@@ -33,6 +39,7 @@ class AttemptReporter:
         self._noticed_at: float | None = None
         self._ordered_at: float | None = None
         self._cleared_at: float | None = None
+        self._looked_at = 0.0
         self.cell = AgentStatusCell(
             AgentStatus(
                 job_uid=config.job_uid,
@@ -84,8 +91,12 @@ class AttemptReporter:
         ranks = self._config.procs_per_node
         spawned = self._update_timeline(launch, heartbeats)
         training = all_joined(heartbeats, ranks)
-        if self._config.task is None:
-            training |= spawned and none_starts(heartbeats)
+        if not training and spawned and self._config.task is None:
+            training = self._command_trains(launch, heartbeats)
+            known = self.status.timeline
+            if training and known is not None and known.joined is None:
+                joined = {"joined": self._clock.wall()}
+                self.cell.set_timeline(known.model_copy(update=joined))
         if training and self.status.phase is AgentPhase.STARTING:
             self.enter(AgentPhase.TRAINING)
         first: Heartbeat | None = next((one for one in heartbeats if one.rank == 0), None)
@@ -107,6 +118,28 @@ class AttemptReporter:
     def enter(self, phase: AgentPhase, failure: Failure | None = None) -> None:
         """Report a phase of the attempt."""
         self.cell.enter(phase, self._clock.wall(), failure)
+
+    def _command_trains(self, launch: Launch, heartbeats: Sequence[Heartbeat]) -> bool:
+        """Return whether the local ranks of a command have joined the process group.
+
+        A command may write heartbeats, on some ranks only or on none. A single rank needs no group.
+        """
+        if self.status.phase is not AgentPhase.STARTING:
+            return False
+        if not none_starts(heartbeats):
+            return False
+        processes = read_processes(launch.heartbeats_dir)
+        is_alone = self._config.nodes * self._config.procs_per_node == 1
+        if heartbeats or is_alone or sys.platform != "linux":
+            return True
+        if processes is None or not processes.master_port:
+            return processes is not None  # This torch does not tell the port.
+        now = self._clock.monotonic()
+        if now < self._looked_at + LOOK_SECONDS:
+            return False
+        self._looked_at = now
+        pids = processes.running.values()
+        return bool(pids) and all_connected(pids, processes.master_port)
 
     def _update_timeline(self, launch: Launch, heartbeats: Sequence[Heartbeat]) -> bool:
         """Update the timeline. Return whether torchrun has started all local ranks."""

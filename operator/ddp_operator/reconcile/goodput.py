@@ -107,7 +107,7 @@ def _joined_at(world: World, status: DDPJobStatus, seen: Training, ledger: Ledge
         return ledger.position
     joined = rank.joined_at if rank is not None else None
     if joined is None and world.job.spec.task is None:
-        joined = seen.spawned_at
+        joined = seen.joined_at
     if joined is not None:
         return _at_unix(ledger, joined)
     same_attempt = status.attempt == old.attempt

@@ -13,8 +13,8 @@ class Training:
 
     rank_zero: Heartbeat | None = None
     """Newest heartbeat of global rank 0."""
-    spawned_at: float | None = None
-    """Unix seconds at which node 0's torchrun had started its ranks."""
+    joined_at: float | None = None
+    """Unix seconds at which the ranks of node 0 had joined the process group."""
     step: int | None = None
     """Highest number of completed updates that any rank reports.
 
@@ -42,7 +42,7 @@ def observed_training(world: World, attempt: int) -> Training:
     is_done = rank_zero is not None and rank_zero.phase is RankPhase.DONE
     return Training(
         rank_zero=rank_zero,
-        spawned_at=first.timeline.spawned if first is not None and first.timeline else None,
+        joined_at=first.timeline.joined if first is not None and first.timeline else None,
         step=_highest(rank.step for rank in ranks),
         resumed_from=_highest(rank.resumed_from for rank in ranks),
         last_progress_at=max((rank.at for rank in ranks), default=None),
