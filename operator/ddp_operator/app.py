@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import time
 import uuid
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
@@ -143,6 +144,7 @@ async def _reconcile_jobs(
         defaults,
         lambda: datetime.now(UTC),
         reports=watcher,
+        monotonic=time.monotonic,
         others_wait=lambda: queue.oldest_seconds() > _WAITING_SECONDS,
         on_status=metrics.record_status,
     )

@@ -125,6 +125,7 @@ def pod(job: DDPJob, index: int = 0, **fields: Any) -> PodView:
         "phase": "Running",
         "ready": True,
         "attempt": str(job.status.attempt),
+        "first_attempt": str(job.status.attempt),
         "spec_hash": job.spec_hash,
         "node": f"machine-{index}",
         "ip": f"10.0.0.{index + 1}",
@@ -184,11 +185,13 @@ def world(
     blocked: str | None = None,
     silent: Iterable[int] = (),
     undecided: float | None = 3.0,
+    deleting: float | None = None,
     progress_interval: timedelta = PROGRESS_INTERVAL,
 ) -> World:
     """Return the observed world of a job, with agent statuses and silent agents by node index.
 
-    `undecided` is the time in seconds since the operator first saw losses without a root cause.
+    `undecided` is the time in seconds since the operator first saw losses without a root cause,
+    `deleting` that since it first saw that pods are being deleted.
     """
     seen = tuple(pods)
     reports = {p.uid: statuses[p.index] for p in seen if statuses and p.index in statuses}
@@ -201,7 +204,10 @@ def world(
         reports=reports,
         silent=quiet,
         progress_interval=progress_interval,
-        undecided_since=None if undecided is None else now - timedelta(seconds=undecided),
+        undecided_for=None if undecided is None else timedelta(seconds=undecided),
+        deleting_for={
+            p.uid: timedelta(seconds=deleting) for p in seen if p.deleting and deleting is not None
+        },
         blocked=blocked,
     )
 

@@ -32,6 +32,8 @@ ANNOTATION_ATTEMPT = f"{GROUP}/attempt"
 """On a pod: the number of the attempt to run, from 1, or `ATTEMPT_STOP`."""
 ATTEMPT_STOP = "stop"
 """Value of the attempt annotation that makes an agent stop its ranks and exit."""
+ANNOTATION_FIRST_ATTEMPT = f"{GROUP}/first-attempt"
+"""On a pod: the number of the attempt for which the operator created it."""
 ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
 """On a pod: hash of the part of the spec from which the operator created it."""
 

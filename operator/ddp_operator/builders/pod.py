@@ -68,6 +68,7 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
     """
     fixed = {
         contract.ANNOTATION_ATTEMPT: str(attempt),
+        contract.ANNOTATION_FIRST_ATTEMPT: str(attempt),
         contract.ANNOTATION_SPEC_HASH: job.spec_hash,
     }
     pod: dict[str, Any] = {

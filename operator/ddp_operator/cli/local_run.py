@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
@@ -94,7 +95,12 @@ class LocalRun:
         self._output.start()
         watcher = AgentWatcher(self._cluster, self._queue.add)
         controller = Controller(
-            self._cluster, self._cache, DEFAULTS, lambda: datetime.now(UTC), reports=watcher
+            self._cluster,
+            self._cache,
+            DEFAULTS,
+            lambda: datetime.now(UTC),
+            reports=watcher,
+            monotonic=time.monotonic,
         )
         worker = asyncio.ensure_future(work(self._queue, controller, Activity()))
         finished = asyncio.ensure_future(self._finished.wait())

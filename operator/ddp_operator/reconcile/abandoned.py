@@ -9,7 +9,7 @@ UNREACHABLE_REASON = "DeletionByTaintManager"
 UNREACHABLE_GRACE = timedelta(seconds=1)
 """Wait before a silent pod of an unreachable Kubernetes node is replaced."""
 OVERDUE_GRACE = timedelta(seconds=15)
-"""Wait after a pod's deletion deadline before it is replaced in any case: its kubelet is gone."""
+"""Wait after a pod's grace period before it is replaced in any case: its kubelet is gone."""
 
 
 def is_abandoned(world: World, pod: PodView) -> bool:
@@ -17,11 +17,14 @@ def is_abandoned(world: World, pod: PodView) -> bool:
 
     Its container may still run. So its replacement always belongs to a later attempt: the ranks of
     the old one can neither join that attempt nor commit a checkpoint past its fence.
+
+    The waits begin when this operator first sees the deletion, because its clock and that of the
+    API server may differ.
     """
-    if not pod.deleting or pod.deletion_deadline is None or pod.deletion_requested is None:
+    waited = world.deleting_for.get(pod.uid)
+    if not pod.deleting or waited is None:
         return False
-    if world.now - pod.deletion_deadline > OVERDUE_GRACE:
+    if waited > pod.grace + OVERDUE_GRACE:
         return True
-    waited = world.now - pod.deletion_requested
     silent = pod.uid in world.silent and waited >= UNREACHABLE_GRACE
     return silent and pod.disruption == UNREACHABLE_REASON

@@ -1,14 +1,16 @@
 """Find the losses that end an attempt, and select the root cause among them."""
 
-from dataclasses import dataclass
+import math
+import statistics
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
-from ddp_operator.api.status import Cause, ConditionType, FailureStatus
+from ddp_operator.api.status import Cause, FailureStatus
 from ddp_operator.builders import names
 from ddp_operator.reconcile import hangs
 from ddp_operator.reconcile.abandoned import is_abandoned
 from ddp_operator.reconcile.containers import InitFailure
-from ddp_operator.reconcile.world import PodView, Termination, World, ended_in
+from ddp_operator.reconcile.world import PodView, Termination, World
 from ddp_wire.contract import AgentPhase, AgentStatus, ExitCode, Failure
 
 _KILLED = 137
@@ -51,6 +53,9 @@ _NOT_EXECUTED = 'exec: "'
 """Begin of runc's error about a command that the image lacks or that is not executable. Other
 errors are those of the Kubernetes node, for example of the hook that adds the GPUs."""
 
+_SYNCHRONISED_SECONDS = 2.0
+"""Difference of two clocks up to which they count as synchronised. Below it, the difference between
+the starts of two agents may be larger than that between their clocks."""
 ROOT_CAUSE_WAIT = timedelta(seconds=2)
 """Maximum wait for the root cause of a secondary failure, whose report may arrive later."""
 
@@ -60,6 +65,9 @@ class Loss:
     """One finding that the current attempt cannot go on."""
 
     failure: FailureStatus
+    at: float = math.inf
+    """Time of the failure in unix seconds, for comparison with other losses: see `_comparable`.
+    Infinite if only the operator has seen the loss."""
     secondary: bool = False
     """Whether the ranks only lost a peer, so that this loss is never the root cause."""
     permanent: bool = False
@@ -73,32 +81,36 @@ class Loss:
 
 def find_losses(world: World) -> list[Loss]:
     """Return all losses of the current attempt. The list is empty while the attempt can go on."""
-    started = _has_started(world)
     found = []
+    offsets = _clock_offsets(world)
     for index in range(world.job.nodes):
-        loss = _pod_loss(world, index, started=started)
+        loss = _pod_loss(world, index, started=world.has_started)
         if loss is not None:
-            found.append(loss)
+            offset = offsets.get(names.pod_name(world.job, index), 0.0)
+            found.append(replace(loss, at=loss.at - offset))
     if not found and hangs.has_hung(world):
         found.append(Loss(hangs.failure(world)))
     return found
 
 
-def _has_started(world: World) -> bool:
-    """Return whether torchrun has started on all nodes, even if some pods were lost since.
+def _clock_offsets(world: World) -> dict[str, float]:
+    """Return by how many seconds the clock of each pod's node is ahead of most others.
 
-    The start barrier of the agents opens for all nodes at once: one node whose torchrun has started
-    proves it for all. The condition Rendezvoused comes later.
+    The start barrier opens for all agents at once, so that the times at which they start torchrun
+    show the difference between their clocks.
     """
-    joined = world.job.status.is_true(ConditionType.RENDEZVOUSED)
-    return joined or any(_has_launched(pod, world) for pod in world.pods)
-
-
-def _has_launched(pod: PodView, world: World) -> bool:
-    report = world.report(pod)
-    if report is None or report.attempt != world.job.status.attempt or report.timeline is None:
-        return False
-    return report.timeline.launched is not None or report.timeline.joined is not None
+    starts: dict[str, float] = {}
+    for pod in world.pods:
+        report = world.report(pod)
+        if report is not None and report.attempt == world.job.status.attempt and report.timeline:
+            launched = report.timeline.launched
+            if launched is not None:
+                starts[pod.name] = launched
+    if not starts:
+        return {}
+    usual = statistics.median_low(starts.values())
+    offsets = {name: start - usual for name, start in starts.items()}
+    return {name: o for name, o in offsets.items() if abs(o) > _SYNCHRONISED_SECONDS}
 
 
 def root_cause(losses: list[Loss], world: World) -> Loss | None:
@@ -117,15 +129,14 @@ def root_cause(losses: list[Loss], world: World) -> Loss | None:
         return _stop_origin(found, world) if found.failure.reason == _STOPPED else found
     if _may_wait(world):
         return None
-    first = min(losses, key=lambda loss: loss.failure.time)
+    first = min(losses, key=lambda loss: loss.at)
     silent = _silent_pods(world)
     return _lost_peer(first, f"{silent[0]} does not answer", silent[0]) if silent else first
 
 
 def _may_wait(world: World) -> bool:
-    """Return whether the root cause may still arrive, by this operator's clock alone."""
-    since = world.undecided_since
-    return since is None or timedelta(0) <= world.now - since < ROOT_CAUSE_WAIT
+    """Return whether the root cause may still arrive."""
+    return world.undecided_for is None or world.undecided_for < ROOT_CAUSE_WAIT
 
 
 def _stop_origin(stop: Loss, world: World) -> Loss | None:
@@ -188,9 +199,9 @@ def _lost_peer(first: Loss, why: str, pod: str) -> Loss:
     return Loss(first.failure.model_copy(update=update))
 
 
-def _precedence(loss: Loss) -> tuple[bool, bool, datetime]:
+def _precedence(loss: Loss) -> tuple[bool, bool, float]:
     # All ranks stop on request when one pod is deleted: the loss of that pod is the better cause.
-    return not loss.permanent, loss.failure.reason == _STOPPED, loss.failure.time
+    return not loss.permanent, loss.failure.reason == _STOPPED, loss.at
 
 
 def _pod_loss(world: World, index: int, *, started: bool) -> Loss | None:
@@ -204,14 +215,14 @@ def _pod_loss(world: World, index: int, *, started: bool) -> Loss | None:
         # Before the start, the operator creates a missing pod and the others wait for it.
         # Afterwards its ranks cannot join the others, so the attempt is lost.
         return _lost_pod(world, index, pod) if started else None
-    mine = ended_in(pod, world.job.status) if pod.terminal else pod.attempt == str(attempt)
+    mine = world.ended_here(pod) if pod.terminal else pod.attempt == str(attempt)
     if not mine:
         return None  # The pod has no order for this attempt yet, or ended before it ran it.
     loss = _ended_pod(world, pod)
     if loss is None or loss.permanent or pod.disruption is None:
         return loss
     # The disruption of the pod explains the failure of its ranks.
-    return Loss(_disrupted(world, pod, pod.disruption, loss.failure.time))
+    return Loss(_disrupted(world, pod, pod.disruption, loss.failure.time), loss.at)
 
 
 def _is_leaving(world: World, pod: PodView, *, started: bool) -> bool:
@@ -271,7 +282,7 @@ def _rank_loss(world: World, pod: PodView, report: AgentStatus) -> Loss:
             "time": datetime.fromtimestamp(cause.at, UTC),
         }
     )
-    return Loss(failure, secondary=cause.secondary, permanent=permanent)
+    return Loss(failure, at=cause.at, secondary=cause.secondary, permanent=permanent)
 
 
 def _out_of_memory(who: str, cause: Failure, world: World) -> str:
@@ -302,6 +313,7 @@ def _dead_pod(world: World, pod: PodView) -> Loss:
     failure = _failure(world, pod, cause, reason, f"{pod.name} {how}")
     return Loss(
         failure.model_copy(update={"exit_code": end.exit_code, "time": end.at or world.now}),
+        at=end.at.timestamp() if end.at else math.inf,
         permanent=end.exit_code == ExitCode.BAD_INPUT,
     )
 

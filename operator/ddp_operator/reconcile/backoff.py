@@ -26,10 +26,7 @@ def count_attempt(world: World, status: DDPJobStatus) -> DDPJobStatus:
 
 def delay(status: DDPJobStatus) -> timedelta:
     """Return the delay of the next attempt: 0 s after the first failure, then 1, 2, 4 … 300 s."""
-    doublings = status.attempts_without_progress - 2
-    if doublings < 0:
-        return timedelta(0)
-    return min(LONGEST_DELAY, timedelta(seconds=2 ** min(doublings, _MAX_DOUBLINGS)))
+    return _doubled(status.attempts_without_progress - 2)
 
 
 def remaining(status: DDPJobStatus, now: datetime) -> timedelta:
@@ -41,6 +38,23 @@ def remaining(status: DDPJobStatus, now: datetime) -> timedelta:
     if start is None or start - now > delay(status) + timedelta(seconds=1):
         return timedelta(0)
     return start - now
+
+
+def before_creation(earlier: int) -> timedelta:
+    """Return the wait before a pod is created again for the same attempt: 0, 0, 1, 2, 4 … 300 s.
+
+    Something may remove the pods of a job before their ranks start. No budget limits that.
+
+    Args:
+        earlier: How often the pod was created for the attempt.
+    """
+    return _doubled(earlier - 2)
+
+
+def _doubled(doublings: int) -> timedelta:
+    if doublings < 0:
+        return timedelta(0)
+    return min(LONGEST_DELAY, timedelta(seconds=2 ** min(doublings, _MAX_DOUBLINGS)))
 
 
 def _made_progress(world: World, status: DDPJobStatus) -> bool:

@@ -20,7 +20,7 @@ from ddp_operator.reconcile.plan import (
     EndPod,
     SetAttempt,
 )
-from ddp_operator.reconcile.world import PodView, World, ended_in
+from ddp_operator.reconcile.world import PodView, World
 from ddp_wire.contract import ATTEMPT_STOP
 
 LINGERING_GRACE_SECONDS = 1
@@ -40,6 +40,7 @@ def fresh_pods(job: DDPJob, defaults: Defaults) -> PodsStatus:
 
 def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> list[Action]:
     """Return actions that give each node one pod of this attempt, reused in place if possible."""
+    waits = world.creation_waits if status.attempt == world.job.status.attempt else {}
     strikes = valid_strikes(status.strikes, world.now)
     status = status.model_copy(update={"strikes": strikes})
     job = world.job.model_copy(update={"status": status})
@@ -61,7 +62,8 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
             actions.append(_delete(pod, by_force=not pod.lingers))
         # Two pods of one node must never run at once, whatever their names.
         occupied = pod is not None and (pod.lingers or bool(pod.finalizers))
-        if not occupied and not world.has_other_pod(index):
+        may_create = names.pod_name(job, index) not in waits
+        if may_create and not occupied and not world.has_other_pod(index):
             actions.append(CreatePod(job, index, status.attempt, shared, world.job_secret))
     wanted = {names.pod_name(job, index) for index in range(job.nodes)}
     surplus = [pod for pod in world.pods if pod.name not in wanted]
@@ -90,7 +92,7 @@ def _is_replaceable(world: World, pod: PodView) -> bool:
     occupies the name.
     """
     if pod.terminal:
-        return not ended_in(pod, world.job.status)
+        return not world.ended_here(pod)
     return is_abandoned(world, pod)
 
 

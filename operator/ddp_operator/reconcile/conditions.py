@@ -135,7 +135,8 @@ def _is_training(world: World, status: DDPJobStatus, pod: PodView, *, joined: bo
 
     The kubelet's readiness can be 1 s old and thus describe the previous attempt. Until all ranks
     have joined, the agent must report the current attempt too. An operator that cannot reach the
-    agent believes a readiness that changed within the attempt, or that outlasts its start.
+    agent believes the readiness of a pod that was created for the attempt, or one that outlasts
+    the start of the attempt.
 
     Args:
         world: The observed state.
@@ -149,15 +150,17 @@ def _is_training(world: World, status: DDPJobStatus, pod: PodView, *, joined: bo
         return True
     report = world.report(pod)
     if report is None:
-        return status.attempt == 1 or _became_ready_in_attempt(world, status, pod)
+        return pod.first_attempt == str(status.attempt) or _outlasts_start(world, status)
     return report.attempt == status.attempt and report.phase is AgentPhase.TRAINING
 
 
-def _became_ready_in_attempt(world: World, status: DDPJobStatus, pod: PodView) -> bool:
+def _outlasts_start(world: World, status: DDPJobStatus) -> bool:
+    """Return whether a readiness cannot describe the previous attempt any more."""
     started = status.attempt_start_time
-    if started is None or pod.ready_since is None:
-        return False
-    return pod.ready_since > started or world.now - started >= OLD_READINESS_LIMIT
+    if status.attempt == 1 or started is None:
+        return status.attempt == 1
+    # A start in the future means that the clock was set back since.
+    return not timedelta(0) <= world.now - started < OLD_READINESS_LIMIT
 
 
 def _set_pods_ready(out: ConditionWriter, ready: int, wanted: int) -> None:

@@ -122,8 +122,7 @@ def _makes_no_progress(world: World) -> bool:
 
 def is_complete(world: World) -> bool:
     """Return whether all agents have reported, or whether the time of the silent ones is over."""
-    since = world.undecided_since
-    if since is not None and world.now - since >= GATHER_WAIT:
+    if world.undecided_for is not None and world.undecided_for >= GATHER_WAIT:
         return True
     return all(report is not None for report in _reports(world))
 

@@ -13,8 +13,8 @@ def held_sentence(world: World) -> str | None:
     """Return who keeps the first pod whose successor cannot be created yet, or None."""
     wanted = {names.pod_name(world.job, index) for index in range(world.job.nodes)}
     for pod in world.pods:
-        since = pod.deletion_deadline
-        if not pod.held or pod.name not in wanted or since is None or world.now - since < _NORMAL:
+        waited = world.deleting_for.get(pod.uid, timedelta(0)) - pod.grace
+        if not pod.held or pod.name not in wanted or waited < _NORMAL:
             continue
         finalizers = ", ".join(pod.finalizers[:3])
         return (

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.api.status import ConditionType
 from ddp_operator.builders import names
 from ddp_operator.builders.image_names import image_by_digest
 from ddp_operator.reconcile import containers, node_ranges
@@ -29,6 +29,7 @@ class Termination:
     reason: str
     """Reason that the kubelet reports, for example OOMKilled."""
     at: datetime | None
+    """Time of the end, by the clock of the Kubernetes node."""
     final: AgentStatus | None
     """Last report of the agent, from the termination message."""
     words: str = ""
@@ -46,16 +47,14 @@ class PodView:
     """Pending, Running, Succeeded, Failed or Unknown."""
     ready: bool = False
     """Whether the worker container is ready, even if a container beside it is not."""
-    ready_since: datetime | None = None
-    """Time at which the condition Ready last changed, by the kubelet's clock."""
     attempt: str = ""
     """Value of the attempt annotation."""
+    first_attempt: str = ""
+    """Attempt for which the operator created the pod. Pods of an older operator have none."""
     spec_hash: str = ""
     deleting: bool = False
-    deletion_requested: datetime | None = None
-    """Time of the deletion request."""
-    deletion_deadline: datetime | None = None
-    """Time at which the grace period ends."""
+    grace: timedelta = timedelta(0)
+    """Grace period of the deletion."""
     finalizers: tuple[str, ...] = ()
     """Finalizers of other controllers, which keep the deleted pod until they are removed."""
     node: str | None = None
@@ -96,15 +95,21 @@ class PodView:
         """Return whether only finalizers keep the pod. Another deletion would change nothing."""
         if not self.deleting or not self.finalizers:
             return False
-        return self.terminal or self.deletion_requested == self.deletion_deadline
+        return self.terminal or not self.grace
 
 
 @dataclass(frozen=True)
 class World:
-    """Everything that a decision depends on."""
+    """Everything that a decision depends on.
+
+    No decision compares the clocks of two machines. Times are of one clock: the operator's for the
+    status, or that of one Kubernetes node for a container and its agent. Of all else the operator
+    measures how long it has seen it.
+    """
 
     job: DDPJob
     now: datetime
+    """Time by the operator's clock."""
     pods: tuple[PodView, ...] = ()
     service_exists: bool = False
     network_policy: Mapping[str, Any] | None = None
@@ -113,8 +118,12 @@ class World:
     """Newest agent report by pod uid."""
     silent: frozenset[str] = frozenset()
     """Uids of the pods whose agent did not answer the newest request."""
-    undecided_since: datetime | None = None
-    """Time at which this operator first saw losses without a root cause, or None before."""
+    undecided_for: timedelta | None = None
+    """How long this operator has seen losses without a root cause, or None before."""
+    deleting_for: Mapping[str, timedelta] = field(default_factory=dict)
+    """How long this operator has seen that a pod is being deleted, by pod uid."""
+    creation_waits: Mapping[str, timedelta] = field(default_factory=dict)
+    """How long the creation of pods must wait, by pod name: see `backoff.before_creation`."""
     progress_interval: timedelta = PROGRESS_INTERVAL
     """Minimum time between two status writes that change only the progress."""
     blocked: str | None = None
@@ -129,8 +138,43 @@ class World:
         """Nodes that ended the current attempt with exit code 0, even if their pods are gone."""
         status = self.job.status
         recorded = node_ranges.from_text(status.succeeded_nodes)
-        ended = (p for p in self.pods if p.phase == "Succeeded" and ended_in(p, status))
+        ended = (p for p in self.pods if p.phase == "Succeeded" and self.ended_here(p))
         return recorded | {pod.index for pod in ended}
+
+    @cached_property
+    def has_started(self) -> bool:
+        """Whether torchrun has started on all nodes, even if some pods were lost since.
+
+        The start barrier of the agents opens for all nodes at once: one node whose torchrun has
+        started proves it for all. The condition Rendezvoused comes later.
+        """
+        joined = self.job.status.is_true(ConditionType.RENDEZVOUSED)
+        return joined or any(self._has_launched(pod) for pod in self.pods)
+
+    def _has_launched(self, pod: PodView) -> bool:
+        report = self.report(pod)
+        if report is None or report.attempt != self.job.status.attempt or report.timeline is None:
+            return False
+        return report.timeline.launched is not None or report.timeline.joined is not None
+
+    def ended_here(self, pod: PodView) -> bool:
+        """Return whether a terminal pod ended in the current attempt.
+
+        The agent's last report decides, because the annotation may already name the next attempt.
+        Without one, no clock can decide, and a kubelet that was offline reports an end late. The
+        end belongs to the attempt if the pod was created for it or has reported it, and if the
+        attempt has started, because that needs all pods. Otherwise the pod ended before.
+        """
+        attempt, end = self.job.status.attempt, pod.termination
+        if end is not None and end.final is not None:
+            return end.final.attempt == attempt
+        if pod.attempt != str(attempt):
+            return False
+        # No attempt precedes the first one.
+        if attempt == 1 or pod.first_attempt == str(attempt) or self.has_started:
+            return True
+        report = self.reports.get(pod.uid)
+        return report is not None and report.attempt == attempt
 
     @cached_property
     def job_secret(self) -> str | None:
@@ -167,21 +211,6 @@ class World:
         return self.reports.get(pod.uid)
 
 
-def ended_in(pod: PodView, status: DDPJobStatus) -> bool:
-    """Return whether a terminal pod ended in the current attempt of a status.
-
-    The agent's last report decides, because the annotation may already name the next attempt.
-    Without a report the end time decides, because a kubelet that was offline reports an end late.
-    """
-    end = pod.termination
-    if end is not None and end.final is not None:
-        return end.final.attempt == status.attempt
-    if pod.attempt != str(status.attempt):
-        return False
-    started = status.attempt_start_time
-    return end is None or end.at is None or started is None or end.at >= started
-
-
 def parse_time(text: str | None) -> datetime | None:
     """Convert an API timestamp to an aware datetime."""
     return datetime.fromisoformat(text) if text else None
@@ -203,20 +232,17 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
     )
     worker = _worker(spec)
     termination = _termination(container)
-    deadline = parse_time(metadata.get("deletionTimestamp"))
-    grace = timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
     return PodView(
         name=metadata["name"],
         uid=metadata["uid"],
         index=_index(labels.get(contract.LABEL_NODE_INDEX, "")),
         phase=_phase(status, container, termination),
         ready=containers.worker_is_ready(conditions, container),
-        ready_since=parse_time(conditions.get("Ready", {}).get("lastTransitionTime")),
         attempt=annotations.get(contract.ANNOTATION_ATTEMPT, ""),
+        first_attempt=annotations.get(contract.ANNOTATION_FIRST_ATTEMPT, ""),
         spec_hash=annotations.get(contract.ANNOTATION_SPEC_HASH, ""),
-        deleting=deadline is not None,
-        deletion_requested=deadline - grace if deadline is not None else None,
-        deletion_deadline=deadline,
+        deleting=metadata.get("deletionTimestamp") is not None,
+        grace=timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0),
         finalizers=tuple(metadata.get("finalizers") or ()),
         node=spec.get("nodeName"),
         scheduled_at=_scheduled_at(conditions),

@@ -21,6 +21,7 @@ from ddp_operator.reconcile.plan import (
 )
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.repairs import Repairs
+from ddp_operator.runtime.sightings import Sightings
 from ddp_operator.runtime.slow_start import slow_start
 from ddp_wire import contract
 from ddp_wire.contract import AttemptOrder
@@ -42,6 +43,7 @@ class ActionRunner:
         cluster: Cluster,
         cache: Cache,
         repairs: Repairs,
+        sightings: Sightings,
         *,
         in_flight: int,
         others_wait: Callable[[], bool],
@@ -52,10 +54,12 @@ class ActionRunner:
             cluster: Access to the cluster.
             cache: Cache, which stores the created and changed children.
             repairs: Record of restored children.
+            sightings: Record of created pods.
             in_flight: Maximum number of concurrent requests of one plan.
             others_wait: Returns whether other jobs wait for a worker.
         """
-        self._cluster, self._cache, self._repairs = cluster, cache, repairs
+        self._cluster, self._cache = cluster, cache
+        self._repairs, self._sightings = repairs, sightings
         self._in_flight, self._others_wait = in_flight, others_wait
         self._creating = 0
         """Number of plans whose pods are being created."""
@@ -144,6 +148,7 @@ class ActionRunner:
                 case CreatePod():
                     secrets = random_text(), action.job_secret or ""
                     await self._create(job, raw, with_secrets(action.manifest, *secrets))
+                    self._sightings.record_creation(job.key, action.attempt, action.name)
                 case DeletePod():
                     await cluster.delete_pod(
                         namespace, action.name, action.uid, action.grace_seconds

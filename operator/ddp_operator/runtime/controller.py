@@ -42,6 +42,7 @@ from ddp_operator.runtime.ownership import belongs, selects
 from ddp_operator.runtime.pod_views import PodViews
 from ddp_operator.runtime.pod_warnings import PodWarnings
 from ddp_operator.runtime.repairs import Repairs
+from ddp_operator.runtime.sightings import Sightings
 from ddp_operator.runtime.token_bucket import TokenBucket
 
 _log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class Controller:
         clock: Callable[[], datetime],
         *,
         reports: AgentReports,
+        monotonic: Callable[[], float] | None = None,
         in_flight: int = 32,
         others_wait: Callable[[], bool] = lambda: True,
         on_status: Callable[[DDPJobStatus, DDPJobStatus], None] = lambda *_: None,
@@ -88,6 +90,7 @@ class Controller:
             defaults: Values of jobs that set none.
             clock: Returns the time.
             reports: Newest known statuses of agents.
+            monotonic: Returns seconds of a clock that is never set. None derives it from `clock`.
             in_flight: Maximum number of concurrent requests of one plan.
             others_wait: Returns whether other jobs may wait for a worker.
             on_status: Called with the old and the new status after each write.
@@ -96,14 +99,19 @@ class Controller:
         self._cluster, self._cache, self._reports = cluster, cache, reports
         self._defaults, self._clock = defaults, clock
         self._repairs = Repairs(clock)
+        self._sightings = Sightings(monotonic or (lambda: clock().timestamp()))
         self._actions = ActionRunner(
-            cluster, cache, self._repairs, in_flight=in_flight, others_wait=others_wait
+            cluster,
+            cache,
+            self._repairs,
+            self._sightings,
+            in_flight=in_flight,
+            others_wait=others_wait,
         )
         self._creating: dict[Key, int] = {}
         """Attempt of each job of whose pods some remain to be created in its next turn."""
         self._views, self._warnings = PodViews(), PodWarnings(cluster.newest_warning)
         self._blocked: dict[Key, str] = {}
-        self._undecided_since: dict[Key, datetime] = {}
         self._warned: dict[Key, str] = {}
         self._delayed: dict[Key, int] = {}
         self._written: dict[Key, datetime] = {}
@@ -163,10 +171,7 @@ class Controller:
             # attempt needs none: it has nothing to lose yet, and its creations are idempotent.
             pods = await self._cluster.list_pods(key[0], names.pod_selector(job), job.nodes)
             world, plan = await self._decide(job, pods)
-        if plan.undecided:
-            self._undecided_since.setdefault(key, world.now)
-        else:
-            self._undecided_since.pop(key, None)
+        self._sightings.record_decision(key, undecided=plan.undecided)
         active = not is_finished(plan.status) and not job.spec.suspend
         followed = world.pods if active else ()
         self._reports.follow(key, followed)
@@ -197,10 +202,11 @@ class Controller:
 
     def _forget(self, key: Key) -> None:
         """Forget a job that no longer exists."""
-        states = (self._blocked, self._undecided_since, self._warned, self._delayed, self._written)
+        states = (self._blocked, self._warned, self._delayed, self._written)
         for state in (*states, self._minor_writes, self._decision_seconds, self._creating):
             state.pop(key, None)
         self._repairs.forget(key)
+        self._sightings.forget(key)
         self._attempts.forget(key)
         self._views.forget(key)
         self._warnings.forget(key)
@@ -286,7 +292,9 @@ class Controller:
             reports={u: s for u, s in known.items() if s.job_uid in {job.metadata.uid, ""}},
             silent=self._reports.silent(views),
             progress_interval=timedelta(seconds=self._reports.progress_seconds),
-            undecided_since=self._undecided_since.get(job.key),
+            undecided_for=self._sightings.undecided_for(job.key),
+            deleting_for=self._sightings.deleting_for(job.key, views),
+            creation_waits=self._sightings.creation_waits(job.key, job.status.attempt),
             blocked=self._blocked.get(job.key),
         )
 

@@ -78,31 +78,19 @@ def test_long_api_server_error_is_truncated() -> None:
 
 # --- Which pods train --------------------------------------------------------------------------
 
+REUSED = {"first_attempt": "1"}
 TRAINS: dict[str, tuple[int, bool, dict[str, Any], str | None, bool]] = {
     # attempt, all ranks joined, pod fields, agent report ("phase attempt"), expected result
     "first attempt, pod ready, no report": (1, False, {}, None, True),
     "first attempt, pod ready, agent trains": (1, False, {}, "Training 1", True),
     "pod not ready": (1, False, {"ready": False}, "Training 1", False),
     "pod being deleted": (1, False, {"deleting": True}, "Training 1", False),
-    "later attempt, pod ready, no report": (2, False, {}, None, False),
-    "later attempt, ready since before it, no report": (
-        2,
-        False,
-        {"ready_since": after(-1)},
-        None,
-        False,
-    ),
-    "later attempt, became ready in it, no report": (
-        2,
-        False,
-        {"ready_since": after(1)},
-        None,
-        True,
-    ),
+    "later attempt, ready since an earlier one, no report": (2, False, REUSED, None, False),
+    "later attempt, pod created for it and ready, no report": (2, False, {}, None, True),
     "later attempt, ready but the agent reports the previous one": (
         2,
         False,
-        {"ready_since": after(1)},
+        {},
         "Training 1",
         False,
     ),
@@ -133,14 +121,13 @@ def test_pod_counts_as_training_when_kubelet_and_agent_confirm_this_attempt(
     assert status.is_true(ConditionType.RENDEZVOUSED) is counts
 
 
-@pytest.mark.parametrize(("seconds", "counts"), [(9, False), (10, True)])
+@pytest.mark.parametrize(("seconds", "counts"), [(9, False), (10, True), (-5, True)])
 def test_readiness_that_outlasts_the_start_counts_without_a_report(
     seconds: float, counts: bool
 ) -> None:
     """A restart in place may be shorter than the period of the kubelet's probe."""
     job = active_job(nodes=1, attempt=2, formed=False)
-    ready = pod(job, 0, ready_since=after(-100))
-    status = plan_for(job, [ready], now=after(seconds)).status
+    status = plan_for(job, [pod(job, 0, **REUSED)], now=after(seconds)).status
     assert status.is_true(ConditionType.RENDEZVOUSED) is counts
 
 

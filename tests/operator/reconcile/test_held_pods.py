@@ -1,5 +1,6 @@
 """Pods that a finalizer of another controller keeps after their deletion."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -24,10 +25,12 @@ SENTENCE = f"the deleted pod digits-1 keeps its name until its finalizers are re
 
 
 def plan_with(old: dict[str, Any], seconds: float, **status: Any) -> Plan:
-    """Return the plan of attempt 2, whose pod digits-1 is of attempt 1 and has these fields."""
+    """Return the plan of attempt 2 some seconds after the grace period of digits-1, of attempt 1."""
     job = with_status(active_job(attempt=2, formed=False), **status)
     given = {"ready": False, "attempt": "1", "finalizers": (KUEUE,)}
-    return plan_for(job, [pod(job, 0, ready=False), pod(job, 1, **given | old)], now=after(seconds))
+    kept = pod(job, 1, **given | old)
+    deleting = seconds + kept.grace.total_seconds()
+    return plan_for(job, [pod(job, 0, ready=False), kept], now=after(seconds), deleting=deleting)
 
 
 def counts(plan: Plan) -> tuple[int, int]:
@@ -35,8 +38,8 @@ def counts(plan: Plan) -> tuple[int, int]:
 
 
 ENDED = {"phase": "Failed", "termination": ended(1, final=failed_status(1))}
-DELETED = {"deleting": True, "deletion_requested": after(0), "deletion_deadline": after(0)}
-GRACE = {"deleting": True, "deletion_requested": after(-60), "deletion_deadline": after(0)}
+DELETED = {"deleting": True}
+GRACE = {"deleting": True, "grace": timedelta(seconds=60)}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Values that all pods of an attempt share: an upgrade or a resize never mixes two gangs."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ from ddp_operator.reconcile.plan import Action, CreatePod, DeletePod
 from tests.operator.support import (
     DEFAULTS,
     active_job,
-    after,
     agent_status,
     all_pods,
     failed_status,
@@ -95,8 +95,7 @@ def test_case_64_resize_creates_no_pod_while_one_of_that_node_lives(recorded: bo
 
 
 def abandoned(attempt: str) -> dict[str, Any]:
-    times = {"deletion_requested": after(-100), "deletion_deadline": after(-40)}
-    return {"deleting": True, "attempt": attempt, **times}
+    return {"deleting": True, "attempt": attempt, "grace": timedelta(seconds=60)}
 
 
 @pytest.mark.parametrize(("ordered", "attempt"), [("2", 3), ("1", 2)])
@@ -105,7 +104,7 @@ def test_case_66_forced_replacement_never_has_the_number_of_the_pod_it_replaces(
 ) -> None:
     """The old container may still run, and the fence tells the two apart by their attempts."""
     job = active_job(nodes=1, attempt=2, formed=False)
-    plan = plan_for(job, [pod(job, 0, **abandoned(ordered))])
+    plan = plan_for(job, [pod(job, 0, **abandoned(ordered))], deleting=100)
     assert plan.status.attempt == attempt
     (new,) = only(plan.actions, CreatePod)
     assert new.manifest["metadata"]["annotations"]["ddp-trainer.dev/attempt"] == str(attempt)

@@ -45,14 +45,31 @@ def test_secondary_failures_are_application_failures_when_every_agent_answers() 
     assert failure(plan_for(job, all_pods(job), statuses=statuses)).cause is Cause.APPLICATION
 
 
-@pytest.mark.parametrize(("seconds", "counts"), [(-1, False), (0, True), (5, True)])
+@pytest.mark.parametrize(
+    ("seen", "counts"),
+    [
+        ("nothing", False),
+        ("its agent reported attempt 1", False),
+        ("its agent reported attempt 2", True),
+        ("the pod was created for attempt 2", True),
+        ("all ranks have joined", True),
+        ("torchrun has started elsewhere", True),
+    ],
+)
 def test_late_termination_belongs_to_the_attempt_in_which_it_happened(
-    seconds: float, counts: bool
+    seen: str, counts: bool
 ) -> None:
     """The kubelet was offline, and the annotation already names the next attempt."""
-    job = active_job(attempt=2)
-    dead = pod(job, 1, phase="Failed", termination=ended(137, at=after(seconds)))
-    plan = plan_for(job, [pod(job, 0), dead])
+    job = active_job(attempt=2, formed=seen == "all ranks have joined")
+    first = "2" if seen == "the pod was created for attempt 2" else "1"
+    dead = pod(job, 1, phase="Failed", first_attempt=first, termination=ended(137))
+    statuses = {0: agent_status(0, attempt=2, phase="Waiting")}
+    if seen.startswith("its agent reported"):
+        statuses[1] = agent_status(1, attempt=int(seen[-1]), phase="Waiting")
+    if seen == "torchrun has started elsewhere":
+        timeline = Timeline(ordered=1.0, launched=2.0)
+        statuses[0] = agent_status(0, attempt=2, phase="Starting", timeline=timeline)
+    plan = plan_for(job, [pod(job, 0), dead], statuses=statuses)
     assert plan.status.attempt == (3 if counts else 2)
     if not counts:
         assert [type(a) for a in plan.actions] == [DeletePod, CreatePod]
@@ -94,9 +111,7 @@ def test_deleted_pod_is_the_stop_origin_of_its_peers(
     peer: dict[str, Any] | None, reason: str, cause: Cause
 ) -> None:
     job = active_job(formed=False)
-    leaving = (
-        [] if peer is None else [pod(job, 0, deleting=True, deletion_deadline=after(30), **peer)]
-    )
+    leaving = [] if peer is None else [pod(job, 0, deleting=True, **peer)]
     pods = [*leaving, pod(job, 1, ready=False)]
     found = failure(plan_for(job, pods, statuses={1: agent_status(1, **STOPPED)}))
     assert (found.reason, found.cause, found.pod) == (reason, cause, "digits-0")
