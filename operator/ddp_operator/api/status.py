@@ -278,6 +278,10 @@ class DDPJobStatus(StatusModel):
     """Time at which the operator decided on the current attempt."""
     attempt_spec_hash: ShortText | None = None
     """Hash of the spec fields that shape the pods of the current attempt."""
+    trained_spec_hash: ShortText | None = None
+    """Hash of the newest spec with which the ranks have completed an update, or have trained for a minute."""  # noqa: E501
+    refused_spec_hash: ShortText | None = None
+    """Hash of the spec that the trainer refused with exit code 2 after an edit. The job waits until the spec is edited again."""  # noqa: E501
     attempt_start_step: int | None = None
     """Completed updates in the newest checkpoint at the start of the current attempt."""
     pods: PodsStatus | None = None

@@ -17,6 +17,7 @@ from ddp_operator.reconcile import (
     lifecycle,
     node_ranges,
     recovery,
+    refused_spec,
 )
 from ddp_operator.reconcile.attempts import Loss, find_losses, root_cause
 from ddp_operator.reconcile.children import ensure_attempt, fresh_pods
@@ -34,6 +35,7 @@ from ddp_operator.reconcile.network import unprotected_events
 from ddp_operator.reconcile.next_action import next_action
 from ddp_operator.reconcile.plan import Event, EventType, Plan
 from ddp_operator.reconcile.progress import seconds_until_due, with_progress
+from ddp_operator.reconcile.restored import with_reported_attempt
 from ddp_operator.reconcile.world import World
 from ddp_wire.contract import AgentPhase
 
@@ -49,7 +51,9 @@ def decide(world: World, defaults: Defaults) -> Plan:
     """Return the plan for a job, given its observed state."""
     if world.job.metadata.deletion_timestamp is not None:
         return Plan(world.job.status)  # The garbage collector deletes its children.
+    world, restored = with_reported_attempt(world)
     plan = without_forbidden_pods(world, _decide(world, defaults), defaults)
+    plan = replace(plan, events=(*restored, *plan.events))
     plan = _with_observation(world, plan)
     if plan.status == world.job.status:
         return plan  # The time that passes is no reason to write the status.
@@ -63,9 +67,12 @@ def _decide(world: World, defaults: Defaults) -> Plan:
         return lifecycle.suspend(world)
     status = world.job.status
     if status.attempt_spec_hash is None:
-        return _start_or_resume(world, defaults)
+        waits = refused_spec.is_waiting(world)
+        return refused_spec.wait_for_edit(world) if waits else _start_or_resume(world, defaults)
     if status.attempt_spec_hash != world.job.spec_hash:
         return _restart_for_new_spec(world, defaults)
+    if all_succeeded(world):
+        return _complete(world)  # Even if a deadline has passed before the operator looked.
     exceeded = lifecycle.exceeded_deadline(world)
     if exceeded is not None:
         return _fail_by_deadline(world, *exceeded)
@@ -75,8 +82,6 @@ def _decide(world: World, defaults: Defaults) -> Plan:
     losses = find_losses(world)
     if losses:
         return _handle_losses(world, losses, defaults)
-    if all_succeeded(world):
-        return _complete(world)
     return _continue_attempt(world, status, defaults)
 
 
@@ -96,6 +101,7 @@ def _start_or_resume(world: World, defaults: Defaults) -> Plan:
     status = status.model_copy(
         update={
             "start_time": world.now.replace(microsecond=0),
+            "refused_spec_hash": None,
             "attempts_without_progress": 0,
             "pods": fresh_pods(world.job, defaults),
         }
@@ -112,9 +118,13 @@ def _restart_for_new_spec(world: World, defaults: Defaults) -> Plan:
     """Return the plan of a free new attempt, because a field that defines the pods has changed."""
     status = world.job.status
     text = f"attempt {status.attempt + 1} starts because the spec was changed"
-    event = Event(EventType.NORMAL, "SpecChanged", text)
+    event = Event(EventType.NORMAL, refused_spec.SPEC_CHANGED, text)
     status = history.with_ended_attempt(
-        status, world.now, cause=Cause.FREE, reason="SpecChanged", message="the spec was changed"
+        status,
+        world.now,
+        cause=Cause.FREE,
+        reason=refused_spec.SPEC_CHANGED,
+        message="the spec was changed",
     )
     status = budgets.charge(status, Cause.FREE, world.now)
     # The new spec may fix the stall.
@@ -141,6 +151,8 @@ def _handle_losses(world: World, losses: Sequence[Loss], defaults: Defaults) -> 
         return Plan(world.job.status, requeue_seconds=ROOT_CAUSE_REQUEUE_SECONDS, undecided=True)
     failure, now = loss.failure, world.now
     status = with_progress(world, world.job.status, at_the_end=True)
+    if refused_spec.is_refused_edit(status, loss):
+        return refused_spec.refuse(world, status, loss)
     status = status.model_copy(update={"last_failure": failure})
     status = escalation.count_stalled_attempt(world, status, loss, losses)
     status = history.with_ended_attempt(
@@ -224,6 +236,7 @@ def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) ->
     status = status.model_copy(update={"suspect": hangs.suspect(world)})
     status = escalation.reset_stalled_attempts(with_progress(world, status))
     status = recovery.complete_trace(world, active_conditions(world, status))
+    status = refused_spec.with_trained_spec(world, status)
     succeeded = node_ranges.to_text(world.succeeded) or None
     status = status.model_copy(update={"succeeded_nodes": succeeded})
     events = []

@@ -26,6 +26,10 @@ _SUSPENDED = "Suspended"
 """Reason of a suspended job, and of the end of the attempt that the suspension stopped."""
 
 
+_WAITS = frozenset({_SUSPENDED, "Invalid"})
+"""Reasons of the end of an attempt after which the job waits for its user."""
+
+
 def advance(world: World, status: DDPJobStatus) -> DDPJobStatus:
     """Return a status that is about to be written, with its ledger advanced.
 
@@ -41,7 +45,7 @@ def advance(world: World, status: DDPJobStatus) -> DDPJobStatus:
     if is_finished(status) and status.completion_time is not None:
         now = ledger.at(status.completion_time)
     if old.attempt_spec_hash is None:
-        suspended = _SUSPENDED in {_reason(old), _reason(status)}
+        suspended = old.refused_spec_hash or _SUSPENDED in {_reason(old), _reason(status)}
         ledger.charge(now, Bucket.SUSPENDED if suspended else Bucket.QUEUED)
         update: dict[str, Any] = {"counted": None}
     else:
@@ -118,7 +122,7 @@ def _joined_at(world: World, status: DDPJobStatus, seen: Training, ledger: Ledge
 def _charge_until_joined(world: World, ledger: Ledger, until: int) -> None:
     """Charge the time before the ranks of the attempt have joined."""
     old = world.job.status
-    resumes = bool(old.attempts) and old.attempts[-1].reason == _SUSPENDED
+    resumes = bool(old.attempts) and old.attempts[-1].reason in _WAITS
     if old.attempt > 1 and not resumes:
         ledger.charge(until, Bucket.RECOVERING)
         return

@@ -83,6 +83,7 @@ def suspend(world: World) -> Plan:
             # Resumption restarts the clock of activeDeadlineSeconds, as for a batch Job.
             "start_time": None,
             "attempt_spec_hash": None,
+            "refused_spec_hash": None,  # Resumption tries again: an input may have changed.
         }
     )
     return Plan(status, tuple(delete_pods(world)))

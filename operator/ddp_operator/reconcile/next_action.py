@@ -23,11 +23,8 @@ def next_action(world: World, plan: Plan) -> str:
     """Return the sentence about a plan and about what follows it."""
     if is_finished(plan.status):
         return _after_finish(world, plan.status)
-    if world.job.spec.suspend:
-        remaining = [pod.name for pod in world.pods]
-        if remaining:
-            return f"the operator waits for {_listed(remaining)} to end"
-        return "none: the operator waits until spec.suspend is false"
+    if world.job.spec.suspend or plan.status.refused_spec_hash is not None:
+        return _while_stopped(world)
     if world.blocked is not None:
         return "the operator retries the request that the API server refused"
     status = plan.status
@@ -58,6 +55,14 @@ def _after_finish(world: World, status: DDPJobStatus) -> str:
         seconds = spec.ttl_seconds_after_finished
         return f"the operator deletes the job {seconds} s after its completion time"
     return "none: the job is finished"
+
+
+def _while_stopped(world: World) -> str:
+    remaining = [pod.name for pod in world.pods]
+    if remaining:
+        return f"the operator waits for {_listed(remaining)} to end"
+    condition = "spec.suspend is false" if world.job.spec.suspend else "the spec is edited"
+    return f"none: the operator waits until {condition}"
 
 
 def _while_training(world: World, status: DDPJobStatus) -> str:

@@ -144,3 +144,12 @@ def test_case_146_ended_job_has_the_condition_of_a_batch_job_and_an_active_one_h
             assert running.condition(kind) is None
             assert (done.condition(kind) is not None) is is_end
             assert done.is_true(kind) is is_end
+
+
+def test_case_124_run_that_completed_before_the_operator_looked_ignores_a_deadline() -> None:
+    """The operator was away, and the deadline has passed meanwhile."""
+    job = active_job(activeDeadlineSeconds=3600)
+    plan = plan_for(job, [succeeded(job, 0), succeeded(job, 1)], now=after(3601))
+    assert summary(plan.status)[:2] == ("True", "Completed")
+    running = plan_for(job, [succeeded(job, 0), pod(job, 1)], now=after(3601))
+    assert summary(running.status)[:2] == ("False", "Failed")

@@ -1,0 +1,88 @@
+"""Let a job whose edited spec the trainer refuses wait for the next edit, at no cost.
+
+The ranks exit with code 2, for example because the new number of nodes does not divide the batch.
+The checkpoints are those of a run that was right before the edit, so that the job must not fail.
+"""
+
+from ddp_operator.api.status import Cause, ConditionType, DDPJobStatus
+from ddp_operator.reconcile import history
+from ddp_operator.reconcile.attempts import Loss
+from ddp_operator.reconcile.backoff import STEADY
+from ddp_operator.reconcile.children import delete_pods
+from ddp_operator.reconcile.conditions import ConditionWriter
+from ddp_operator.reconcile.invalid_spec import INVALID
+from ddp_operator.reconcile.plan import Event, EventType, Plan
+from ddp_operator.reconcile.world import World
+
+SPEC_CHANGED = "SpecChanged"
+"""Reason of the end of an attempt whose spec a user has changed."""
+
+
+def with_trained_spec(world: World, status: DDPJobStatus) -> DDPJobStatus:
+    """Return the status with the current spec recorded as one that trains, once it does.
+
+    A `command` may report no updates. It trains if its ranks have been joined for a minute.
+    """
+    spec_hash = status.attempt_spec_hash
+    if status.trained_spec_hash == spec_hash or not _trains(world, status):
+        return status
+    return status.model_copy(update={"trained_spec_hash": spec_hash})
+
+
+def _trains(world: World, status: DDPJobStatus) -> bool:
+    first = world.pod(0)
+    report = world.report(first) if first is not None else None
+    timeline = report.timeline if report and report.attempt == status.attempt else None
+    if timeline is not None and timeline.stepped is not None:
+        return True
+    joined = status.condition(ConditionType.RENDEZVOUSED)
+    if joined is None or not status.is_true(ConditionType.RENDEZVOUSED):
+        return False
+    return world.now - joined.last_transition_time >= STEADY
+
+
+def is_refused_edit(status: DDPJobStatus, loss: Loss) -> bool:
+    """Return whether a loss means that the trainer refuses a spec to which a user changed the job.
+
+    A new job that its trainer refuses fails: there is no run to protect.
+    """
+    trained = status.trained_spec_hash
+    if not loss.permanent or trained == status.attempt_spec_hash:
+        return False
+    before = {attempt.number: attempt.reason for attempt in status.attempts}
+    edited = before.get(status.attempt - 1) in {SPEC_CHANGED, INVALID}
+    return trained is not None or edited
+
+
+def refuse(world: World, status: DDPJobStatus, loss: Loss) -> Plan:
+    """Return the plan that ends the attempt and its pods, and lets the job wait for an edit."""
+    cause = loss.failure.message
+    message = f"{cause}; no budget is charged, and an edit of the job starts it again"
+    status = history.with_ended_attempt(
+        status, world.now, cause=Cause.FREE, reason=INVALID, message=cause
+    )
+    out = ConditionWriter(world, status)
+    out.set_waiting_for_ranks()
+    out.set(ConditionType.PODS_READY, False, INVALID, message)
+    out.set(ConditionType.SUCCEEDED, None, INVALID, message)
+    status = out.status.model_copy(
+        update={
+            "ready": f"0/{world.job.nodes}",
+            "refused_spec_hash": status.attempt_spec_hash,
+            # As after a suspension, the next attempt gets new pods and a new deadline.
+            "attempt_spec_hash": None,
+            "start_time": None,
+        }
+    )
+    event = Event(EventType.WARNING, INVALID, message)
+    return Plan(status, tuple(delete_pods(world)), (event,))
+
+
+def is_waiting(world: World) -> bool:
+    """Return whether the job waits for an edit of the spec that its trainer refused."""
+    return world.job.status.refused_spec_hash == world.job.spec_hash
+
+
+def wait_for_edit(world: World) -> Plan:
+    """Return the plan of a job that waits for an edit: delete the pods that are left."""
+    return Plan(world.job.status, tuple(delete_pods(world)))
