@@ -5,7 +5,8 @@ from datetime import timedelta
 from ddp_operator.reconcile.world import PodView, World
 
 UNREACHABLE_REASON = "DeletionByTaintManager"
-"""Disruption reason of pods that Kubernetes deletes because their node is unreachable."""
+"""Disruption reason of pods that Kubernetes deletes because of a taint on their node. It sets that
+taint on unreachable nodes, and administrators may set one on a node that works."""
 UNREACHABLE_GRACE = timedelta(seconds=1)
 """Wait before a silent pod of an unreachable Kubernetes node is replaced."""
 OVERDUE_GRACE = timedelta(seconds=15)

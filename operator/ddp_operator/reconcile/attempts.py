@@ -8,17 +8,20 @@ from datetime import UTC, datetime, timedelta
 from ddp_operator.api.status import Cause, FailureStatus
 from ddp_operator.builders import names
 from ddp_operator.reconcile import hangs
-from ddp_operator.reconcile.abandoned import is_abandoned
+from ddp_operator.reconcile.abandoned import UNREACHABLE_REASON, is_abandoned
 from ddp_operator.reconcile.containers import InitFailure
-from ddp_operator.reconcile.world import PodView, Termination, World
+from ddp_operator.reconcile.terminations import (
+    NOT_STARTED,
+    VOLUME_FAILED,
+    classify,
+    why_pod_failed,
+)
+from ddp_operator.reconcile.world import PodView, World
 from ddp_wire.contract import AgentPhase, AgentStatus, ExitCode, Failure
 
-_KILLED = 137
-"""Exit code of a container that SIGKILL ended. A program never returns it by itself."""
-
 _STOPPED = "Preempted"
-VOLUME_FAILED = "VolumeFailed"
-"""Reason of an attempt whose ranks could not read or write their volume."""
+PEER_LOST = "PeerLost"
+"""Reason of an attempt whose ranks lost a peer that does not answer."""
 _REASONS: dict[int | None, str] = {
     ExitCode.BAD_INPUT: "BadInput",
     ExitCode.VOLUME_FAILED: VOLUME_FAILED,
@@ -46,12 +49,6 @@ _DISRUPTIONS = {
     ),
 }
 """Cause and predicate of the message for each reason of the condition DisruptionTarget."""
-
-_NOT_STARTED = {"StartError", "ContainerCannotRun"}
-"""Reasons of the kubelet for a container that the runtime could not start."""
-_NOT_EXECUTED = 'exec: "'
-"""Begin of runc's error about a command that the image lacks or that is not executable. Other
-errors are those of the Kubernetes node, for example of the hook that adds the GPUs."""
 
 _SYNCHRONISED_SECONDS = 2.0
 """Difference of two clocks up to which they count as synchronised. Below it, the difference between
@@ -191,7 +188,7 @@ def _lost_peer(first: Loss, why: str, pod: str) -> Loss:
     message = f"{why}, and its peers could not continue: {first.failure.message}"
     update = {
         "cause": Cause.INFRASTRUCTURE,
-        "reason": "PeerLost",
+        "reason": PEER_LOST,
         "pod": pod,
         "node": None,
         "message": message,
@@ -218,7 +215,7 @@ def _pod_loss(world: World, index: int, *, started: bool) -> Loss | None:
     mine = world.ended_here(pod) if pod.terminal else pod.attempt == str(attempt)
     if not mine:
         return None  # The pod has no order for this attempt yet, or ended before it ran it.
-    loss = _ended_pod(world, pod)
+    loss = ended_pod(world, pod)
     if loss is None or loss.permanent or pod.disruption is None:
         return loss
     # The disruption of the pod explains the failure of its ranks.
@@ -243,7 +240,7 @@ def _has_failed(world: World, pod: PodView) -> bool:
     return report is not None and report.attempt == attempt and report.phase is AgentPhase.FAILED
 
 
-def _ended_pod(world: World, pod: PodView) -> Loss | None:
+def ended_pod(world: World, pod: PodView) -> Loss | None:
     """Return the loss that the agent of a pod reports, or else the one its container shows."""
     report = world.report(pod)
     if report is not None and report.attempt == world.job.status.attempt:
@@ -303,13 +300,12 @@ def _dead_pod(world: World, pod: PodView) -> Loss:
             return _failed_init_container(world, pod, pod.init_failure)
         # The pod failed as a whole: its Kubernetes node was lost or shut down, or it was evicted.
         reason = pod.reason or "PodFailed"
-        words = f": {pod.message}" if pod.message else ""
-        message = f"{pod.name} failed: {reason}{words}"
+        message = f"{pod.name} {why_pod_failed(pod)}"
         return Loss(_failure(world, pod, Cause.INFRASTRUCTURE, reason, message))
     if end.exit_code == ExitCode.PREEMPTED:
         message = f"{pod.name} was stopped on request"
         return Loss(_failure(world, pod, Cause.FREE, _STOPPED, message))
-    cause, reason, how = _classify_termination(pod, end)
+    cause, reason, how = classify(pod, end)
     failure = _failure(world, pod, cause, reason, f"{pod.name} {how}")
     return Loss(
         failure.model_copy(update={"exit_code": end.exit_code, "time": end.at or world.now}),
@@ -327,28 +323,9 @@ def _failed_init_container(world: World, pod: PodView, end: InitFailure) -> Loss
     )
     words = f": {end.words}" if end.words else ""
     message = f"init container {end.container} of {pod.name} {how}{words}"
-    reason = end.reason if end.reason in {"OOMKilled", *_NOT_STARTED} else "InitContainerFailed"
+    reason = end.reason if end.reason in {"OOMKilled", *NOT_STARTED} else "InitContainerFailed"
     failure = _failure(world, pod, Cause.APPLICATION, reason, message)
     return Loss(failure.model_copy(update={"exit_code": end.exit_code}))
-
-
-def _classify_termination(pod: PodView, end: Termination) -> tuple[Cause, str, str]:
-    """Return cause, reason and message predicate of a container that ended without a report."""
-    if end.reason == "OOMKilled":
-        return Cause.APPLICATION, "OOMKilled", "ran out of memory"
-    if pod.reason is not None:
-        words = f": {pod.message}" if pod.message else ""
-        return Cause.INFRASTRUCTURE, pod.reason, f"failed: {pod.reason}{words}"
-    if end.reason in _NOT_STARTED:
-        cause = Cause.APPLICATION if _NOT_EXECUTED in end.words else Cause.INFRASTRUCTURE
-        return cause, end.reason, f"could not start: {end.words}"
-    if end.exit_code == ExitCode.VOLUME_FAILED:
-        return Cause.INFRASTRUCTURE, VOLUME_FAILED, f"ended with exit code {end.exit_code}"
-    # Only the host can send SIGKILL to the agent, because it is PID 1 of the container.
-    outside = end.exit_code == _KILLED and end.final is None
-    cause = Cause.INFRASTRUCTURE if outside else Cause.APPLICATION
-    words = f": {end.words}" if end.words and not outside else ""
-    return cause, "PodFailed", f"ended with exit code {end.exit_code}{words}"
 
 
 def _lost_pod(world: World, index: int, pod: PodView | None) -> Loss:
@@ -372,8 +349,19 @@ def _disrupted(world: World, pod: PodView, reason: str, time: datetime) -> Failu
     # Reasons of other controllers concern the infrastructure: the user has not requested them.
     default = (Cause.INFRASTRUCTURE, f"was disrupted: {reason}")
     cause, how = _DISRUPTIONS.get(reason, default)
+    if reason == UNREACHABLE_REASON and _kubelet_answers(world, pod):
+        cause = Cause.FREE  # Somebody has set the taint, as for a drain.
     failure = _failure(world, pod, cause, reason, f"{pod.name} {how}")
     return failure.model_copy(update={"time": time})
+
+
+def _kubelet_answers(world: World, pod: PodView) -> bool:
+    """Return whether the Kubernetes node of a pod that is being deleted still works.
+
+    Kubernetes marks the pods of an unreachable node as not ready before it deletes them.
+    """
+    answers = world.report(pod) is not None and pod.uid not in world.silent
+    return pod.ready or answers or pod.termination is not None
 
 
 def _failure(world: World, pod: PodView, cause: Cause, reason: str, message: str) -> FailureStatus:

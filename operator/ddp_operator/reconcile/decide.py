@@ -14,6 +14,7 @@ from ddp_operator.reconcile import (
     goodput,
     hangs,
     history,
+    late_cause,
     lifecycle,
     node_ranges,
     recovery,
@@ -76,6 +77,8 @@ def _decide(world: World, defaults: Defaults) -> Plan:
     exceeded = lifecycle.exceeded_deadline(world)
     if exceeded is not None:
         return _fail_by_deadline(world, *exceeded)
+    if (corrected := late_cause.correct(world)) is not None:
+        return corrected
     wait = backoff.remaining(status, world.now)
     if wait > timedelta(0):
         return Plan(status, requeue_seconds=wait.total_seconds())

@@ -7,8 +7,9 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Cause, DDPJobStatus, StrikeStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.affinity import valid_strikes
-from ddp_operator.reconcile.attempts import VOLUME_FAILED, Loss
+from ddp_operator.reconcile.attempts import Loss
 from ddp_operator.reconcile.hangs import HUNG
+from ddp_operator.reconcile.terminations import VOLUME_FAILED
 from ddp_operator.reconcile.world import World
 
 STALLED_LIMIT = 3

@@ -260,7 +260,7 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         beside=containers.trouble_beside(spec, status, conditions, container),
         disruption=_disruption(conditions),
         termination=termination,
-        lingers=termination is not None and status.get("phase") in {"Running", "Pending"},
+        lingers=termination is not None and _other_runs(status),
     )
 
 
@@ -288,6 +288,20 @@ def _phase(
         runs = phase == "Pending" and "running" in (worker.get("state") or {})
         return "Running" if runs else phase
     return "Succeeded" if termination.exit_code == 0 else "Failed"
+
+
+def _other_runs(status: Mapping[str, Any]) -> bool:
+    """Return whether another container than the worker still runs.
+
+    The phase alone does not show it: the kubelet changes it seconds after the worker's end.
+    """
+    others = (
+        c
+        for c in status.get("containerStatuses") or []
+        if c.get("name") != contract.WORKER_CONTAINER
+    )
+    ended = all("terminated" in (c.get("state") or {}) for c in others)
+    return status.get("phase") in {"Running", "Pending"} and not ended
 
 
 def _index(label: str) -> int:

@@ -99,6 +99,8 @@ class _Watch:
     task: asyncio.Task[None] | None = None
     status: AgentStatus | None = None
     silent: bool = False
+    answered: bool = False
+    """Whether the agent has ever answered."""
 
 
 class AgentWatcher:
@@ -157,8 +159,15 @@ class AgentWatcher:
         return {uid: status for uid, watch in found if (status := watch.status) is not None}
 
     def silent(self, pods: Sequence[PodView]) -> frozenset[str]:
-        """Return the uids of those pods whose agent did not answer the newest request."""
-        return frozenset(uid for uid, watch in self._of(pods) if watch.silent)
+        """Return the uids of those pods of a job whose agent did not answer the newest request.
+
+        Without any answer from the agents of a job, the operator probably cannot reach them at all,
+        and their silence tells nothing.
+        """
+        found = list(self._of(pods))
+        if not any(watch.answered for _, watch in found):
+            return frozenset()
+        return frozenset(uid for uid, watch in found if watch.silent)
 
     def count(self, silent: bool) -> int:
         """Return the number of followed agents that are silent, or that are not."""
@@ -205,7 +214,9 @@ class AgentWatcher:
                 return
             self._stop(known)
         answers = known.answers if known else _Answers(asyncio.get_running_loop().time())
-        watch = _Watch(pod, state, answers, status=known.status if known else None)
+        watch = _Watch(pod, state, answers)
+        if known is not None:
+            watch.status, watch.answered = known.status, known.answered
         current[uid] = self._by_uid[uid] = watch
         if pod.index == 0:
             self._node_0[key] = watch
@@ -265,7 +276,7 @@ class AgentWatcher:
                 continue
             delay = _FIRST_RETRY_SECONDS
             repeated = answer.status.revision == revision
-            revision, watch.silent = answer.status.revision, False
+            revision, watch.silent, watch.answered = answer.status.revision, False, True
             self._record(key, watch, answer.status)
             if (repeated or self._is_large(key)) and self._is_spoken_for(key, pod):
                 self._ended.setdefault(key, []).append(watch)

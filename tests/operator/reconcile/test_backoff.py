@@ -51,7 +51,7 @@ def test_delay_doubles_with_each_attempt_without_progress(before: int, seconds: 
 def test_progress_resets_the_delay(trained: float, saved: bool, resets: bool) -> None:
     checkpoint = CheckpointStatus(step=9, path="/c", time=NOW) if saved else None
     plan = fail(job_with(7, last_checkpoint=checkpoint), trained)
-    assert plan.status.attempts_without_progress == (1 if resets else 8)
+    assert plan.status.attempts_without_progress == (0 if resets else 8)
     assert bool(plan.actions) is resets
 
 

@@ -110,12 +110,37 @@ def test_disruption_of_a_pod_decides_the_cause(
     disruption: str, fields: dict[str, Any], report: AgentStatus | None
 ) -> None:
     job = active_job(maxRestarts=0)
-    disrupted = pod(job, 1, disruption=disruption, **fields)
+    disrupted = pod(job, 1, disruption=disruption, ready=False, **fields)
     plan = plan_for(job, [pod(job, 0), disrupted], statuses={1: report} if report else None)
     cause, message = DISRUPTIONS[disruption]
+    if disruption == "DeletionByTaintManager" and (report or disrupted.termination):
+        cause = Cause.FREE  # The Kubernetes node works.
     found = failure(plan)
     assert (found.cause, found.reason, found.message) == (cause, disruption, message)
     assert (found.pod, found.node, plan.status.attempt) == ("digits-1", "machine-1", 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "report", "silent", "free"),
+    [
+        ({"ready": True}, None, True, True),
+        ({"ready": False}, agent_status(1, phase="Training"), False, True),
+        ({"ready": False}, None, True, False),
+        ({"ready": False}, None, False, False),
+        ({"phase": "Failed", "termination": ended(85)}, None, True, True),
+    ],
+    ids=["ready", "agent answers", "lost", "not ready", "ended"],
+)
+def test_case_128_taint_on_a_node_that_works_is_free_like_a_drain(
+    fields: dict[str, Any], report: AgentStatus | None, silent: bool, free: bool
+) -> None:
+    """Kubernetes deletes the pods of an unreachable node for the same reason."""
+    job = active_job()
+    leaving = pod(job, 1, deleting=True, disruption="DeletionByTaintManager", **fields)
+    statuses = {0: agent_status(0)} | ({1: report} if report else {})
+    plan = plan_for(job, [pod(job, 0), leaving], statuses=statuses, silent=[1] if silent else [])
+    assert failure(plan).cause is (Cause.FREE if free else INFRASTRUCTURE)
+    assert plan.status.free_restarts == int(free)
 
 
 def test_disrupted_pod_that_still_trains_is_no_loss() -> None:
@@ -137,7 +162,8 @@ def test_ranks_that_stop_because_another_pod_is_deleted_are_not_the_root_cause(
 ) -> None:
     job = active_job()
     seen: list[PodView] = [pod(job, 0), pod(job, 1)]
-    seen[deleted] = pod(job, deleted, deleting=True, disruption="DeletionByTaintManager")
+    leaving = {"deleting": True, "ready": False, "disruption": "DeletionByTaintManager"}
+    seen[deleted] = pod(job, deleted, **leaving)
     plan = plan_for(job, seen, statuses={1 - deleted: agent_status(1 - deleted, phase="Preempted")})
     assert failure(plan).pod == f"digits-{deleted}"
     assert spent(plan) == (0, 1, 0)

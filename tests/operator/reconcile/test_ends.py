@@ -24,6 +24,7 @@ from tests.operator.support import (
     only,
     plan_for,
     pod,
+    pod_manifest,
     summary,
     view_of,
     with_status,
@@ -102,8 +103,10 @@ def test_pod_with_a_running_sidecar_keeps_its_name_until_it_is_gone() -> None:
     assert only(plan.actions, CreatePod) == []
 
 
-def manifest(phase: str, state: dict[str, Any]) -> dict[str, Any]:
-    statuses = [{"name": "worker", "state": state}, {"name": "proxy", "state": {"running": {}}}]
+def manifest(phase: str, state: dict[str, Any], proxy: str | None) -> dict[str, Any]:
+    statuses: list[dict[str, Any]] = [{"name": "worker", "state": state}]
+    if proxy is not None:
+        statuses.append({"name": "proxy", "state": {proxy: {}}})
     return {
         "metadata": {"name": "digits-0", "uid": "1"},
         "spec": {},
@@ -112,17 +115,31 @@ def manifest(phase: str, state: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("phase", "state", "lingers"),
+    ("phase", "state", "proxy", "lingers"),
     [
-        ("Running", {"terminated": {"exitCode": 0}}, True),
-        ("Succeeded", {"terminated": {"exitCode": 0}}, False),
-        ("Running", {"running": {}}, False),
+        ("Running", {"terminated": {"exitCode": 0}}, "running", True),
+        ("Running", {"terminated": {"exitCode": 0}}, "waiting", True),
+        ("Running", {"terminated": {"exitCode": 0}}, "terminated", False),
+        ("Running", {"terminated": {"exitCode": 0}}, None, False),
+        ("Succeeded", {"terminated": {"exitCode": 0}}, "terminated", False),
+        ("Running", {"running": {}}, "running", False),
     ],
 )
 def test_pod_lingers_when_only_its_worker_has_ended(
-    phase: str, state: dict[str, Any], lingers: bool
+    phase: str, state: dict[str, Any], proxy: str | None, lingers: bool
 ) -> None:
-    assert view_of(manifest(phase, state)).lingers is lingers
+    assert view_of(manifest(phase, state, proxy)).lingers is lingers
+
+
+def test_case_127_pods_of_a_completed_job_end_by_themselves() -> None:
+    """The kubelet changes the phase of a pod seconds after the end of its worker."""
+    job = finished_job(succeeded=True)
+    done = pod_manifest(
+        job,
+        phase="Running",
+        containerStatuses=[{"name": "worker", "state": {"terminated": {"exitCode": 0}}}],
+    )
+    assert plan_for(job, [view_of(done)]).actions == ()
 
 
 def test_all_pods_of_a_running_job_stay() -> None:

@@ -189,7 +189,7 @@ def test_removed_pod_that_stopped_ends_a_started_attempt() -> None:
     stop = ended(ExitCode.PREEMPTED, final=agent_status(1, phase="Preempted"))
     fields = {"deleting": True, "disruption": "DeletionByTaintManager", "termination": stop}
     plan = plan_for(job, [pod(job, 0), pod(job, 1, phase="Failed", ready=False, **fields)])
-    assert (plan.status.attempt, plan.status.infrastructure_restarts) == (2, 1)
+    assert (plan.status.attempt, plan.status.free_restarts) == (2, 1)
 
 
 def test_pod_of_a_removed_node_ends_an_attempt_that_it_took_part_in() -> None:

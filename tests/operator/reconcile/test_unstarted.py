@@ -1,10 +1,20 @@
-"""Containers that end before their agent works: the status states why."""
+"""Containers that end without a report of their agent: the status states why."""
+
+from dataclasses import replace
 
 import pytest
 
 from ddp_operator.api.status import Cause
 from ddp_operator.reconcile.world import Termination
-from tests.operator.support import active_job, ended, plan_for, pod
+from tests.operator.support import (
+    active_job,
+    ended,
+    failed_status,
+    plan_for,
+    pod,
+    pod_manifest,
+    view_of,
+)
 
 NO_PROGRAM = (
     "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc"
@@ -58,3 +68,49 @@ def test_case_90_status_states_why_a_container_did_not_work(
     assert failure is not None
     assert (failure.reason, failure.cause, failure.message) == (reason, cause, message)
     assert failure.exit_code == termination.exit_code
+
+
+@pytest.mark.parametrize(
+    "termination",
+    [
+        ended(255, reason="Unknown"),
+        ended(255, words="INFO 12:00:01 update 12: loss 0.3"),
+        ended(137, reason="ContainerStatusUnknown"),
+    ],
+    ids=["node restarted", "shim killed", "kubelet does not know"],
+)
+def test_case_125_restart_of_a_kubernetes_node_is_an_infrastructure_loss(
+    termination: Termination,
+) -> None:
+    job = active_job()
+    dead = pod(job, 1, phase="Failed", ready=False, termination=termination)
+    failure = plan_for(job, [pod(job, 0), dead]).status.last_failure
+    assert failure is not None
+    assert (failure.reason, failure.cause) == ("ContainerStatusUnknown", Cause.INFRASTRUCTURE)
+    assert failure.message == (
+        "digits-1 ended unseen: its Kubernetes node or its container runtime was restarted (exit"
+        f" code {termination.exit_code})"
+    )
+
+
+def test_rank_that_exits_with_255_is_an_application_failure() -> None:
+    job = active_job()
+    end = ended(255, final=failed_status(1, exit_code=255, message="it gave up"))
+    dead = pod(job, 1, phase="Failed", ready=False, termination=end)
+    failure = plan_for(job, [pod(job, 0), dead]).status.last_failure
+    assert failure is not None
+    assert (failure.reason, failure.cause) == ("RankFailed", Cause.APPLICATION)
+
+
+@pytest.mark.parametrize("termination", [None, ended(137)], ids=["pod", "container"])
+def test_message_quotes_the_kubelet_about_a_pod_that_failed_as_a_whole(
+    termination: Termination | None,
+) -> None:
+    job = active_job()
+    manifest = pod_manifest(
+        job, 1, phase="Failed", reason="Evicted", message="The node was low on resource: memory."
+    )
+    dead = replace(view_of(manifest), termination=termination)
+    failure = plan_for(job, [pod(job, 0), dead]).status.last_failure
+    assert failure is not None
+    assert failure.message == "digits-1 failed: Evicted: The node was low on resource: memory."

@@ -359,3 +359,17 @@ def test_unreachable_agent_is_asked_again_when_its_pod_becomes_ready() -> None:
         await watcher.close()
 
     run_in_fake_time(body())
+
+
+async def test_case_128_silence_counts_only_if_the_operator_can_reach_the_agents(
+    bench: Bench,
+) -> None:
+    """Otherwise a network policy would make the pods of each tainted node be deleted by force."""
+    pods = [pod(JOB, 0), pod(JOB, 1)]
+    bench.watcher.follow(KEY, pods)
+    for one in pods:
+        await asyncio.wait_for(bench.cluster.silent[one.uid].wait(), 5)
+    assert bench.watcher.silent(pods) == frozenset()
+    await bench.cluster.set_status("uid-digits-0", agent_status(0, revision=1))
+    await bench.next_wakeup()
+    assert bench.watcher.silent(pods) == {"uid-digits-1"}

@@ -1,0 +1,73 @@
+"""Correct the cause of the last attempt when the report of the pod that it blames arrives late.
+
+The peers of a pod that runs out of memory fail within milliseconds. The kubelet may report the end
+of the pod seconds later, when the operator has already charged the loss to the infrastructure.
+"""
+
+from dataclasses import replace
+
+from ddp_operator.api.status import Cause, DDPJobStatus
+from ddp_operator.reconcile import budgets, lifecycle
+from ddp_operator.reconcile.attempts import PEER_LOST, Loss, ended_pod
+from ddp_operator.reconcile.plan import Event, EventType, Plan
+from ddp_operator.reconcile.world import PodView, World
+
+
+def correct(world: World) -> Plan | None:
+    """Return the plan that moves the charge of the last attempt to its true cause, or None."""
+    loss = _late_loss(world)
+    if loss is None:
+        return None
+    status, failure = _uncharged(world.job.status, loss), loss.failure
+    text = f"attempt {failure.attempt} ended because {failure.message}, as reported late"
+    why_not = budgets.why_not_retried(world.job, status, loss, world.now)
+    if why_not is not None:
+        message = f"{failure.message} {why_not}"
+        return lifecycle.finish(world, status, succeeded=False, reason="Failed", message=message)
+    status = budgets.charge(status, failure.cause, world.now)
+    event = Event(EventType.WARNING, failure.reason, text)
+    return Plan(status, events=(event,), requeue_seconds=0)
+
+
+def _late_loss(world: World) -> Loss | None:
+    """Return the loss of the pod that the last attempt blames, if the application caused it."""
+    status = world.job.status
+    blamed = status.last_failure
+    if blamed is None or blamed.reason != PEER_LOST or blamed.attempt != status.attempt - 1:
+        return None
+    pod = next((pod for pod in world.pods if pod.name == blamed.pod), None)
+    if pod is None or not _ended_in(world, pod, blamed.attempt):
+        return None
+    before = status.model_copy(update={"attempt": blamed.attempt})
+    loss = ended_pod(replace(world, job=world.job.model_copy(update={"status": before})), pod)
+    if loss is None or loss.secondary or loss.failure.cause is not Cause.APPLICATION:
+        return None
+    return loss
+
+
+def _ended_in(world: World, pod: PodView, attempt: int) -> bool:
+    """Return whether a pod ended in an earlier attempt."""
+    end = pod.termination
+    if end is None or world.ended_here(pod):
+        return False
+    if end.final is not None:
+        return end.final.attempt == attempt
+    first = pod.first_attempt
+    return first.isascii() and first.isdigit() and int(first[:9]) <= attempt
+
+
+def _uncharged(status: DDPJobStatus, loss: Loss) -> DDPJobStatus:
+    """Return the status with the true cause, which no budget has paid yet."""
+    failure = loss.failure
+    truth = {"cause": failure.cause, "reason": failure.reason, "message": failure.message[:256]}
+    attempts = [
+        one.model_copy(update=truth) if one.number == failure.attempt else one
+        for one in status.attempts
+    ]
+    return status.model_copy(
+        update={
+            "last_failure": failure,
+            "attempts": attempts,
+            "infrastructure_restarts": max(0, status.infrastructure_restarts - 1),
+        }
+    )

@@ -1,0 +1,47 @@
+"""Classify containers and pods that ended without a report of their agent."""
+
+from ddp_operator.api.status import Cause
+from ddp_operator.reconcile.world import PodView, Termination
+from ddp_wire.contract import ExitCode
+
+VOLUME_FAILED = "VolumeFailed"
+"""Reason of an attempt whose ranks could not read or write their volume."""
+_KILLED = 137
+"""Exit code of a container that SIGKILL ended. A program never returns it by itself."""
+_UNKNOWN = 255
+"""Exit code that the container runtime reports for a container whose end it did not see, because
+its Kubernetes node was restarted or its shim was killed. No agent returns it."""
+_UNSEEN = "ContainerStatusUnknown"
+"""Reason of the kubelet for the same."""
+NOT_STARTED = {"StartError", "ContainerCannotRun"}
+"""Reasons of the kubelet for a container that the runtime could not start."""
+_NOT_EXECUTED = 'exec: "'
+"""Begin of runc's error about a command that the image lacks or that is not executable. Other
+errors are those of the Kubernetes node, for example of the hook that adds the GPUs."""
+
+
+def why_pod_failed(pod: PodView) -> str:
+    """Return the kubelet's reason and sentence about a pod that failed as a whole."""
+    reason = pod.reason or "PodFailed"
+    return f"failed: {reason}: {pod.message}" if pod.message else f"failed: {reason}"
+
+
+def classify(pod: PodView, end: Termination) -> tuple[Cause, str, str]:
+    """Return cause, reason and message predicate of a container that ended without a report."""
+    if end.reason == "OOMKilled":
+        return Cause.APPLICATION, "OOMKilled", "ran out of memory"
+    if pod.reason is not None:
+        return Cause.INFRASTRUCTURE, pod.reason, why_pod_failed(pod)
+    if end.reason in NOT_STARTED:
+        cause = Cause.APPLICATION if _NOT_EXECUTED in end.words else Cause.INFRASTRUCTURE
+        return cause, end.reason, f"could not start: {end.words}"
+    if end.exit_code == ExitCode.VOLUME_FAILED:
+        return Cause.INFRASTRUCTURE, VOLUME_FAILED, f"ended with exit code {end.exit_code}"
+    if end.final is None and (end.exit_code == _UNKNOWN or end.reason in {_UNSEEN, "Unknown"}):
+        how = "ended unseen: its Kubernetes node or its container runtime was restarted"
+        return Cause.INFRASTRUCTURE, _UNSEEN, f"{how} (exit code {end.exit_code})"
+    # Only the host can send SIGKILL to the agent, because it is PID 1 of the container.
+    outside = end.exit_code == _KILLED and end.final is None
+    cause = Cause.INFRASTRUCTURE if outside else Cause.APPLICATION
+    words = f": {end.words}" if end.words and not outside else ""
+    return cause, "PodFailed", f"ended with exit code {end.exit_code}{words}"
