@@ -30,9 +30,9 @@ from ddp_operator.cluster.base import Key, Manifest
 from ddp_operator.cluster.local import LocalCluster, check_runs_locally
 from ddp_operator.cluster.local_share import too_few, visible_gpus
 from ddp_operator.cluster.local_volumes import ConfigMaps
-from ddp_operator.reconcile.attempts import VOLUME_FAILED
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import Event
+from ddp_operator.reconcile.terminations import VOLUME_FAILED
 from ddp_operator.runtime.agent_watcher import AgentWatcher
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller

@@ -25,7 +25,7 @@ SENTENCE = f"the deleted pod digits-1 keeps its name until its finalizers are re
 
 
 def plan_with(old: dict[str, Any], seconds: float, **status: Any) -> Plan:
-    """Return the plan of attempt 2 some seconds after the grace period of digits-1, of attempt 1."""
+    """Return the plan of attempt 2 some seconds after the grace period of digits-1."""
     job = with_status(active_job(attempt=2, formed=False), **status)
     given = {"ready": False, "attempt": "1", "finalizers": (KUEUE,)}
     kept = pod(job, 1, **given | old)

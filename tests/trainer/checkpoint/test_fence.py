@@ -114,14 +114,50 @@ def test_save_reports_the_fence_if_a_newer_attempt_deleted_the_pending_checkpoin
     assert present(tmp_path) == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"job": "uid"}', '{"job": 1, "attempt": "x"}'])
+DAMAGED = (
+    "",
+    "{",
+    "[]",
+    '{"job": "uid"}',
+    '{"job": 1, "attempt": "x"}',
+    '{"job": "uid", "attempt": 2, "incarnation": 1}',
+)
+
+
+@pytest.mark.parametrize("text", DAMAGED)
 def test_damaged_fence_is_overwritten(tmp_path: Path, text: str) -> None:
     run = Writer(tmp_path, 2)
     (tmp_path / FENCE).write_text(text)
     run.save(3)
-    assert json.loads((tmp_path / FENCE).read_text()) == {"job": "uid", "attempt": 2}
+    held = json.loads((tmp_path / FENCE).read_text())
+    assert (held["job"], held["attempt"]) == ("uid", 2)
     (tmp_path / FENCE).write_text(text)
     assert Writer(tmp_path, 3).opened["resume"]["step"] == 3
+    with pytest.raises(FencedError):
+        run.save(4)
+
+
+def test_case_129_of_two_gangs_of_one_attempt_only_the_later_one_writes(tmp_path: Path) -> None:
+    """Both have the same uid and number: the first saves before the second opens the directory."""
+    first = Writer(tmp_path, 2)
+    first.save(10)
+    second = Writer(tmp_path, 2)
+    assert second.opened["resume"]["step"] == 10
+    with pytest.raises(FencedError) as caught:
+        first.save(20)
+    assert str(caught.value) == (
+        f"checkpoint: attempt 2 may no longer write to {tmp_path}, because FENCE.json there names"
+        " another process of attempt 2; attempt 2 ends"
+    )
+    second.save(15)
+    assert present(tmp_path) == ["step-00000015.attempt-2"]
+
+
+def test_claim_of_an_older_trainer_is_read(tmp_path: Path) -> None:
+    run = Writer(tmp_path, 2)
+    (tmp_path / FENCE).write_text('{"job": "uid", "attempt": 2}')
+    run.save(3)  # It cannot tell which process wrote it.
+    (tmp_path / FENCE).write_text('{"job": "uid", "attempt": 3}')
     with pytest.raises(FencedError):
         run.save(4)
 

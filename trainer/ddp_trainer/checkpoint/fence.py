@@ -4,6 +4,10 @@ A pod on an unreachable Kubernetes node may keep writing after a newer attempt h
 attempt that opens the directory writes its number to `FENCE.json`. Each writer reads that file
 right before it renames a checkpoint into place, and before it deletes one.
 
+Two gangs may have the same job and attempt, for example after a backup of the cluster was restored
+or if somebody starts a job by hand. So rank 0, which alone accesses the directory, draws a random
+incarnation. The gang that opened the directory last owns it.
+
 A newer attempt may still open the directory between this check and the rename, because no shared
 volume offers both in one atomic step. This race is harmless:
 - The late checkpoint is complete and is a state of the same run.
@@ -16,6 +20,7 @@ loses the checkpoint that it has just chosen. Then it fails, and the next attemp
 newer checkpoint.
 """
 
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +45,7 @@ class Fence:
             attempt: Number of the attempt.
         """
         self._directory = directory
-        self._claim = {"job": job, "attempt": attempt}
+        self._claim = {"job": job, "attempt": attempt, "incarnation": secrets.token_hex(8)}
 
     def open(self) -> None:
         """Claim the directory.
@@ -55,34 +60,47 @@ class Fence:
         self._write()
 
     def check(self) -> None:
-        """Check that this attempt still owns the directory.
+        """Check that this process still owns the directory.
 
         Raises:
-            FencedError: If a newer attempt of this job, or another job, owns it.
+            FencedError: If a newer attempt of this job, another process of this attempt, or another
+                job owns it.
             OSError: If the volume fails.
         """
         held = holder(self._directory)
         if held == self._claim:
             return
-        if held and (held["job"] != self._claim["job"] or held["attempt"] > self._claim["attempt"]):
+        if held and self._yields_to(held):
             raise self._fenced(held)
         # The file is damaged, or an older attempt overwrote it after reading an even older claim.
         self._write()
+
+    def _yields_to(self, held: dict[str, Any]) -> bool:
+        """Return whether another claim precedes this one."""
+        if held["job"] != self._claim["job"] or held["attempt"] > self._claim["attempt"]:
+            return True
+        # A claim of an older trainer has no incarnation.
+        return held["attempt"] == self._claim["attempt"] and held["incarnation"] is not None
 
     def _write(self) -> None:
         replace_json(self._directory / FENCE, self._claim)
 
     def _fenced(self, held: dict[str, Any]) -> FencedError:
-        other = "" if held["job"] == self._claim["job"] else " of another job"
+        same_job = held["job"] == self._claim["job"]
+        twice = same_job and held["attempt"] == self._claim["attempt"]
+        who = "another process of " if twice else ""
+        other = "" if same_job else " of another job"
         return FencedError(
             f"checkpoint: attempt {self._claim['attempt']} may no longer write to"
-            f" {self._directory}, because {FENCE} there names attempt {held['attempt']}{other};"
-            f" attempt {self._claim['attempt']} ends"
+            f" {self._directory}, because {FENCE} there names {who}attempt {held['attempt']}"
+            f"{other}; attempt {self._claim['attempt']} ends"
         )
 
 
 def holder(directory: Path) -> dict[str, Any] | None:
-    """Return `job` and `attempt` of the fence file; None if it is missing or damaged.
+    """Return the claim in the fence file; None if it is missing or damaged.
+
+    `incarnation` is None in the claim of an older trainer.
 
     A crash cannot leave a damaged file, because writers replace it by a rename. Callers overwrite a
     damaged file, because refusing would end healthy runs.
@@ -94,7 +112,8 @@ def holder(directory: Path) -> dict[str, Any] | None:
         held = read_json(directory / FENCE, LARGEST_MANIFEST)
     except BrokenCheckpointError:
         return None
-    if not isinstance(held, dict) or held.keys() != {"job", "attempt"}:
+    if not isinstance(held, dict) or not {"job", "attempt"} <= held.keys():
         return None
+    held = {key: held.get(key) for key in ("job", "attempt", "incarnation")}
     valid = isinstance(held["job"], str) and isinstance(held["attempt"], int)
-    return held if valid else None
+    return held if valid and isinstance(held["incarnation"], str | None) else None
