@@ -26,15 +26,17 @@ from tests.benchmarks.loops.findings import (
     CONFIDENCE,
     CONTROL,
     CONTROL_AGAIN,
-    MAX_RATIO,
+    GOAL,
     MAX_WIDTH,
     OURS,
+    PEER_LIMITS,
     QUANTILES,
     Block,
     Findings,
     State,
     decided,
 )
+from tests.benchmarks.loops.worker import WORKLOADS
 from tests.benchmarks.loops.workloads import TURN
 from tests.harness import ending
 
@@ -121,7 +123,10 @@ def verdicts(found: list[Findings]) -> str:
     lines = []
     for one in found:
         ratios = " and ".join(f"{ratio_text(one, OURS, what)} by {what}" for what in QUANTILES)
-        lines.append(f"{one.workload}: ours is {ratios} of minimal, {one.rounds} rounds")
+        added = f"{1e6 * one.added_seconds():.0f} µs to {1e3 * one.time(CONTROL, GOAL):.1f} ms"
+        lines.append(
+            f"{one.workload}: ours is {ratios} of minimal, {one.rounds} rounds; it adds {added}"
+        )
         open_goals = misses(one)
         if not one.fair():
             open_goals += [f"{one.workload}: no verdict on times: the two minimal loops differ"]
@@ -148,6 +153,8 @@ def introduction(seed: int, load: float, steal: float) -> str:
         order = (
             f"The systems take turns of {TURN} steps; the first one (cold caches) is not counted"
         )
+    fabric = PEER_LIMITS["Fabric"]
+    long_limit = max(work.minimal_limit or 0 for work in WORKLOADS)
     peers = ", ".join(f"{p.title()} {version(p)}" for p in ("lightning", "accelerate"))
     return f"""\
 `make bench-trainer`: milliseconds per step of the product's loop, with its events, heartbeats and
@@ -161,12 +168,14 @@ The minimal loop runs twice. Each round gives two ratios to it: p10 divides the 
 and median is the median ratio of the steps at the same place in the same turn. The ratios below
 are geometric means over rounds, with their {CONFIDENCE:.0%} intervals.
 
-Goals: ours at most {MAX_RATIO} of minimal and not slower than any of the frameworks, by p10 and by
-median; weights differ by at most {MAX_WEIGHT_DIFFERENCE:g} from the minimal loop's; no more
-collectives, host syncs or aten ops per steady step than the minimal loop. A goal for times is
-missed if its whole interval is above the limit. It is met if the interval is below the limit, or
-contains it and is at most {MAX_WIDTH:g} wide. The interval of the two minimal loops must contain 1.
-Rounds are added until then. A goal that is still open when the time is up has no verdict."""
+Goals by the median: ours is not slower than a framework, except that it may take {fabric} times as
+long as Fabric, which reports nothing. In the workload with a long update it takes at most
+{long_limit} times as long as minimal; the shorter two state what is added in µs. Weights differ by
+at most {MAX_WEIGHT_DIFFERENCE:g} from the minimal loop's; no more collectives, host syncs or aten
+ops per steady step than the minimal loop. A goal for times is missed if its whole interval is above
+the limit. It is met if the interval is below the limit, or contains it and is at most {MAX_WIDTH:g}
+wide. The interval of the two minimal loops must contain 1. Rounds are added until then. A goal that
+is still open when the time is up has no verdict."""
 
 
 def table(found: Findings) -> str:

@@ -21,15 +21,24 @@ from ddp_trainer.ranks import process_group
 from ddp_trainer.ranks.collectives import broadcast_json
 from ddp_trainer.ranks.environment import Ranks
 from tests.benchmarks.loops.counts import FIRST, STEPS, count
-from tests.benchmarks.loops.findings import MIN_ROUNDS, Block, Findings, decided
+from tests.benchmarks.loops.findings import (
+    CONTROL,
+    CONTROL_AGAIN,
+    MIN_ROUNDS,
+    OURS,
+    Block,
+    Findings,
+    decided,
+)
 from tests.benchmarks.loops.systems import SYSTEMS, Train, Weights
 from tests.benchmarks.loops.turns import Turn, take_turns
 from tests.benchmarks.loops.workloads import TURN, Setting, StepTimer, Workload
 
-WARM_UP, TIMED = 20, 100
-"""Steps of a block: those before timing and those timed, which include two reads of the loss."""
 EQUAL_AFTER = 10
 """Steps after which the weights are compared."""
+
+LONG = "characters, long update"
+"""The workload whose update takes at least 100 ms on a CPU, as a GPU's does in practice."""
 
 WORKLOADS = [
     Workload(
@@ -45,6 +54,17 @@ WORKLOADS = [
         {"context": 64, "layers": 2, "width": 64},
         local_batch=8,
         optimizer={"name": "sgd", "lr": 0.001},
+    ),
+    Workload(
+        LONG,
+        "tests.benchmarks.loops.workloads:characters",
+        {"context": 128, "layers": 4, "width": 128},
+        local_batch=8,
+        optimizer={"name": "sgd", "lr": 0.001},
+        minimal_limit=1.01,
+        systems=(CONTROL, CONTROL_AGAIN, OURS),
+        warm_up=10,
+        timed=40,
     ),
 ]
 
@@ -75,10 +95,11 @@ def main() -> None:
 
 def measure(work: Workload, at: Setting, seconds: float) -> Findings:
     """Measure one workload."""
-    found = Findings(work.name)
+    found = Findings(work.name, minimal_limit=work.minimal_limit)
+    systems = {name: SYSTEMS[name] for name in work.systems or SYSTEMS}
     weights: dict[str, Weights] = {}
     short, profiled = replace(at, steps=EQUAL_AFTER), replace(at, steps=FIRST + STEPS + 2)
-    for name, train in SYSTEMS.items():
+    for name, train in systems.items():
         weights[name] = train(work, short, StepTimer(at.device))
         found.weight_difference[name] = _largest_difference(weights[name], weights["minimal"])
         gc.collect()
@@ -89,13 +110,13 @@ def measure(work: Workload, at: Setting, seconds: float) -> Findings:
             f" weights differ by {found.weight_difference[name]:.1e}",
         )
     deadline = time.monotonic() + seconds
-    timed = replace(at, steps=_steps(at.device))
-    order = list(SYSTEMS)
+    timed = replace(at, steps=_steps(work, at.device))
+    order = list(systems)
     while True:
         gc.collect()
         dist.barrier()
         for name, steps in play_round(work, timed, order).items():
-            found.blocks.append(Block(found.rounds, name, steps[WARM_UP:]))
+            found.blocks.append(Block(found.rounds, name, steps[work.warm_up :]))
         found.rounds += 1
         order = order[1:] + order[:1]
         ended = found.rounds >= MIN_ROUNDS and (decided(found) or time.monotonic() > deadline)
@@ -127,9 +148,9 @@ def play_round(
     return {name: timer.steps() for name, timer in timers.items()}
 
 
-def _steps(device: torch.device) -> int:
+def _steps(work: Workload, device: torch.device) -> int:
     """Return the steps of a block: the timed ones, the first of each turn, and the last."""
-    steps = WARM_UP + TIMED
+    steps = work.warm_up + work.timed
     return (steps if device.type == "cuda" else steps * TURN // (TURN - 1)) + 1
 
 

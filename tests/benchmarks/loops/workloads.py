@@ -146,6 +146,15 @@ class Workload:
     """Settings of `parallel` for the product's loop."""
     report_every: int = REPORT_EVERY
     """Steps between two reports of the product's loop."""
+    minimal_limit: float | None = None
+    """Maximum ratio of the product's median step to the hand-written loop's. None where an update
+    is so short that a ratio says nothing about training."""
+    systems: tuple[str, ...] = ()
+    """Names of the measured loops; all of them if empty."""
+    warm_up: int = 20
+    """Steps of a block before those that are timed."""
+    timed: int = 100
+    """Timed steps of a block, which include two reads of the loss."""
     shares: int = 1
     """Number of loops that take turns. The product's intervals in seconds grow by it, so that the
     number of steps between two of their events stays the same."""
