@@ -12,6 +12,7 @@ from pydantic.alias_generators import to_camel
 
 from ddp_wire.exit_codes import ExitCode as ExitCode  # noqa: PLC0414 (part of the contract)
 from ddp_wire.families import UPDATE_SECONDS_BUCKETS
+from ddp_wire.plain_text import PlainLines, PlainText
 from ddp_wire.variables import Env as Env  # noqa: PLC0414 (part of the contract)
 
 GROUP = "ddp-trainer.dev"
@@ -54,10 +55,8 @@ TERMINATION_MESSAGE_BYTES = 4096
 AGENT_PORT = 8470
 """Port of the agent's HTTP endpoints /healthz, /readyz, /metrics, /status and /attempt."""
 BARRIER_PORT = 8471
-"""Port of node 0's agent, to which the other nodes' agents connect before each attempt starts.
-
-They also connect when nobody reads their new status.
-"""
+"""Port of node 0's agent. The other nodes' agents connect before each attempt starts, and when
+nobody reads their new status."""
 LONGEST_WAIT_SECONDS = 30.0
 """Maximum time, in seconds, that the agent holds a long poll of `/status` open."""
 RENDEZVOUS_PORT_BASE = 29400
@@ -101,7 +100,7 @@ UnixSeconds = Annotated[float, Field(ge=0, le=253_402_300_799, allow_inf_nan=Fal
 """Time of an agent's clock, up to the year 9999. The operator reads it from untrusted pods."""
 Number = Annotated[int, Field(ge=-(2**53), le=2**53)]
 """Whole number that the API server can store."""
-Text = Annotated[str, Field(max_length=4096)]
+Text = Annotated[PlainText, Field(max_length=4096)]
 
 
 class RankPhase(StrEnum):
@@ -124,7 +123,7 @@ class Straggler(WireModel):
     rank: Number
     ratio: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)]
     """Time for its data and forward pass, as a multiple of the time of the median rank."""
-    part: Annotated[str, Field(max_length=32)]
+    part: Annotated[PlainText, Field(max_length=32)]
     """Part in which it loses most of the time: `data` or `forward pass`."""
 
 
@@ -224,7 +223,7 @@ class Heartbeat(WireModel):
     """Unix seconds at which the rank completed the first update of the attempt."""
     resumed_from: Number | None = None
     """Step of the checkpoint from which this attempt resumed."""
-    activity: Annotated[str, Field(max_length=32)] | None = None
+    activity: Annotated[PlainText, Field(max_length=32)] | None = None
     """Part of the run in which the rank is, for example `checkpoint`. The agent adds it."""
     idle_seconds: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
     """Seconds since its last progress when the agent read it. The agent adds it."""
@@ -257,13 +256,13 @@ class RankInspection(WireModel):
     """Whether its training thread waits in a collective, by its stack."""
     compiles: bool = False
     """Whether it compiles code of the model, by its stack."""
-    stack: Annotated[str, Field(max_length=4096)] = ""
+    stack: Annotated[PlainLines, Field(max_length=4096)] = ""
     """Stack of the training thread, innermost call last."""
     number: Number | None = None
     """Number of the newest collective of the default process group that the rank has begun, by
     torch's record. All ranks count equally. None without a record."""
     collectives: Annotated[
-        list[Annotated[str, Field(max_length=128)]], Field(max_length=INSPECTED_COLLECTIVES)
+        list[Annotated[PlainText, Field(max_length=128)]], Field(max_length=INSPECTED_COLLECTIVES)
     ] = Field(default_factory=list)
     """Names and sizes of the newest collectives, up to that number."""
 
@@ -274,13 +273,13 @@ class HungRank(WireModel):
     rank: Number
     step: Number
     """Updates done."""
-    activity: Annotated[str, Field(max_length=32)]
+    activity: Annotated[PlainText, Field(max_length=32)]
     """Part of the run in which the rank is, for example `backward`."""
     seconds: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
     """Seconds since its last progress."""
     overdue: bool = True
     """Whether it exceeds the limit that ends an attempt. Before that it is only a suspect."""
-    blocked: Annotated[str, Field(max_length=256)] = ""
+    blocked: Annotated[PlainText, Field(max_length=256)] = ""
     """Why the kernel does not run the process or a child of it. Empty if it could run."""
     inspection: RankInspection | None = None
     """None if the process did not answer."""
@@ -291,9 +290,9 @@ class ExitProblem(WireModel):
 
     rank: Number | None = None
     """None for the launcher of the ranks."""
-    message: Annotated[str, Field(max_length=512)]
+    message: Annotated[PlainText, Field(max_length=512)]
     """Predicate of a sentence about the rank."""
-    stack: Annotated[str, Field(max_length=4096)] = ""
+    stack: Annotated[PlainLines, Field(max_length=4096)] = ""
     """Stacks of its threads, innermost call first, or the end of a traceback."""
 
 
@@ -312,9 +311,9 @@ class Failure(WireModel):
     """Exit code of the rank. Absent if a signal ended it."""
     signal: Text | None = None
     """Name of the signal that ended the rank, for example SIGKILL."""
-    message: Annotated[str, Field(max_length=1024)] = ""
+    message: Annotated[PlainText, Field(max_length=1024)] = ""
     """One sentence. For an exception, the first line of its text."""
-    traceback: Annotated[str, Field(max_length=4096)] = ""
+    traceback: Annotated[PlainLines, Field(max_length=4096)] = ""
     """End of the traceback."""
     out_of_memory: bool = False
     """Whether the kernel killed a process of this container at its memory limit."""
@@ -388,7 +387,7 @@ class AgentStatus(WireModel):
     phase: AgentPhase
     since: UnixSeconds
     """Unix seconds of the start of this phase."""
-    command: list[str] = Field(default_factory=list)
+    command: list[PlainText] = Field(default_factory=list)
     """torchrun command line of this attempt."""
     timeline: Timeline | None = None
     ranks: list[Heartbeat] = Field(default_factory=list)

@@ -8,9 +8,11 @@ from pydantic import AliasChoices, ConfigDict, Field, StringConstraints, field_v
 
 from ddp_operator.api.base import StatusModel
 from ddp_operator.api.goodput import GoodputStatus
+from ddp_wire.plain_text import PlainLines, PlainText
 
-ShortText = Annotated[str, StringConstraints(max_length=1024)]
-LongText = Annotated[str, StringConstraints(max_length=32768)]
+ShortText = Annotated[PlainText, StringConstraints(max_length=1024)]
+LongText = Annotated[PlainText, StringConstraints(max_length=32768)]
+LongLines = Annotated[PlainLines, StringConstraints(max_length=32768)]
 NodeRanges = Annotated[
     str,
     StringConstraints(
@@ -135,7 +137,7 @@ class FailureStatus(StatusModel):
     """Signal that ended the failed rank, for example SIGKILL."""
     message: LongText = ""
     """Description of the failure, as a sentence."""
-    traceback: LongText | None = None
+    traceback: LongLines | None = None
     """Last lines of the traceback."""
     time: datetime
     """Time of the failure."""
@@ -157,7 +159,7 @@ class RecoveryStatus(StatusModel):
 
     attempt: int
     """Number of the attempt that the recovery started."""
-    fault: Annotated[str, StringConstraints(max_length=256)] = ""
+    fault: Annotated[PlainText, StringConstraints(max_length=256)] = ""
     """Description of the fault, as a sentence."""
     time: datetime
     """Time of the fault, by the clock of the component that reported it."""
@@ -203,7 +205,7 @@ class AttemptStatus(StatusModel):
     """Class of the end: Application, Infrastructure or Free. Absent when the run completed or exceeded a deadline."""  # noqa: E501
     reason: ShortText
     """Kind of the end, as one word: a reason of lastFailure, or Completed, Suspended or SpecChanged."""  # noqa: E501
-    message: Annotated[str, StringConstraints(max_length=256)] = ""
+    message: Annotated[PlainText, StringConstraints(max_length=256)] = ""
     """Description of the end, as a sentence of at most 256 characters."""
     start_step: int | None = None
     """Completed updates in the newest checkpoint at the start of the attempt."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_wire import contract
+from ddp_wire.plain_text import plain_text
 
 NORMAL_START = {"ContainerCreating", "PodInitializing"}
 """Waiting reasons that the kubelet reports for every pod that starts normally."""
@@ -36,7 +37,7 @@ class InitFailure:
 
 def last_line(text: str) -> str:
     """Return the last line of a text that is not empty, or its end if the line is long."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [plain for line in text.splitlines() if (plain := plain_text(line).strip())]
     return lines[-1][-_WORDS_CHARACTERS:] if lines else ""
 
 

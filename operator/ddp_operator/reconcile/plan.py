@@ -8,6 +8,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults, build_pod
+from ddp_wire.plain_text import plain_text
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,10 @@ class Event:
     type: EventType
     reason: str
     message: str
+
+    def __post_init__(self) -> None:
+        """Remove control characters, which a quoted text may have."""
+        object.__setattr__(self, "message", plain_text(self.message))
 
 
 @dataclass(frozen=True)

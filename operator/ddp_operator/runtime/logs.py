@@ -10,8 +10,10 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import Any
 
 from ddp_wire.logs import JsonFormatter
+from ddp_wire.plain_text import escaped, is_plain
 
 _fields: ContextVar[dict[str, str | int]] = ContextVar("fields", default={})  # noqa: B039 (replaced, never changed)
 
@@ -46,10 +48,14 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
         """Return exactly one line for any message. A traceback follows on separate lines."""
-        line = super().formatMessage(record).replace("\n", "\\n")
+        line = escaped(super().formatMessage(record))
         return line + "".join(
             f" {name}={_quoted(value)}" for name, value in present_fields().items()
         )
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
+        """Return a traceback without control characters, which an exception may quote."""
+        return "\n".join(map(escaped, super().formatException(ei).split("\n")))
 
 
 def configure(level: str, style: str) -> None:
@@ -64,5 +70,5 @@ def configure(level: str, style: str) -> None:
 
 def _quoted(value: str | int) -> str:
     text = str(value)
-    plain = text and not any(c.isspace() or c in '"=' for c in text)
+    plain = text and is_plain(text) and not any(c.isspace() or c in '"=' for c in text)
     return text if plain else json.dumps(text)

@@ -102,3 +102,14 @@ async def test_all_lines_of_a_reconcile_carry_the_job(lines: Lines) -> None:
     else:
         assert all(" job=team-a/" in line for line in lines.lines)
         assert all(line.endswith(" attempt=1") for line in failed)
+
+
+@pytest.mark.parametrize("character", "\n\r\x1b\x85\x00\x7f\u2028\u2029\u202e", ids=ascii)
+def test_record_is_one_line_whatever_it_quotes(lines: Lines, character: str) -> None:
+    with log_fields(job=f"a{character}b"):
+        log.error("quotes %s", f"x{character}y")
+        log.error("failed", exc_info=ValueError(f"{character}forged"))
+    first, second = lines.lines
+    assert len(first.splitlines()) == 1
+    assert character == "\n" or character not in second
+    assert character not in first
