@@ -31,8 +31,13 @@ helm.sh/hook-weight: {{ . | quote }}
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
 
+{{/* Pull secrets of the values and of a parent chart. Both may be names or objects. */}}
 {{- define "ddp-trainer.pullSecrets" -}}
-{{- with .Values.imagePullSecrets -}}
+{{- $names := list -}}
+{{- range concat (.Values.imagePullSecrets | default list) ((.Values.global | default dict).imagePullSecrets | default list) -}}
+{{- if kindIs "string" . }}{{ $names = append $names . }}{{ else }}{{ $names = append $names .name }}{{ end -}}
+{{- end -}}
+{{- with $names | uniq -}}
 imagePullSecrets:
   {{- range . }}
   - {name: {{ . }}}
@@ -52,14 +57,26 @@ imagePullSecrets:
 {{- include "ddp-trainer.name" . -}}-operator
 {{- end -}}
 
-{{/* Reference of an image. The argument is (list image context). */}}
+{{/*
+Reference of an image. The argument is (list name context), and the name is that of the value. The
+registry of a parent chart applies to a repository that names none.
+*/}}
 {{- define "ddp-trainer.image" -}}
-{{- $image := index . 0 -}}
 {{- $context := index . 1 -}}
+{{- $image := index $context.Values (index . 0) -}}
+{{- if not $image.repository -}}
+{{- fail (printf "%s.repository must be set, for example to registry.example/ddp-trainer/%s, because no registry publishes the images of ddp-trainer: build and push them as the README says." (index . 0) (ternary "operator" "trainer" (eq (index . 0) "image"))) -}}
+{{- end -}}
+{{- $repository := $image.repository -}}
+{{- $registry := ($context.Values.global | default dict).imageRegistry -}}
+{{- $first := $repository | splitList "/" | first -}}
+{{- if and $registry (not (regexMatch "[.:]|^localhost$" $first)) -}}
+{{- $repository = printf "%s/%s" (trimSuffix "/" $registry) $repository -}}
+{{- end -}}
 {{- if $image.digest -}}
-{{ $image.repository }}@{{ $image.digest }}
+{{ $repository }}@{{ $image.digest }}
 {{- else -}}
-{{ $image.repository }}:{{ $image.tag | default $context.Chart.AppVersion }}
+{{ $repository }}:{{ $image.tag | default $context.Chart.AppVersion }}
 {{- end -}}
 {{- end -}}
 

@@ -11,7 +11,14 @@ import yaml
 from tests.harness import processes
 from tests.harness.cluster import Cluster
 from tests.harness.controlplane import CONTROLLER_MANAGER
-from tests.tools.install import OPERATOR_USER, RELEASE, ROOT, SYSTEM_NAMESPACE, eventually
+from tests.tools.install import (
+    EXAMPLE_IMAGES,
+    OPERATOR_USER,
+    RELEASE,
+    ROOT,
+    SYSTEM_NAMESPACE,
+    eventually,
+)
 
 OPERATOR = OPERATOR_USER
 """The operator's user name: that of the ServiceAccount, from a certificate."""
@@ -95,6 +102,7 @@ def _install(cluster: Cluster) -> None:
         "-n",
         SYSTEM_NAMESPACE,
         "--no-hooks",
+        *EXAMPLE_IMAGES,
         "--set",
         "podTemplate=full",
     ).stdout

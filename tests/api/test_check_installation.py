@@ -14,7 +14,7 @@ import yaml
 from tests.api.cases.test_installation import CRD, removed
 from tests.api.client import Api, eventually, path_of
 from tests.api.control_plane import ControlPlane
-from tests.tools.install import ROOT
+from tests.tools.install import EXAMPLE_IMAGES, ROOT
 
 pytestmark = pytest.mark.api
 
@@ -51,7 +51,7 @@ def helm_test(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> He
     """Return the test of a release in the namespace of this test, with its rights."""
     cluster = control_plane.cluster
     chart = cluster.helm(
-        "template", NAME, str(ROOT / "charts"), "-n", namespace,
+        "template", NAME, str(ROOT / "charts"), "-n", namespace, *EXAMPLE_IMAGES,
         "--show-only", "templates/tests/installation.yaml",
     ).stdout  # fmt: skip
     documents = [d for d in yaml.safe_load_all(chart) if d]

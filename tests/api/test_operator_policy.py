@@ -20,7 +20,7 @@ from tests.api.mutations import changed, named_mutations, producible, random_mut
 from tests.harness.cluster import Cluster
 from tests.operator.api.pod_policy_cases import ALLOWED
 from tests.operator.support import DEFAULTS, job_manifest
-from tests.tools.install import ROOT, SYSTEM_NAMESPACE
+from tests.tools.install import EXAMPLE_IMAGES, ROOT, SYSTEM_NAMESPACE
 
 pytestmark = pytest.mark.api
 
@@ -81,9 +81,11 @@ async def powerful(control_plane: ControlPlane, user: str) -> AsyncIterator[Api]
 
 def template(cluster: Cluster, release: str, name: str, *values: str) -> str:
     """Return one rendered template of another release."""
-    place = ("-n", SYSTEM_NAMESPACE, "-s", f"templates/{name}.yaml")
+    place = ("-n", SYSTEM_NAMESPACE, "-s", f"templates/{name}.yaml", *EXAMPLE_IMAGES)
     sets = [word for value in values for word in ("--set", value)]
-    return cluster.helm("template", release, str(ROOT / "charts"), *place, *sets).stdout
+    return cluster.helm(
+        "template", release, str(ROOT / "charts"), *EXAMPLE_IMAGES, *place, *sets
+    ).stdout
 
 
 def operator_policy(cluster: Cluster, release: str, *values: str) -> str:

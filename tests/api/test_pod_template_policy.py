@@ -12,7 +12,7 @@ from tests.api.client import Api, RefusedError, eventually
 from tests.api.control_plane import ControlPlane
 from tests.operator.api.pod_policy_cases import ALLOWED, ELSEWHERE, REFUSED
 from tests.operator.support import job_manifest
-from tests.tools.install import ROOT, SYSTEM_NAMESPACE
+from tests.tools.install import EXAMPLE_IMAGES, ROOT, SYSTEM_NAMESPACE
 
 pytestmark = pytest.mark.api
 
@@ -27,7 +27,7 @@ def enforced(control_plane: ControlPlane, namespace: str, policy: str) -> Iterat
     flags = ("--set", f"podTemplate={policy}", "--set", f"operator.watchNamespaces={{{namespace}}}")
     chart = cluster.helm(
         "template", f"on-{policy}", str(ROOT / "charts"), "-n", SYSTEM_NAMESPACE,
-        "-s", "templates/admission-pod-template.yaml", *flags,
+        "-s", "templates/admission-pod-template.yaml", *EXAMPLE_IMAGES, *flags,
     ).stdout  # fmt: skip
     assert {d["kind"] for d in yaml.safe_load_all(chart)} == set(POLICIES)
     cluster.kubectl("apply", "-f", "-", input=chart)

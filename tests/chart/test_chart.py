@@ -11,7 +11,7 @@ from ddp_operator.builders.pod import build_pod
 from ddp_operator.runtime.settings import Settings
 from tests.harness import binaries
 from tests.operator.support import AGENT_CLIENTS, DEFAULTS, new_job
-from tests.tools.install import ROOT
+from tests.tools.install import EXAMPLE_IMAGES, ROOT
 
 pytestmark = pytest.mark.api
 
@@ -19,7 +19,8 @@ ELECTION = "ddp-trainer-leader-election"
 
 
 def template(*flags: str) -> subprocess.CompletedProcess[str]:
-    command = [str(binaries.helm()), "template", "ddp-trainer", str(ROOT / "charts"), *flags]
+    command = [str(binaries.helm()), "template", "ddp-trainer", str(ROOT / "charts")]
+    command += [*EXAMPLE_IMAGES, *flags]  # The last value of a name takes effect.
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -109,14 +110,22 @@ def test_operator_pod_meets_the_restricted_pod_security_standard() -> None:
 @pytest.mark.parametrize(
     ("flags", "image"),
     [
-        ((), "ddp-trainer/operator:0.1.0"),
-        (("--set", "image.tag=1.2"), "ddp-trainer/operator:1.2"),
+        ((), "registry.example/ddp-trainer/operator:0.1.0"),
+        (("--set", "image.tag=1.2"), "registry.example/ddp-trainer/operator:1.2"),
         (
             ("--set", f"image.digest=sha256:{'a' * 64}"),
-            f"ddp-trainer/operator@sha256:{'a' * 64}",
+            f"registry.example/ddp-trainer/operator@sha256:{'a' * 64}",
+        ),
+        (
+            ("--set", "image.repository=ml/operator,global.imageRegistry=registry.corp:5000"),
+            "registry.corp:5000/ml/operator:0.1.0",
+        ),
+        (
+            ("--set", "global.imageRegistry=registry.corp:5000"),
+            "registry.example/ddp-trainer/operator:0.1.0",
         ),
     ],
-    ids=["default", "tag", "digest"],
+    ids=["default", "tag", "digest", "registry of a parent", "registry of its own"],
 )
 def test_image_reference_uses_tag_or_digest(flags: tuple[str, ...], image: str) -> None:
     spec = find_one(rendered(*flags), "Deployment")["spec"]["template"]["spec"]
@@ -200,6 +209,20 @@ def test_operator_pod_gets_pull_secrets_and_labels() -> None:
     template_ = find_one(rendered(*flags), "Deployment")["spec"]["template"]
     assert template_["spec"]["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
     assert template_["metadata"]["labels"]["team"] == "x"
+
+
+def test_pull_secrets_are_names_or_objects_and_those_of_a_parent_chart() -> None:
+    given = ("--set-json", 'imagePullSecrets=[{"name":"a"},"b"]')
+    parents = ("--set-json", 'global.imagePullSecrets=["b",{"name":"c"}]')
+    spec = find_one(rendered(*given, *parents), "Deployment")["spec"]["template"]["spec"]
+    assert spec["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}, {"name": "c"}]
+
+
+@pytest.mark.parametrize("name", ["image", "trainerImage"])
+def test_chart_without_an_image_says_what_to_set(name: str) -> None:
+    result = template("--set", f"{name}.repository=")
+    assert result.returncode != 0
+    assert f"{name}.repository must be set, for example to registry.example/" in result.stderr
 
 
 @pytest.mark.parametrize(

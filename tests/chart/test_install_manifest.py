@@ -81,8 +81,8 @@ def test_overlay_of_the_documentation_sets_both_images(tmp_path: Path) -> None:
     deployment = find_one(documents, "Deployment")
     [container] = deployment["spec"]["template"]["spec"]["containers"]
     variables = {v["name"]: v.get("value") for v in container["env"]}
-    assert container["image"] == "registry.example/ddp-trainer/operator:0.1.0"
+    assert container["image"] == "registry.internal/ddp-trainer/operator:0.1.0"
     trainer = variables["DDP_OPERATOR_TRAINER_IMAGE"]
-    assert trainer == "registry.example/ddp-trainer/trainer:0.1.0"
+    assert trainer == "registry.internal/ddp-trainer/trainer:0.1.0"
     [before] = find_one(installed(), "Deployment")["spec"]["template"]["spec"]["containers"]
     assert len(container["env"]) == len(before["env"])

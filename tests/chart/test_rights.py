@@ -82,9 +82,14 @@ def test_user_roles_have_their_verbs() -> None:
     documents = rendered()
     read = ["get", "list", "watch"]
     jobs = {"apiGroups": ["ddp-trainer.dev"], "resources": ["ddpjobs"]}
-    assert find_one(documents, "ClusterRole", "ddpjob-viewer")["rules"] == [{**jobs, "verbs": read}]
+    logs = {"apiGroups": [""], "resources": ["pods/log", "events"], "verbs": read}
+    assert find_one(documents, "ClusterRole", "ddpjob-viewer")["rules"] == [
+        {**jobs, "verbs": read},
+        logs,
+    ]
     assert find_one(documents, "ClusterRole", "ddpjob-editor")["rules"] == [
         {**jobs, "verbs": [*read, "create", "update", "patch", "delete"]},
+        {**logs, "resources": ["pods", *logs["resources"]]},
         {**jobs, "resources": ["ddpjobs/scale"], "verbs": ["get", "update", "patch"]},
     ]
 

@@ -12,6 +12,7 @@ from tests.harness import binaries
 from tests.tools.install import ROOT
 
 pytestmark = pytest.mark.api
+ROLES = (("image", "operator"), ("trainerImage", "trainer"))
 
 
 def test_chart_is_a_subchart_that_a_condition_switches(tmp_path: Path) -> None:
@@ -25,7 +26,9 @@ def test_chart_is_a_subchart_that_a_condition_switches(tmp_path: Path) -> None:
         "condition": "ddp-trainer.enabled",
     }
     chart = {"apiVersion": "v2", "name": "platform", "version": "1.0.0"}
-    values = {"ddp-trainer": {"enabled": True, "fullnameOverride": "ddp-trainer"}}
+    images = {name: {"repository": f"registry.example/ddp-trainer/{role}"} for name, role in ROLES}
+    own = {"enabled": True, "fullnameOverride": "ddp-trainer", **images}
+    values = {"ddp-trainer": own}
     (parent / "Chart.yaml").write_text(json.dumps({**chart, "dependencies": [dependency]}))
     (parent / "values.yaml").write_text(json.dumps(values))
     config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "of-the-parent"}}

@@ -19,6 +19,11 @@ OPERATOR_USER = f"system:serviceaccount:{SYSTEM_NAMESPACE}:{RELEASE}"
 """The operator's user name in the audit log."""
 VERSION = "0.1.0"
 REPOSITORY = "localhost/ddp-trainer"
+EXAMPLE_IMAGES = (
+    "--set", "image.repository=registry.example/ddp-trainer/operator",
+    "--set", "trainerImage.repository=registry.example/ddp-trainer/trainer",
+)  # fmt: skip
+"""Flags of helm with images that do not exist, for charts that are only rendered."""
 CLAIM = "training-shared"
 _USER = 1000
 """Uid and gid of worker pods."""

@@ -10,7 +10,7 @@ import sys
 from tests.harness import binaries
 from tests.harness.errors import HarnessError
 from tests.harness.run import command
-from tests.tools.install import RELEASE, ROOT, SYSTEM_NAMESPACE
+from tests.tools.install import EXAMPLE_IMAGES, RELEASE, ROOT, SYSTEM_NAMESPACE
 
 INSTALL = ROOT / "manifests" / "install.yaml"
 _HEAD = f"""\
@@ -37,6 +37,7 @@ def build_install_manifest() -> str:
     """
     # The annotation of crds.keep is for Helm alone.
     options = ["--namespace", SYSTEM_NAMESPACE, "--no-hooks", "--set", "crds.keep=false"]
+    options += EXAMPLE_IMAGES
     chart = [RELEASE, str(ROOT / "charts")]
     rendered = command([binaries.helm(), "template", *chart, *options], "Rendering the chart")
     return _HEAD + _OF_HELM.sub("", rendered)

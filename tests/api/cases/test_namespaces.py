@@ -10,7 +10,7 @@ from tests.api.client import always
 from tests.api.control_plane import ControlPlane
 from tests.api.job import Job
 from tests.api.operator_process import OperatorProcess
-from tests.tools.install import ROOT, SYSTEM_NAMESPACE
+from tests.tools.install import EXAMPLE_IMAGES, ROOT, SYSTEM_NAMESPACE
 
 pytestmark = pytest.mark.api
 
@@ -27,7 +27,8 @@ def listed_operator(
     namespaces = f"{job.namespace},{other_job.namespace}"
     chart = cluster.helm(
         "template", RELEASE, str(ROOT / "charts"), "-n", SYSTEM_NAMESPACE,
-        "--no-hooks", "--set", f"operator.watchNamespaces={{{namespaces}}},rbac.userRoles=false",
+        "--no-hooks", *EXAMPLE_IMAGES,
+        "--set", f"operator.watchNamespaces={{{namespaces}}},rbac.userRoles=false",
     ).stdout  # fmt: skip
     documents = [d for d in yaml.safe_load_all(chart) if d]
     assert not [d for d in documents if d["kind"].startswith("ClusterRole")]

@@ -148,7 +148,8 @@ def test_installation_without_the_extra_cli_names_it(
     with pytest.raises(SystemExit) as ended:
         entry.main()
     assert ended.value.code == 2
-    assert capsys.readouterr().err == "ddpjob needs rich: pip install 'ddp-trainer[cli]'\n"
+    how = "install the extra [cli] of ddp-trainer, in a clone by pip install '.[cli]'"
+    assert capsys.readouterr().err == f"ddpjob needs rich: {how}\n"
 
 
 def test_help_loads_none_of_the_slow_packages() -> None:

@@ -165,7 +165,8 @@ def export(
     formats = list(formats)
     if "onnx" in formats and (missing := [p for p in ONNX_PACKAGES if find_spec(p) is None]):
         raise InputError(
-            f"export: onnx needs {', '.join(missing)}: pip install 'ddp-trainer[onnx]'"
+            f"export: onnx needs {', '.join(missing)}: install the extra [onnx] of ddp-trainer, in"
+            " a clone by pip install '.[onnx]'"
         )
     if folder.exists():
         raise InputError(f"export: {folder} already exists")

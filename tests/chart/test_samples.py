@@ -1,0 +1,31 @@
+"""The claim among the samples is the one that the sample jobs mount."""
+
+import yaml
+
+from tests.tools.install import ROOT
+
+SAMPLES = ROOT / "manifests" / "samples"
+
+
+def test_claim_of_the_samples_is_that_of_the_sample_jobs() -> None:
+    claim = yaml.safe_load((SAMPLES / "claim.yaml").read_text("utf-8"))
+    assert (claim["kind"], claim["spec"]["accessModes"]) == (
+        "PersistentVolumeClaim",
+        ["ReadWriteMany"],
+    )
+    documents = [
+        d for f in SAMPLES.glob("*.yaml") for d in yaml.safe_load_all(f.read_text("utf-8"))
+    ]
+    named = {
+        document["spec"]["checkpoint"]["claimName"]
+        for document in documents
+        if document["kind"] == "DDPJob" and "checkpoint" in document["spec"]
+    }
+    assert named == {claim["metadata"]["name"]}
+    assert "manifests/samples/claim.yaml" in (ROOT / "README.md").read_text("utf-8")
+
+
+def test_notes_name_no_file_that_the_packaged_chart_lacks() -> None:
+    notes = (ROOT / "charts" / "templates" / "NOTES.txt").read_text("utf-8")
+    assert ".yaml" not in notes
+    assert "kind: DDPJob" in notes
