@@ -84,6 +84,7 @@ STEADY: dict[str, Any] = {"global_batch": 8, "micro_batch": 2, "clip_norm": 1.0}
         ({"optimizer": {"name": "sgd"}}, 1, []),
         ({"optimizer": {"name": "adamw"}}, 1, []),
         ({"micro_batch": 1}, 1, []),
+        ({"global_batch": 9}, 1, []),
         ({"ema": {"decay": 0.9}, "collect_every_steps": 1}, 1, []),
         ({"parallel": {"strategy": "zero1"}}, 1, ["gloo:broadcast"] * 2),
         ({"parallel": {"local_sgd": {"period": 100}}}, 0, []),

@@ -22,8 +22,8 @@ TASK = "--task=sample_tasks:build"
         ),
         ([TASK, "--task.samples=x"], 'config: task.samples must be a valid integer, not "x"'),
         (
-            [TASK, "--global_batch=7"],
-            "config: global_batch 7 must be a multiple of the world size 2",
+            [TASK, "--global_batch=1"],
+            "config: global_batch 1 is less than the number of ranks, 2; each rank needs a sample",
         ),
         (
             ["--task=sample_tasks"],
@@ -53,8 +53,8 @@ TASK = "--task=sample_tasks:build"
 def test_wrong_input_is_reported_in_one_line(
     launcher: Launcher, arguments: list[str], sentence: str
 ) -> None:
-    # One process without a rendezvous, except where the mistake concerns the world size.
-    gang = launcher.train(*arguments, world=2 if "world" in sentence else None)
+    # One process without a rendezvous, except where the mistake concerns their number.
+    gang = launcher.train(*arguments, world=2 if "ranks" in sentence else None)
     assert gang.wait()[0] == 2
     assert gang.err(0) == sentence + "\n"
     error = json.loads((gang.folder / "0.error.json").read_text())

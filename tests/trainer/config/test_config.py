@@ -141,23 +141,27 @@ def test_task_settings_are_validated_like_run_settings(
     assert str(caught.value) == sentence
 
 
+def test_batch_without_a_sample_for_each_rank_is_an_input_error() -> None:
+    with pytest.raises(InputError, match="global_batch 2 is less than the number of ranks, 3"):
+        RunConfig(global_batch=2).batch_split(3)
+    assert RunConfig(global_batch=3).batch_split(3).per_rank == 1
+
+
 @pytest.mark.parametrize(
-    ("world", "settings", "sentence"),
+    ("world", "batch", "micro_batch", "split"),
     [
-        (3, {"global_batch": 8}, "global_batch 8 must be a multiple of the world size 3"),
-        (2, {"global_batch": 8, "micro_batch": 3}, "micro_batch 3 must divide 4, one rank's"),
+        (3, 48, 4, (16, 4, 4)),
+        (3, 16, None, (6, 6, 1)),
+        (3, 16, 4, (6, 4, 2)),
+        (2, 8, 3, (4, 3, 2)),
+        (4, 8, 16, (2, 2, 1)),
     ],
 )
-def test_indivisible_batch_is_an_input_error(
-    world: int, settings: dict[str, Any], sentence: str
+def test_accumulation_follows_from_the_micro_batch(
+    world: int, batch: int, micro_batch: int | None, split: tuple[int, int, int]
 ) -> None:
-    with pytest.raises(InputError, match=sentence):
-        RunConfig(**settings).batch_split(world)
-
-
-def test_accumulation_follows_from_the_micro_batch() -> None:
-    split = RunConfig(global_batch=48, micro_batch=4).batch_split(3)
-    assert (split.per_rank, split.micro_batch, split.accumulation) == (16, 4, 4)
+    found = RunConfig(global_batch=batch, micro_batch=micro_batch).batch_split(world)
+    assert (found.per_rank, found.micro_batch, found.accumulation) == split
 
 
 def test_override_values_are_json_or_text() -> None:

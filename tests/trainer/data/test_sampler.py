@@ -11,6 +11,7 @@ from ddp_trainer.data.sampler import (
     Portion,
     RankSlice,
     evaluation_portions,
+    passes_of,
     shortest_pass,
 )
 from ddp_trainer.errors import InputError
@@ -58,6 +59,10 @@ def test_epoch_has_every_sample_once_and_equally_many_updates_on_every_rank(
     for update in zip(*ranks, strict=True):
         shares = [sum(len(p.items) * p.weight for p in portions) for portions in update]
         assert max(shares) - min(shares) <= 1
+        for portions in update:
+            sizes = [int(len(p.items) * p.weight) for p in portions]
+            assert max(sizes) - min(sizes) <= 1
+            assert max(sizes) <= micro_batch
         assert {p.update_samples for portions in update for p in portions} == {sum(shares)}
 
 
@@ -129,6 +134,10 @@ def test_shortest_pass_is_that_of_the_portions(samples: int, world: int, micro_b
     ]
     lengths = [len(portion.items) for portion in portions if portion.weight]
     assert shortest_pass(samples, world, micro_batch) == min(lengths)
+    passes = len(portions) // world
+    assert passes == passes_of(samples, world, micro_batch)
+    together = [sum(len(p.items) * p.weight for p in portions[n::passes]) for n in range(passes)]
+    assert shortest_pass(samples, world, micro_batch, together=True) == min(together)
 
 
 def test_order_depends_only_on_seed_and_epoch() -> None:

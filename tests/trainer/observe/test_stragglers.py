@@ -26,6 +26,10 @@ def work(data: float, forward: float) -> RankSeconds:
     return RankSeconds(0.0, data, forward)
 
 
+SHARES = list(enumerate([6, 5, 5]))
+"""Ranks with their samples in an update."""
+
+
 def equal(world: int = 4) -> list[RankSeconds]:
     return [work(0.01, 0.04) for _ in range(world)]
 
@@ -66,6 +70,14 @@ def test_slow_rank_of_few(world: int) -> None:
     assert named(monitor, [[work(0.0, 0.05)] * world] * WINDOWS) == []
     (found,) = named(monitor, [works] * (WINDOWS + 2))
     assert found.rank == world - 1
+
+
+@pytest.mark.parametrize(("slow", "names"), [(None, []), (0, [0]), (2, [2])])
+def test_rank_with_more_samples_may_need_longer(slow: int | None, names: list[int]) -> None:
+    monitor = StragglerMonitor([6, 5, 5])
+    works = [work(0.0, 0.01 * share * (1.5 if rank == slow else 1)) for rank, share in SHARES]
+    readings = [works] * 12
+    assert [found.rank for found in named(monitor, readings)] == names
 
 
 def test_delay_of_one_reading_names_nobody() -> None:

@@ -11,7 +11,7 @@ from ddp_trainer.config import RunConfig
 from ddp_trainer.config.settings import resolve
 from ddp_trainer.errors import InputError
 from ddp_trainer.task import RunEnv
-from ddp_trainer.tools.check import check_batch_norm
+from ddp_trainer.tools.check import check_batch_norm, check_shares
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.sample_tasks import ProbeConfig, ProbeTask
 from tests.trainer.tasks.test_tasks import write_cifar_files
@@ -80,11 +80,26 @@ def test_check_names_the_numbers_of_a_batch_norm_over_one_sample() -> None:
             " data.drop_last=true or another global_batch"
         ),
         4: (
-            "check: BatchNorm would normalise a single sample by itself, because each forward pass"
-            " has one (global_batch 4, micro_batch 1, world size 4): raise global_batch or"
+            "check: BatchNorm would normalise a single sample by itself, because a forward pass has"
+            " only one (global_batch 4, micro_batch 1, world size 4): raise global_batch or"
             " micro_batch"
         ),
     }
+
+
+def test_check_counts_the_shares_of_ranks_that_differ() -> None:
+    env = RunEnv(0, 1, 0, 1, torch.device("cpu"), 0)
+    task = ProbeTask(ProbeConfig(samples=48, batch_norm=True), env)
+    for settings in ({"global_batch": 16}, {"global_batch": 16, "micro_batch": 4}):
+        check_batch_norm(task, resolve(settings), 3)  # 6, 5 and 5 samples, or 3, 3 and 3, 2
+    with pytest.raises(InputError, match="because a forward pass has only one"):
+        check_batch_norm(task, resolve({"global_batch": 4}), 3)
+    local = {"parallel": {"local_sgd": {"period": 4}}, "global_batch": 16}
+    sentence = check_shares(resolve(local), 3)
+    assert sentence
+    assert "of global_batch 16 some of the 3 ranks get 6 samples and others 5" in sentence
+    assert check_shares(resolve(local), 4) is None
+    assert check_shares(resolve({"global_batch": 16}), 3) is None
 
 
 @pytest.mark.parametrize("name", ["miniresnet", "gpt"])
@@ -140,7 +155,7 @@ def test_check_reads_the_requested_number_of_samples_of_a_stream(launcher: Launc
             ["--task.bad_sample=file"],
             "check: train_data[17]: FileNotFoundError: no ",
         ),
-        ("build", ["--global_batch=6", "--world-size=4"], "config: global_batch 6 must be a mult"),
+        ("build", ["--global_batch=3", "--world-size=4"], "config: global_batch 3 is less than"),
         ("build", ["--epoch=3"], 'config: unknown key "epoch"; did you mean "epochs"?'),
         ("build", ["--samples=0"], "check: --samples must be 1 or more, not 0"),
         ("build", ["--task.bad_loss=true"], "task: loss must return Weighted(sum, count) with a"),

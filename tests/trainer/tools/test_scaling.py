@@ -60,7 +60,10 @@ def test_bench_measures_two_world_sizes(tmp_path: Path) -> None:
             'bench: --ranks must be integers above 0, separated by commas, not "0,2"',
         ),
         (["--updates=0"], "bench: --updates must be 1 or more, not 0"),
-        (["--ranks=5"], "config: global_batch 32 must be a multiple of the world size 5"),
+        (
+            ["--ranks=5", "--global_batch=4"],
+            "config: global_batch 4 is less than the number of ranks, 5; each rank needs a sample",
+        ),
         (["--task.wdth=8"], 'config: unknown key "task.wdth"; did you mean "task.width"?'),
     ],
 )

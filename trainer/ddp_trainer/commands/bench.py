@@ -123,7 +123,8 @@ class _ScalingBenchmark:
     """Measurement of all world sizes on this machine.
 
     Weak scaling keeps the batch per rank constant, strong scaling the global batch. At the largest
-    world size both use the configured global batch.
+    world size both use the configured global batch, weak scaling without the samples that are too
+    few for all ranks.
     """
 
     def __init__(

@@ -89,7 +89,7 @@ class RunConfig(Section):
     max_seconds: PositiveFloat | None = None
     """Seconds of training over all attempts, after which the run is complete. Default: no limit."""
     global_batch: PositiveInt = 32
-    """Samples per update over all ranks. Must be a multiple of the number of ranks."""
+    """Samples per update over all ranks, at least one per rank. Shares may differ by one sample."""
     micro_batch: PositiveInt | None = None
     """Samples per rank in one forward pass. Default: the rank's whole share of the update."""
     precision: Precision = "auto"
@@ -178,25 +178,22 @@ class RunConfig(Section):
     def batch_split(self, world_size: int) -> "BatchSplit":
         """Divide `global_batch` among ranks and forward passes.
 
+        The shares of ranks differ by one sample if the batch does not divide.
+
         Args:
             world_size: Number of ranks.
 
         Raises:
-            InputError: If the batch is not divisible.
+            InputError: If a rank would have no sample.
         """
-        share, rest = divmod(self.global_batch, world_size)
-        if rest:
+        if self.global_batch < world_size:
             raise InputError(
-                f"config: global_batch {self.global_batch} must be a multiple of the world size"
-                f" {world_size}"
+                f"config: global_batch {self.global_batch} is less than the number of ranks,"
+                f" {world_size}; each rank needs a sample"
             )
-        micro = self.micro_batch or share
-        if share % micro:
-            raise InputError(
-                f"config: micro_batch {micro} must divide {share}, one rank's samples of an update"
-                f" (global_batch {self.global_batch} at world size {world_size})"
-            )
-        return BatchSplit(per_rank=share, micro_batch=micro, accumulation=share // micro)
+        share = -(-self.global_batch // world_size)
+        micro = min(self.micro_batch or share, share)
+        return BatchSplit(per_rank=share, micro_batch=micro, accumulation=-(-share // micro))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +201,8 @@ class BatchSplit:
     """Division of one update among ranks and forward passes."""
 
     per_rank: int
-    """Samples per rank and update."""
+    """Most samples per rank and update."""
     micro_batch: int
-    """Samples per rank and forward pass."""
+    """Most samples per rank and forward pass."""
     accumulation: int
     """Forward passes per rank and update."""

@@ -6,6 +6,7 @@ The position of a run is one number: global samples consumed. The order of an ep
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ddp_trainer.data.order import ORDER_VERSION, ComputedOrder, ListedOrder, order_of
@@ -35,9 +36,9 @@ class Portion(NamedTuple, Generic[T]):
 class GlobalSampler:
     """Sampler that cuts each epoch into global batches, and each global batch into rank slices.
 
-    Every sample occurs once per epoch. The last batch of an epoch holds the remaining samples. They
-    are dealt out one by one, so the shares of ranks differ by at most one sample. All ranks make
-    the same number of updates.
+    Every sample occurs once per epoch. The last batch of an epoch holds the remaining samples. The
+    samples of a batch are dealt out one by one, so the shares of ranks differ by at most one. All
+    ranks make the same number of updates.
 
     With `drop_last` no update uses the last batch of an epoch if it is incomplete. Positions count
     its samples as consumed. So a position means the same with any batch and either setting.
@@ -141,33 +142,58 @@ class RankSlice:
     def portions(self, batch: list[T], seed: tuple[int | str, ...]) -> Iterator[Portion[T]]:
         """Yield this rank's share of a batch, one portion per micro-batch.
 
-        All ranks get the same number of portions, because a strategy may gather weights in each
-        forward pass. A rank with a shorter share ends with placeholders of weight 0.
+        Shares differ by at most one sample, and so do the portions of a rank. All ranks get the
+        same number of portions, because a strategy may gather weights in each forward pass. A rank
+        with fewer samples than that ends with placeholders of weight 0.
 
         Args:
             batch: Samples of all ranks, or their indices.
             seed: Base of the seeds for the preparation of the samples.
         """
         share = batch[self.rank :: self.world_size]
-        longest = -(-len(batch) // self.world_size)
-        for begin in range(0, longest, self.micro_batch):
-            end = begin + self.micro_batch
-            items, weight = share[begin:end], 1.0
+        passes = passes_of(len(batch), self.world_size, self.micro_batch)
+        begin = 0
+        for number, size in enumerate(divided(len(share), passes)):
+            items, weight = share[begin : begin + size], 1.0
             if not items:
                 items, weight = batch[:1], 0.0
-            yield Portion(items, weight, len(batch), end >= longest, derive_seed(*seed, begin))
+            own_seed = derive_seed(*seed, number * self.micro_batch)
+            yield Portion(items, weight, len(batch), number + 1 == passes, own_seed)
+            begin += size
 
 
-def shortest_pass(samples: int, world_size: int, micro_batch: int) -> int:
-    """Return the fewest samples in a forward pass of one update, without placeholders.
+def passes_of(samples: int, world_size: int, micro_batch: int) -> int:
+    """Return the forward passes of each rank in one update.
 
     Args:
         samples: Samples of the update, over all ranks.
         world_size: Number of ranks.
         micro_batch: Most samples in one forward pass of a rank.
     """
-    shares = {samples // world_size, -(-samples // world_size)} - {0}
-    return min((share - 1) % micro_batch + 1 for share in shares)
+    return -(-samples // (world_size * micro_batch))
+
+
+def divided(samples: int, parts: int) -> list[int]:
+    """Return the sizes of nearly equal parts, the larger ones first."""
+    size, larger = divmod(samples, parts)
+    return [size + (number < larger) for number in range(parts)]
+
+
+def shortest_pass(
+    samples: int, world_size: int, micro_batch: int, *, together: bool = False
+) -> int:
+    """Return the fewest samples in a forward pass of one update, without placeholders.
+
+    Args:
+        samples: Samples of the update, over all ranks.
+        world_size: Number of ranks.
+        micro_batch: Most samples in one forward pass of a rank.
+        together: Whether to count the samples of all ranks in a pass.
+    """
+    passes = passes_of(samples, world_size, micro_batch)
+    ranks = [divided(share, passes) for share in divided(samples, world_size)]
+    sizes = map(sum, zip(*ranks, strict=True)) if together else chain.from_iterable(ranks)
+    return min(size for size in sizes if size)
 
 
 def evaluation_portions(size: int, rank_slice: RankSlice) -> list[Portion[int]]:

@@ -34,7 +34,15 @@ WINDOWS = 3
 class StragglerMonitor:
     """Comparison of all ranks. It is a function of readings that are equal on all ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, shares: Sequence[int] = ()) -> None:
+        """Start without a straggler.
+
+        Args:
+            shares: Samples of each rank in an update. A rank with more of them may need longer.
+                None mean that all ranks have equally many.
+        """
+        least = min(shares, default=1)
+        self._scales = [share / least for share in shares]
         self.found: Straggler | None = None
         """The rank that is slow now."""
         self._suspect: int | None = None
@@ -42,7 +50,7 @@ class StragglerMonitor:
         self._normal = 0
         self._first = True
         self._history: deque[list[float]] = deque(maxlen=HISTORY)
-        """Own times of all ranks in the newest readings."""
+        """Own times of all ranks in the newest readings, as if all had the smallest share."""
 
     def assess(self, works: Sequence[RankSeconds]) -> Straggler | None:
         """Return a rank that turns out to be slow by this reading, or None.
@@ -55,17 +63,24 @@ class StragglerMonitor:
         if self._first:  # The first reading includes the start of the data workers.
             self._first = False
             return None
-        self._history.append([work.own for work in works])
-        usual = median_low(work.own for work in works)
-        spread = median_low(abs(work.own - usual) for work in works)
-        rank = max(range(len(works)), key=lambda one: works[one].own)
-        ratio = works[rank].own / usual
-        excess = works[rank].own - usual
+        owns = [work.own for work in works]
+        scales = self._scales or [1.0] * len(works)
+        scaled = [own / scale for own, scale in zip(owns, scales, strict=True)]
+        self._history.append(scaled)
+        usual = median_low(scaled)
+        spread = median_low(abs(own - usual) for own in scaled)
+        # Some work does not grow with the share, so a rank must be slow with and without the scale.
+        ratios = [
+            min(own / median_low(owns), alike / usual)
+            for own, alike in zip(owns, scaled, strict=True)
+        ]
+        rank = max(range(len(works)), key=lambda one: scaled[one])
+        ratio, excess = ratios[rank], scaled[rank] - usual
         is_slow = ratio >= SLOW_RATIO and excess > DEVIATIONS * spread
         is_slow = is_slow and excess >= LEAST_PART * works[rank].step
         is_slow = is_slow and self._stands_out(excess)
         if self.found is not None:
-            self._release(works[self.found.rank].own / usual)
+            self._release(ratios[self.found.rank])
         is_new = self.found is None or self.found.rank != rank
         if not is_slow or not is_new:
             self._suspect, self._windows = None, 0

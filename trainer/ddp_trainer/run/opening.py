@@ -18,7 +18,7 @@ from ddp_trainer.data.budget import CpuBudget, divide_cpus, spare_cpus
 from ddp_trainer.data.fingerprint import fingerprint
 from ddp_trainer.data.loader import LoaderFactory, Sampler, make_sampler
 from ddp_trainer.data.prefetch import to_device
-from ddp_trainer.data.sampler import MicroBatch, RankSlice
+from ddp_trainer.data.sampler import MicroBatch, RankSlice, divided
 from ddp_trainer.data.stream import StreamSampler
 from ddp_trainer.errors import InputError
 from ddp_trainer.learner import Learner, build_learner, footprint
@@ -27,6 +27,7 @@ from ddp_trainer.numerics.precision import set_arithmetic, with_precision
 from ddp_trainer.observe.heartbeats import HeartbeatWriter
 from ddp_trainer.observe.phases import PhaseTimer
 from ddp_trainer.observe.starvation import DataWaitMonitor
+from ddp_trainer.observe.stragglers import StragglerMonitor
 from ddp_trainer.observe.trace import Trace
 from ddp_trainer.observe.work import WorkMeter
 from ddp_trainer.parallel.memory import advise
@@ -137,8 +138,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
     initial = _load_initial(built, resume.saved, group.device)
     learner = _learner(built, resume.saved, data, ranks, group.device)
     work = WorkMeter()
-    entered = (heartbeats.enter, work.enter)
-    learner.trace = _trace(built.config, ranks, group.device, entered)
+    learner.trace = _trace(built.config, ranks, group.device, (heartbeats.enter, work.enter))
     attempt, steps = resume.opened["attempt"], data.total_steps
     report = make_reporter(
         built.task, built.config, ranks, attempt, heartbeats=heartbeats, total_steps=steps
@@ -167,6 +167,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
             learner.guard.policy,
             resume.saved.state if resume.saved else {},
         ),
+        stragglers=StragglerMonitor(divided(built.config.global_batch, ranks.world_size)),
         data_wait_monitor=DataWaitMonitor(report.times.data_wait, ranks.rank, ranks.world_size),
     )
     _report_opened(run, resume.opened, group, built.locations, data.loaders.budget.workers)

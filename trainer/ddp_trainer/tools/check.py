@@ -14,7 +14,7 @@ import torch
 from ddp_trainer.config import RunConfig
 from ddp_trainer.data.evaluation import evaluation_mode
 from ddp_trainer.data.loader import collate_of, fetch
-from ddp_trainer.data.sampler import shortest_pass
+from ddp_trainer.data.sampler import divided, shortest_pass
 from ddp_trainer.errors import InputError
 from ddp_trainer.numerics.batch_norm import norms_in
 from ddp_trainer.seeds import derive_seed, seed_all
@@ -107,22 +107,41 @@ def check_batch_norm(task: Task, config: RunConfig, world_size: int) -> None:
     division = (
         f"global_batch {config.global_batch}, micro_batch {micro_batch}, world size {world_size}"
     )
-    if config.sync_batch_norm:
-        # All ranks together normalise like one.
-        micro_batch, world_size = micro_batch * world_size, 1
+    # SyncBatchNorm counts the samples of all ranks.
+    shortest = partial(
+        shortest_pass,
+        world_size=world_size,
+        micro_batch=micro_batch,
+        together=config.sync_batch_norm,
+    )
     alone = "check: BatchNorm would normalise a single sample by itself"
-    if shortest_pass(config.global_batch, world_size, micro_batch) == 1:
+    if shortest(config.global_batch) == 1:
         raise InputError(
-            f"{alone}, because each forward pass has one ({division}): raise global_batch or"
+            f"{alone}, because a forward pass has only one ({division}): raise global_batch or"
             " micro_batch"
         )
     rest = _last_batch(task, config)
-    if rest and shortest_pass(rest, world_size, micro_batch) == 1:
+    if rest and shortest(rest) == 1:
         raise InputError(
             f"{alone} at the end of each epoch, where {rest} of"
             f" {len(cast('Indexed', task.train_data))} samples are left ({division}): use"
             " data.drop_last=true or another global_batch"
         )
+
+
+def check_shares(config: RunConfig, world_size: int) -> str | None:
+    """Return a sentence if ranks with fewer samples than others have the same weight; else None.
+
+    Gradients are weighted by counts, so it makes a difference only for averages of weights.
+    """
+    fewer, more = (f(divided(config.global_batch, world_size)) for f in (min, max))
+    if config.parallel.local_sgd.period is None or fewer == more:
+        return None
+    return (
+        f"parallel.local_sgd gives each rank the same weight in an average, but of global_batch"
+        f" {config.global_batch} some of the {world_size} ranks get {more} samples and others"
+        f" {fewer}: use a multiple of {world_size} to give each sample the same weight"
+    )
 
 
 def check_training(task: Task, config: RunConfig, limit: int) -> str | None:

@@ -12,7 +12,13 @@ from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.run.building import build_task
 from ddp_trainer.run.state import task_state
 from ddp_trainer.task import Task
-from ddp_trainer.tools.check import check_batch_norm, check_data, check_training, training_batch
+from ddp_trainer.tools.check import (
+    check_batch_norm,
+    check_data,
+    check_shares,
+    check_training,
+    training_batch,
+)
 from ddp_trainer.tools.check_batch import check_batch
 from ddp_trainer.tools.check_model import check_model, check_optimizer
 from ddp_trainer.tools.check_passes import watch_passes
@@ -47,6 +53,7 @@ def check_run(path: str, config: RunConfig, samples: int, world_size: int, emit:
     check_optimizer(task)
     task_state(task)
     check_batch_norm(task, config, world_size)
+    _warn(emit, check_shares(config, world_size))
     for name in ("train_data", "eval_data"):
         _check_one(task, name, config, samples, emit)
     problem = check_training(task, config, samples)

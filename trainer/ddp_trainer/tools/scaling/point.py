@@ -77,8 +77,8 @@ def table(title: str, points: Sequence[Point], efficiencies: Sequence[float]) ->
         if (measured := point.communication) is not None:
             times = (measured.backward, measured.reduction, measured.exposed)
             parts = [*(f"{t:.2f}" for t in times), f"{measured.exposed / point.step_ms:.1%}"]
-        batch = point.global_batch // point.world_size
+        batch = f"{point.global_batch / point.world_size:.4g}"
         numbers = (f"{point.rate:.0f}", f"{point.step_ms:.2f}", f"{efficiency:.1%}")
         wait = f"{point.wait_fraction:.1%}"
-        rows.append([str(point.world_size), str(batch), *numbers, wait, ratio, *parts])
+        rows.append([str(point.world_size), batch, *numbers, wait, ratio, *parts])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
