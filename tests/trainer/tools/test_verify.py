@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from ddp_trainer.commands import verify as commands
+from ddp_trainer.errors import InputError
 from ddp_trainer.tools.verify import largest_difference
 from tests.trainer.rank_processes import Launcher
 
@@ -49,6 +51,48 @@ def test_all_cases_agree(tmp_path: Path) -> None:
 CASES = [("ddp", "1"), ("ddp", "4"), ("zero1", "1"), ("fsdp2", "1")]
 
 
+@pytest.mark.parametrize("text", ["1,2", "", "2,x", "-2"])
+def test_wrong_world_sizes_are_one_sentence(text: str) -> None:
+    sentence = f'verify: --ranks must be integers above 1, separated by commas, not "{text}"'
+    with pytest.raises(InputError, match=sentence):
+        commands._ranks(text)
+    assert commands._ranks("4, 3,4") == (3, 4)
+
+
+def test_wrong_strategies_are_one_sentence() -> None:
+    sentence = 'from ddp, zero1, fsdp2, separated by commas, not "ddp,fsdp"'
+    with pytest.raises(InputError, match=sentence):
+        commands._strategies("ddp,fsdp")
+    assert commands._strategies("fsdp2,ddp") == ("ddp", "fsdp2")
+
+
+# Four world sizes, so that each remainder of a batch occurs: more ranks than cores take seconds.
+@pytest.mark.slow
+def test_case_154_uneven_shares_are_exact(tmp_path: Path) -> None:
+    options = ["--ranks=3,5,6,7", "--steps=5", "--global_batch=16"]
+    done = verify(tmp_path, "sample_tasks:build", *options, "--task.uneven=true")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["1", *(world for world in "3567" for _ in CASES)]
+    assert all(float(row[3]) <= 1e-6 and row[4] == "ok" for row in rows)
+
+
+@pytest.mark.slow
+def test_strategy_that_cannot_train_the_task_is_listed(tmp_path: Path) -> None:
+    task = ["model_mistakes:build", "--task.name=number_as_a_weight", "--steps=2", "--ranks=2"]
+    done = verify(tmp_path, *task)
+    assert done.returncode == 0, done.stderr
+    results = {line.split()[1]: line for line in done.stdout.splitlines()[2:]}
+    assert results["ddp"].endswith("ok")
+    assert results["zero1"].endswith("ok")
+    sentence = "task: fsdp2 cannot split the parameter"
+    assert f"refused: {sentence}" in results["fsdp2"]
+    done = verify(tmp_path, *task, "--strategies=zero1,fsdp2")
+    assert done.returncode == 2
+    assert done.stderr.startswith(sentence)
+    assert [line.split()[1] for line in done.stdout.splitlines()[2:]] == ["-", "zero1", "fsdp2"]
+
+
 @pytest.mark.slow
 def test_command_detects_a_task_whose_ranks_differ(tmp_path: Path) -> None:
     done = verify(tmp_path, "sample_tasks:build", "--steps=3", "--task.noise=0.5")
@@ -83,9 +127,11 @@ def test_command_uses_the_optimizer_of_the_task(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_command_reports_a_mistake_in_one_sentence(tmp_path: Path) -> None:
-    done = verify(tmp_path, "sample_tasks:build", "--global_batch=24")
+    done = verify(tmp_path, "sample_tasks:build", "--global_batch=3")
     assert done.returncode == 2
-    assert done.stderr == "verify: global_batch 24 must be a multiple of 16\n"
+    assert done.stderr == (
+        "config: global_batch 3 is less than the number of ranks, 4; each rank needs a sample\n"
+    )
     done = verify(tmp_path, "sample_tasks:none")
     assert done.returncode == 2
     assert done.stderr.endswith('task: module "sample_tasks" has no function "none"\n')

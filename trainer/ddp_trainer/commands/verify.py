@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddp_trainer.config import StrategyName
 from ddp_trainer.config.settings import Document, merge, read_document, read_overrides, resolve
 from ddp_trainer.errors import InputError
 from ddp_trainer.stop import StopFlag
@@ -13,6 +14,10 @@ from ddp_wire.contract import Env, ExitCode
 STEPS = 20
 """Default number of updates."""
 TOLERANCE = 1e-6
+RANKS = "2,4"
+"""Default world sizes."""
+LEAST_RANKS = 2
+STRATEGIES: tuple[StrategyName, ...] = ("ddp", "zero1", "fsdp2")
 DEFAULTS: Document = {
     "device": "cpu",
     # Adam divides by the size of the gradient. The last bit of a tiny gradient would then count as
@@ -25,11 +30,13 @@ def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add the parser of this command."""
     parser = commands.add_parser(
         "verify",
-        help="compare the weights of one process with those of 2 and 4 ranks",
+        help="compare the weights of one process with those of several ranks",
         description=(
-            "Train a task for some updates in one process and on 2 and 4 ranks, with each strategy"
+            "Train a task for some updates in one process and on several ranks, with each strategy"
             " and with accumulation, and compare the weights. Exit with code 1 if a difference is"
-            " above the tolerance. The precision is fp32, and the device is the CPU by default."
+            " above the tolerance. A strategy that cannot train the task is listed with the reason."
+            " The exit code is then 2 if --strategies or parallel.strategy states it. The precision"
+            " is fp32, and the device is the CPU by default."
             " Dropout is off and BatchNorm is in evaluation mode, because both depend on which"
             " rank has which sample. Settings are given as for train."
         ),
@@ -43,6 +50,12 @@ def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("--config", metavar="JSON", help="settings as JSON text or as a file path")
     parser.add_argument(
         "--steps", type=int, default=STEPS, help=f"number of updates; default: {STEPS}"
+    )
+    parser.add_argument(
+        "--ranks", default=RANKS, help=f"world sizes, separated by commas; default: {RANKS}"
+    )
+    parser.add_argument(
+        "--strategies", help=f"strategies, separated by commas; default: {','.join(STRATEGIES)}"
     )
     parser.add_argument(
         "--tolerance",
@@ -71,7 +84,8 @@ def run(
         FAILED if any difference is too large.
 
     Raises:
-        InputError: If an option, the task or a setting is wrong.
+        InputError: If an option, the task or a setting is wrong, or if a stated strategy cannot
+            train the task.
     """
     task = options.path or options.task or environ.get(Env.TASK)
     if not task:
@@ -81,13 +95,48 @@ def run(
     stated = read_document(options.config) if options.config else {}
     stated = merge(stated, read_overrides(rest))
     config = resolve(merge(DEFAULTS, stated))
+    strategies, ranks = _strategies(options.strategies), _ranks(options.ranks)
     # The ranks share the cores of the machine and are forks of this process. It must not start
     # threads, so it imports torch only after it has set OMP_NUM_THREADS.
     os.environ["OMP_NUM_THREADS"] = "1"
-    from ddp_trainer.tools.verify import verify  # noqa: PLC0415
+    from ddp_trainer.tools.verify import Plan, verify  # noqa: PLC0415
 
-    optimizer_stated = "optimizer" in stated
-    equal = verify(
-        task, config, options.steps, options.tolerance, optimizer_stated=optimizer_stated
-    )
-    return ExitCode.OK if equal else ExitCode.FAILED
+    plan = Plan(options.steps, options.tolerance, ranks, strategies or STRATEGIES)
+    verdict = verify(task, config, plan, optimizer_stated="optimizer" in stated)
+    if not verdict.equal:
+        return ExitCode.FAILED
+    wanted = {*strategies, *filter(None, [stated.get("parallel", {}).get("strategy")])}
+    for name in wanted & verdict.refused.keys():
+        raise InputError(verdict.refused[name])
+    return ExitCode.OK
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    """Return the world sizes of a list, in ascending order.
+
+    Raises:
+        InputError: If the text is not a list of world sizes.
+    """
+    sizes = [int(part) for part in text.split(",") if part.strip().isdecimal()]
+    if len(sizes) != text.count(",") + 1 or min(sizes) < LEAST_RANKS:
+        raise InputError(
+            f'verify: --ranks must be integers above 1, separated by commas, not "{text}"'
+        )
+    return tuple(sorted(set(sizes)))
+
+
+def _strategies(text: str | None) -> tuple[StrategyName, ...]:
+    """Return the strategies of a list in the usual order; none if it is not stated.
+
+    Raises:
+        InputError: If the text is not a list of strategies.
+    """
+    if text is None:
+        return ()
+    names = {part.strip() for part in text.split(",")}
+    if not names <= {*STRATEGIES}:
+        raise InputError(
+            f"verify: --strategies must be from {', '.join(STRATEGIES)}, separated by commas, not"
+            f' "{text}"'
+        )
+    return tuple(name for name in STRATEGIES if name in names)

@@ -30,8 +30,29 @@ ACCUMULATION = 4
 """Micro-batches per rank and update in the cases with accumulation."""
 BUFFER_STEPS = 5
 """Updates after which the buffers of the ranks are compared."""
-WORLD_SIZES = (2, 4)
-"""World sizes that are compared with one process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `verify` compares with one process, and how."""
+
+    steps: int
+    """Number of updates."""
+    tolerance: float
+    """Largest permitted difference between a weight and that of one process."""
+    ranks: tuple[int, ...]
+    """World sizes, each at least 2."""
+    strategies: tuple[StrategyName, ...]
+
+    def cases(self) -> list["Case"]:
+        """Return all cases. Only ddp accumulates, too: the other strategies do it alike."""
+        kinds = [(name, count) for name in self.strategies for count in _accumulations(name)]
+        several = [Case(world, name, count) for world in self.ranks for name, count in kinds]
+        return [Case(1, accumulation=ACCUMULATION), *several]
+
+
+def _accumulations(strategy: StrategyName) -> tuple[int, ...]:
+    return (1, ACCUMULATION) if strategy == "ddp" else (1,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +63,7 @@ class Case:
     """Number of ranks. 1 is a single process without a process group."""
     strategy: StrategyName = "ddp"
     accumulation: int = 1
-    """Micro-batches per rank and update."""
+    """Most micro-batches per rank and update."""
 
     @property
     def file(self) -> str:
@@ -50,13 +71,18 @@ class Case:
         return f"{self.ranks}-{self.strategy}-{self.accumulation}.safetensors"
 
 
-STRATEGIES: tuple[tuple[StrategyName, int], ...] = (
-    ("ddp", 1),
-    ("ddp", ACCUMULATION),
-    ("zero1", 1),
-    ("fsdp2", 1),
-)
-"""Strategy and accumulation of the cases at each world size."""
+REFERENCE = Case(1)
+"""The single process that all cases are compared with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What the ranks of one world size found."""
+
+    refused: dict[Case, str]
+    """Why a strategy cannot train the task, by case."""
+    buffers: BufferReport | None
+    """The buffers that training changes; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +90,21 @@ class Differences:
     """The differences of all cases from one process."""
 
     weights: dict[Case, float]
-    """Largest difference of a weight, by case."""
+    """Largest difference of a weight, by case that trained."""
+    refused: dict[Case, str]
+    """Why the other cases did not train."""
     buffers: BufferReport | None
     """The buffers that training changes; None if there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Result of `verify`."""
+
+    equal: bool
+    """Whether every difference is within the tolerance, in fp32 or else in fp64."""
+    refused: dict[StrategyName, str]
+    """Why a strategy cannot train the task, by strategy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +125,23 @@ class CaseRunner:
             precision: The precision of all cases and of the one process.
         """
         buffers: BufferReport | None = None
-        reference = Case(1)
+        refused: dict[Case, str] = {}
         document = self.document | {"precision": precision}
         for world in sorted({1} | {case.ranks for case in cases}):
             here = [case for case in cases if case.ranks == world]
             if world == 1:
-                here = [reference, *here]
+                here = [REFERENCE, *here]
             settings = [(case, self._settings(case, document)) for case in here]
             found = run_ranks(world, _train_all, settings, self.task, str(self.folder))
-            buffers = buffers or found
-        weights = load_file(self.folder / reference.file)
+            buffers = buffers or found.buffers
+            refused |= found.refused
+        weights = load_file(self.folder / REFERENCE.file)
         by_case = {
-            case: largest_difference(weights, load_file(self.folder / case.file)) for case in cases
+            case: largest_difference(weights, load_file(self.folder / case.file))
+            for case in cases
+            if case not in refused
         }
-        return Differences(by_case, buffers)
+        return Differences(by_case, refused, buffers)
 
     def _settings(self, case: Case, document: Document) -> Document:
         """Return the settings of a case. fsdp2 has no static graph."""
@@ -110,9 +151,7 @@ class CaseRunner:
         return merge(document, {"parallel": graph})
 
 
-def verify(
-    task: str, config: RunConfig, steps: int, tolerance: float, *, optimizer_stated: bool
-) -> bool:
+def verify(task: str, config: RunConfig, plan: Plan, *, optimizer_stated: bool) -> Verdict:
     """Train all cases and print a table of the largest differences.
 
     A case whose difference in fp32 is too large is repeated in fp64. In fp32 the last bit can
@@ -123,39 +162,34 @@ def verify(
     Args:
         task: Import path `package.module:function`.
         config: The user's settings. Settings that make the cases differ are removed.
-        steps: Number of updates.
-        tolerance: Largest permitted difference between a weight and that of one process.
+        plan: What is compared.
         optimizer_stated: Whether the user set the optimizer.
 
-    Returns:
-        Whether every difference is within the tolerance, in fp32 or else in fp64.
-
     Raises:
-        InputError: If the global batch cannot be divided among the ranks, or if a sample differs
-            when it is read twice with the same seeds.
+        InputError: If the task cannot train in one process, or if a sample differs when it is read
+            twice with the same seeds.
         ReportedError: If a rank reports an error.
     """
-    divisor = max(WORLD_SIZES) * ACCUMULATION
-    if config.global_batch % divisor:
-        raise InputError(
-            f"verify: global_batch {config.global_batch} must be a multiple of {divisor}"
-        )
-    cases = [Case(1, accumulation=ACCUMULATION)]
-    cases += [Case(world, name, count) for world in WORLD_SIZES for name, count in STRATEGIES]
+    config.batch_split(max(plan.ranks))  # Raises before any rank starts.
+    cases = plan.cases()
     with tempfile.TemporaryDirectory(prefix="verify-") as folder:
-        document = _comparable_settings(config, steps)
+        document = _comparable_settings(config, plan.steps)
         if not optimizer_stated:
             document = _without_unused_optimizer(task, document)
         random = run_ranks(1, _random_sample, task, document)
         runner = CaseRunner(task, document, _graph_settings(config), Path(folder))
         found = runner.differences(cases, "fp32")
         in_fp32 = found.weights
-        repeated = [case for case in cases if in_fp32[case] > tolerance]
+        repeated = [case for case in in_fp32 if in_fp32[case] > plan.tolerance]
         in_fp64 = runner.differences(repeated, "fp64").weights if repeated else {}
-    print(f"{steps} updates of {config.global_batch} samples, tolerance {tolerance:g}")
+    print(f"{plan.steps} updates of {config.global_batch} samples, tolerance {plan.tolerance:g}")
     print("ranks  strategy  accumulation  largest difference")
     for case in cases:
-        print(_row(case, in_fp32[case], in_fp64.get(case), tolerance))
+        if case in found.refused:
+            print(f"{_label(case, config)}  {'-':>18}  refused: {found.refused[case]}")
+        else:
+            row = _row(in_fp32[case], in_fp64.get(case), plan.tolerance)
+            print(f"{_label(case, config)}  {row}")
     if found.buffers:
         print(found.buffers.sentence)
     if repeated and random:
@@ -163,16 +197,28 @@ def verify(
             f"{random} depends on the seed, and each rank has its own: turn off random preparation"
             " of samples in the settings of the task to compare the ranks"
         )
-    equal = all(difference <= tolerance for difference in in_fp64.values())
-    return equal and (found.buffers is None or found.buffers.valid)
+    equal = all(difference <= plan.tolerance for difference in in_fp64.values())
+    equal = equal and (found.buffers is None or found.buffers.valid)
+    return Verdict(equal, {case.strategy: why for case, why in found.refused.items()})
 
 
-def _row(case: Case, in_fp32: float, in_fp64: float | None, tolerance: float) -> str:
+def _label(case: Case, config: RunConfig) -> str:
+    """Return the first columns of a row."""
     strategy = case.strategy if case.ranks > 1 else "-"
-    row = f"{case.ranks:5}  {strategy:8}  {case.accumulation:12}  {in_fp32:18.1e}"
+    split = config.model_copy(update={"micro_batch": _micro_batch(case, config.global_batch)})
+    return f"{case.ranks:5}  {strategy:8}  {split.batch_split(case.ranks).accumulation:12}"
+
+
+def _row(in_fp32: float, in_fp64: float | None, tolerance: float) -> str:
     if in_fp64 is None:
-        return f"{row}  ok"
-    return f"{row}  {'ok' if in_fp64 <= tolerance else 'TOO LARGE'}, {in_fp64:.1e} in fp64"
+        return f"{in_fp32:18.1e}  ok"
+    result = "ok" if in_fp64 <= tolerance else "TOO LARGE"
+    return f"{in_fp32:18.1e}  {result}, {in_fp64:.1e} in fp64"
+
+
+def _micro_batch(case: Case, global_batch: int) -> int:
+    """Return the most samples in a forward pass of a rank."""
+    return -(-global_batch // (case.ranks * case.accumulation))
 
 
 def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
@@ -245,21 +291,29 @@ def _random_sample(ranks: Ranks, task: str, document: Document) -> str | None:
 
 def _train_all(
     ranks: Ranks, cases: Sequence[tuple[Case, Document]], task: str, folder: str
-) -> BufferReport | None:
+) -> Findings:
     """Train this rank's part of the cases with their settings, one after another."""
-    live = False
+    live: list[Document] = []
+    refused: dict[Case, str] = {}
     for case, document in cases:
-        live |= _train(case, ranks, task, document, Path(folder))
+        try:
+            if _train(case, ranks, task, document, Path(folder)):
+                live.append(document)
+        except InputError as error:
+            # All ranks refuse a strategy alike, before the first update.
+            if error.rank_specific or case == REFERENCE:
+                raise
+            refused[case] = str(error)
     if not live:
-        return None
-    document = merge(cases[0][1], {"micro_batch": None, "max_steps": BUFFER_STEPS})
+        return Findings(refused, None)
+    document = merge(live[0], {"micro_batch": None, "max_steps": BUFFER_STEPS})
     with contextlib.redirect_stdout(io.StringIO()):
-        return compare_buffers(task, resolve(document), ranks)
+        return Findings(refused, compare_buffers(task, resolve(document), ranks))
 
 
 def _train(case: Case, ranks: Ranks, task: str, document: Document, folder: Path) -> bool:
     """Train one case, save its weights, and return whether training changes buffers."""
-    micro_batch = document["global_batch"] // case.ranks // case.accumulation
+    micro_batch = _micro_batch(case, document["global_batch"])
     over = {"micro_batch": micro_batch, "parallel": {"strategy": case.strategy}}
     request = RunRequest(task, resolve(merge(document, over)))
     with contextlib.redirect_stdout(io.StringIO()):
