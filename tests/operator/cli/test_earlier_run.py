@@ -47,7 +47,8 @@ def document(job: DDPJob) -> Manifest:
     """Return the job as `ddpjob run` writes it."""
     manifest = job_manifest(nodes=2, checkpoint=CHECKPOINT)
     status = job.status.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return json.loads(json.dumps({**manifest, "status": status}))
+    stored: Manifest = json.loads(json.dumps({**manifest, "status": status}))
+    return stored
 
 
 def training_job(**status: Any) -> DDPJob:
@@ -67,7 +68,8 @@ def saved(step: int) -> CheckpointStatus:
 
 def next_state(job: DDPJob, home: Path, seconds: float = 30, **spec: Any) -> DDPJob:
     """Return the job with which the next run begins."""
-    wanted = job_manifest(**({"nodes": 2, "checkpoint": CHECKPOINT} | spec))
+    fields: dict[str, Any] = {"nodes": 2, "checkpoint": CHECKPOINT} | spec
+    wanted = job_manifest(**fields)
     earlier = EarlierRun(document(job), after(seconds))
     return parse_job(first_state(wanted, earlier, home))
 
@@ -165,7 +167,8 @@ def test_damaged_or_foreign_state_is_not_continued(tmp_path: Path) -> None:
     wanted = job_manifest(nodes=2)
     foreign = document(training_job())
     foreign["metadata"]["uid"] = "another"
-    for manifest in ({}, {"metadata": []}, {"spec": 1}, foreign):
+    damaged: list[Manifest] = [{}, {"metadata": []}, {"spec": 1}, foreign]
+    for manifest in damaged:
         begun = first_state(wanted, EarlierRun(manifest, NOW), tmp_path)
         assert begun["status"] == {}
 

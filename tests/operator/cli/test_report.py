@@ -16,7 +16,8 @@ from click.testing import CliRunner, Result
 
 from ddp_operator.cli import report_data
 from ddp_operator.cli.main import main
-from ddp_operator.cli.report_data import JOB_FILE, read_directory
+from ddp_operator.cli.report_data import read_directory
+from ddp_operator.cli.run_folder import JOB_FILE
 from ddp_wire.contract import HISTORY_FILE
 from tests.operator.fake_api import FakeApi, refusal
 from tests.operator.report.support import START, Checker, job, line, progress, two_attempts

@@ -1,0 +1,71 @@
+"""How a local run ends without training: nothing is left, or its disk failed."""
+
+import asyncio
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ddp_operator.api.status import FailureStatus
+from ddp_operator.cli import local_run
+from ddp_operator.cli.earlier_run import EarlierRun
+from ddp_operator.cli.local_run import LocalRun, run_locally
+from ddp_operator.cli.run_folder import JOB_FILE, load_job
+from tests.operator.cli.test_earlier_run import CHECKPOINT, completed_job, document
+from tests.operator.support import NOW, active_job, job_manifest
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_case_176_finished_run_is_verified_and_reported_without_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    started: list[Path] = []
+
+    async def check(*_: object) -> bool:
+        return whole
+
+    class Run(LocalRun):
+        async def run(self) -> int:
+            started.append(self._home)
+            await self._cluster.close()
+            return 7
+
+    monkeypatch.setattr(local_run, "_is_whole", check)
+    monkeypatch.setattr(local_run, "LocalRun", Run)
+    manifest = job_manifest(nodes=2, checkpoint=CHECKPOINT)
+    uid = local_run._with_uid(manifest)["metadata"]["uid"]
+    finished = document(completed_job(tmp_path))
+    finished["metadata"]["uid"] = uid
+    home = tmp_path / "digits"
+    home.mkdir()
+    (home / JOB_FILE).write_text(json.dumps(finished))
+    out = io.StringIO()
+    code = await run_locally(manifest, {}, home, Console(file=out))
+    assert (code, started) == ((0, []) if whole else (7, [home]))
+    shown = "Nothing is left to train: the checkpoint of update 120 passed its checks."
+    assert (shown in out.getvalue(), "  attempts: 1" in out.getvalue()) == (whole, whole)
+
+
+async def test_case_177_local_run_ends_when_its_volume_fails(tmp_path: Path) -> None:
+    out = io.StringIO()
+    job = job_manifest(nodes=2, checkpoint=CHECKPOINT)
+    run = LocalRun(job, {}, tmp_path, Console(file=out, width=200), verbose=False)
+    try:
+        failure = FailureStatus(
+            attempt=1, reason="VolumeFailed", message="No space left on device.", time=NOW
+        )
+        status = active_job(attempt=2, status={"last_failure": failure}).status
+        shown = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        run._cluster.put_job({**run._manifest, "status": shown})
+        await asyncio.sleep(0)  # The run suspends the job in its next turn of the loop.
+        assert (await run._cluster.get_job(run._key) or {})["spec"]["suspend"] is True
+        assert run._conclude() == 1
+    finally:
+        await run._cluster.close()
+    sentence = f"Failed: No space left on device. Make room for {tmp_path}, then run the same"
+    assert sentence in out.getvalue()
+    kept = load_job(tmp_path)
+    assert isinstance(kept, EarlierRun)
+    assert kept.manifest["status"]["conditions"]
