@@ -301,6 +301,9 @@ class OpenBarrier(StartBarrier):
         ticker.tick()
         return attempt >= self.attempt
 
+    def obstacle(self, attempt: int) -> None:
+        """Nothing is in the way."""
+
     def replaced_node(self) -> int | None:
         return 1 if self.replaced else None
 

@@ -16,6 +16,7 @@ from ddp_agent.hangs import HangDetector, describe_hang
 from ddp_agent.launcher import Launch, command_problem, prepare
 from ddp_agent.orders import AttemptOrders, Interruption, Stop
 from ddp_agent.reporter import AttemptReporter
+from ddp_agent.waits import WaitWatch, unreachable
 from ddp_wire.contract import AgentPhase, ExitCode, Failure, rendezvous_port
 from ddp_wire.delays import LONGEST_BACKOFF_SECONDS
 
@@ -132,12 +133,24 @@ class Agent:
 
     def _wait_for_start(self, attempt: int) -> Interruption | None:
         """Wait until the agents of all nodes wait for this attempt, or for an interruption."""
+        waits = self._wait_watch()
         while self._barrier is not None:
             if (interruption := self._orders.interruption(attempt)) is not None:
                 return interruption
             if self._barrier.wait(attempt, self._ticker):
                 break
+            self._reporter.report_wait(waits.look(self._barrier.obstacle(attempt)))
+            if waits.overdue:
+                return self._unreachable(waits.overdue)
         return self._wait_for_store(attempt) if self._config.node_index != 0 else None
+
+    def _wait_watch(self) -> WaitWatch:
+        limits = self._config.hang
+        return WaitWatch(self._ticker.clock, limits.start_seconds if limits.detect else None)
+
+    def _unreachable(self, sentence: str) -> Interruption:
+        self._reporter.report_wait(sentence)
+        return Interruption.UNREACHABLE
 
     def _wait_for_standby(self, attempt: int) -> Interruption | None:
         """Wait for the imports of the standby, or for an interruption."""
@@ -150,12 +163,18 @@ class Agent:
         """Wait until node 0's store of this attempt accepts connections, or for an interruption."""
         host = self._config.rendezvous_host
         port = rendezvous_port(self._config.rendezvous_port_base, attempt)
+        waits = self._wait_watch()
         while (interruption := self._orders.interruption(attempt)) is None:
             try:
                 with socket.create_connection((host, port), timeout=_CONNECT_SECONDS):
                     return None
-            except OSError:
-                self._ticker.tick()
+            except OSError as error:
+                # Node 0 has started, too, so no reason but the network may last.
+                obstacle = unreachable((host, port), error)._replace(is_network=True)
+            self._reporter.report_wait(waits.look(obstacle))
+            if waits.overdue:
+                return self._unreachable(waits.overdue)
+            self._ticker.tick()
         return interruption
 
     def _exit_watch(self, launch: Launch) -> ExitWatch:
@@ -197,6 +216,13 @@ class Agent:
                 at=self._ticker.clock.wall(),
                 message="the pod of another node was replaced after the attempt had started",
                 secondary=True,
+            )
+            self._reporter.enter(AgentPhase.FAILED, failure)
+        elif interruption is Interruption.UNREACHABLE:
+            failure = Failure(
+                attempt=self._reporter.status.attempt,
+                at=self._ticker.clock.wall(),
+                message=self._reporter.status.waits_for or "",
             )
             self._reporter.enter(AgentPhase.FAILED, failure)
         elif interruption is Interruption.HUNG:

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from ddp_agent.arrivals import Arrival, connected, keep_alive
 from ddp_agent.clock import TICK_SECONDS, Ticker
 from ddp_agent.config import AgentConfig
+from ddp_agent.waits import Obstacle, late_nodes, unreachable
 from ddp_wire.processes import describe_open_files, open_file_limit
 
 _log = logging.getLogger("ddp_agent")
@@ -66,6 +67,10 @@ class StartBarrier(ABC):
         The torchrun processes of the attempt can never meet the new one.
         """
         return None
+
+    @abstractmethod
+    def obstacle(self, attempt: int) -> Obstacle | None:
+        """Return why this node still waits for the start, or None."""
 
     @abstractmethod
     def close(self) -> None:
@@ -132,13 +137,9 @@ class BarrierServer(StartBarrier):
         """Wait for the agents of the other nodes. Send them the start once all have arrived."""
         ticker.tick(0.0)
         self._serve(TICK_SECONDS)
-        waiting = {
-            index: one
-            for index, one in self._waiting.items()
-            if one.arrival is not None and one.arrival.attempt == attempt
-        }
-        if waiting.keys() != self._others:
+        if self.missing(attempt):
             return False
+        waiting = dict(self._waiting)
         self._started, self._replaced = attempt, None
         self._members = {i: one.arrival.agent for i, one in waiting.items() if one.arrival}
         for one in waiting.values():
@@ -156,6 +157,10 @@ class BarrierServer(StartBarrier):
             self._close(one)
         self._selector.close()
         self._listener.close()
+
+    def obstacle(self, attempt: int) -> Obstacle | None:
+        """Return which nodes have not connected. Their pods may not run yet."""
+        return late_nodes(self.port, self.missing(attempt))
 
     def missing(self, attempt: int) -> list[int]:
         """Return the nodes whose agents do not wait for an attempt."""
@@ -306,6 +311,7 @@ class BarrierClient(StartBarrier):
         self._agent = uuid.uuid4().hex
         self._socket: socket.socket | None = None
         self._attempt = 0
+        self._obstacle: Obstacle | None = None
 
     def wait(self, attempt: int, ticker: Ticker) -> bool:
         """Announce this node to node 0, and wait for the start."""
@@ -319,12 +325,17 @@ class BarrierClient(StartBarrier):
             answer = link.recv(len(START))
         except TimeoutError:
             return False
-        except OSError:
+        except OSError as error:
             answer = b""
+            self._obstacle = unreachable(self._address, error) if self._socket is None else None
         self.close()
         if not answer:
             ticker.tick()  # Node 0 does not listen yet, or has ended.
         return answer == START
+
+    def obstacle(self, attempt: int) -> Obstacle | None:
+        """Return why this node cannot reach node 0, or None."""
+        return self._obstacle if self._socket is None and attempt == self._attempt else None
 
     def close(self) -> None:
         """Close the connection."""

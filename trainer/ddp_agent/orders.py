@@ -30,6 +30,8 @@ class Interruption(Enum):
     """The run is to stop."""
     PEER_REPLACED = "peer replaced"
     """The agent of another node was replaced after the start, so the attempt cannot go on."""
+    UNREACHABLE = "unreachable"
+    """The network keeps this node from the others."""
     HUNG = "hung"
     """Ranks make no progress, and the operator has not ordered the next attempt."""
 

@@ -106,6 +106,10 @@ class AttemptReporter:
         )
         self.cell.set_checkpoint(first.checkpoint if first else self.status.checkpoint)
 
+    def report_wait(self, text: str | None) -> None:
+        """Report what this node waits for before the start, or None."""
+        self.cell.set_waits_for(text)
+
     def report_hang(self, hung: list[HungRank] | None) -> None:
         """Report the ranks of a node on which a rank hangs, or None if all make progress."""
         self.cell.set_hang(hung)

@@ -62,7 +62,13 @@ class AgentStatusCell:
     def enter(self, phase: AgentPhase, now: float, failure: Failure | None = None) -> None:
         """Publish a new phase of the attempt. Do nothing if it is the current one."""
         if phase is not self._status.phase:
-            update = {"phase": phase, "since": now, "failure": failure, "hang": None}
+            update = {
+                "phase": phase,
+                "since": now,
+                "failure": failure,
+                "hang": None,
+                "waits_for": None,
+            }
             self._publish(self._status.model_copy(update=update))
 
     def count_news(self) -> None:
@@ -96,6 +102,11 @@ class AgentStatusCell:
         if checkpoint is None or timeline is None or timeline.launched is None:
             return False
         return checkpoint.at >= timeline.launched
+
+    def set_waits_for(self, text: str | None) -> None:
+        """Publish what this node waits for. Do nothing if that is known."""
+        if text != self._status.waits_for:
+            self._publish(self._status.model_copy(update={"waits_for": text}))
 
     def set_hang(self, hung: list[HungRank] | None) -> None:
         """Publish whether ranks hang. Do nothing if that is known."""

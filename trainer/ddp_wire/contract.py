@@ -378,10 +378,8 @@ class AgentStatus(WireModel):
     revision: Number = 0
     """Number of published changes. `/status?revision=N&wait=S` waits up to S s for one not N."""
     news: Number | None = None
-    """Number of times that other nodes' agents reported an unread status to node 0's agent.
-
-    Only node 0's agent counts them. An older one does not, and reports None.
-    """
+    """Number of times that other nodes' agents reported an unread status to node 0's agent. Only
+    node 0's agent counts them. An older one does not, and reports None."""
     node_index: Number
     attempt: Number
     phase: AgentPhase
@@ -398,3 +396,5 @@ class AgentStatus(WireModel):
     """Ranks of this node whose work is done, but that did not exit as they should."""
     hang: Annotated[list[HungRank], Field(max_length=1024)] | None = None
     """All ranks of this node while at least one of them makes no progress. None otherwise."""
+    waits_for: Annotated[str, Field(max_length=512)] | None = None
+    """What has kept this node from the start of its attempt for 15 s. None otherwise."""

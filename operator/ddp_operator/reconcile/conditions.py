@@ -217,7 +217,8 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
         cause = f"attempt {status.attempt} starts because {failure.message}"
         stuck = (f"{p.name} waits: {p.waiting}" for p in waiting if is_stuck(p))
         warning = start_over_warning(world.job, status)
-        parts = [*([held] if held else []), cause, *stuck][:2] + ([warning] if warning else [])
+        why = [*stuck, *_obstacles(world, status)]
+        parts = [*([held] if held else []), cause, *why][:2] + ([warning] if warning else [])
         return "Recovering", "; ".join(parts)
     if held is not None:
         return "Pending", held
@@ -228,7 +229,18 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
         first = next((f"{p.name} waits: {p.waiting}" for p in telling), None)
         return "Pending", first or f"{len(world.pods):,} of {world.job.nodes:,} pods exist"
     late = [p.name for p in world.pods if not p.ready]
-    return "Starting", f"the ranks of {', '.join(late[:4])} have not joined yet"
+    message = f"the ranks of {', '.join(late[:4])} have not joined yet"
+    return "Starting", "; ".join([message, *_obstacles(world, status)][:2])
+
+
+def _obstacles(world: World, status: DDPJobStatus) -> list[str]:
+    """Return what keeps pods from the start. Those that cannot reach node 0 know it best."""
+    found = []
+    for pod in reversed(world.pods):
+        report = world.report(pod)
+        if report is not None and report.attempt == status.attempt and report.waits_for:
+            found.append(f"{pod.name} {report.waits_for}")
+    return found
 
 
 def is_stuck(pod: PodView) -> bool:

@@ -198,6 +198,29 @@ def test_starting_message_names_pods_whose_ranks_have_not_joined() -> None:
     assert found == ("Unknown", "Starting", "the ranks of digits-1 have not joined yet")
 
 
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_case_118_message_names_the_pod_that_cannot_reach_another_and_the_port(
+    attempt: int,
+) -> None:
+    """Node 0 only knows who is late. The late one knows why."""
+    failed = {} if attempt == 1 else {"last_failure": last_failure(1)}
+    job = active_job(attempt=attempt, formed=False, status=failed)
+    waits = [
+        "waits on port 8471 for the agents of nodes 1",
+        "cannot reach digits-0 on port 8471",
+    ]
+    statuses = {
+        index: agent_status(index, attempt=attempt, phase="Waiting", waits_for=text)
+        for index, text in enumerate(waits)
+    }
+    pods = all_pods(job, ready=False)
+    for known, expected in (statuses, 1), ({0: statuses[0]}, 0):
+        message = summary(plan_for(job, pods, statuses=known).status)[2]
+        assert message.endswith(f"; digits-{expected} {waits[expected]}")
+    older = {1: statuses[1].model_copy(update={"attempt": attempt - 1})}
+    assert "port" not in summary(plan_for(job, pods, statuses=older).status)[2]
+
+
 def test_starting_message_names_at_most_four_pods() -> None:
     job = active_job(nodes=100, formed=False)
     found = summary(plan_for(job, all_pods(job, ready=False)).status)
