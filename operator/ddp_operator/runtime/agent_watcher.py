@@ -20,6 +20,9 @@ _PROGRESS_SHARE = 0.9
 that are due do not spread evenly over time."""
 _FIRST_RETRY_SECONDS = 0.25
 _LONGEST_RETRY_SECONDS = 5.0
+_RETRIES_PER_SECOND = 50.0
+"""Requests to agents that have not answered for long, except those of node 0, in the long run. The
+pods of many jobs may have no agent that the operator can reach."""
 _OPENINGS = Rate(burst=100, per_second=2000.0)
 """First requests to agents. The agents of thousands of pods at once would hold the event loop."""
 _ANSWERS = Rate(burst=16, per_second=1.0)
@@ -133,6 +136,8 @@ class AgentWatcher:
         self._later_wakes: dict[Key, asyncio.TimerHandle] = {}
         """Wakes that are due later. Each covers all news until then."""
         self._by_uid: dict[str, _Watch] = {}
+        self._silent: set[str] = set()
+        """Uids of the pods whose agent did not answer the newest request."""
         self._openings = TokenBucket(_OPENINGS.burst, _OPENINGS.per_second, 0.0)
         self._shared_answers = TokenBucket(_SHARED_ANSWERS.burst, _SHARED_ANSWERS.per_second, 0.0)
 
@@ -142,6 +147,7 @@ class AgentWatcher:
         wanted = {pod.uid: pod for pod in pods if pod.ip and not pod.terminal}
         for uid in current.keys() - wanted.keys():
             self._stop(current.pop(uid))
+            self._silent.discard(uid)
             if self._by_uid.pop(uid) is self._node_0.get(key):
                 del self._node_0[key]
                 self._resume_all(key)
@@ -192,6 +198,7 @@ class AgentWatcher:
         self._watches.clear()
         self._node_0.clear()
         self._ended.clear()
+        self._silent.clear()
         self._by_uid.clear()
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -218,6 +225,7 @@ class AgentWatcher:
         if known is not None:
             watch.status, watch.answered = known.status, known.answered
         current[uid] = self._by_uid[uid] = watch
+        self._silent.discard(uid)
         if pod.index == 0:
             self._node_0[key] = watch
         watch.task = asyncio.ensure_future(self._run(key, watch))
@@ -272,9 +280,10 @@ class AgentWatcher:
                 revision = -1
                 self._record_silence(key, watch)
                 await asyncio.sleep(max(delay, pause))
-                delay = min(2 * delay, _LONGEST_RETRY_SECONDS)
+                delay = min(2 * delay, self._longest_retry(pod))
                 continue
             delay = _FIRST_RETRY_SECONDS
+            self._silent.discard(pod.uid)
             repeated = answer.status.revision == revision
             revision, watch.silent, watch.answered = answer.status.revision, False, True
             self._record(key, watch, answer.status)
@@ -284,6 +293,15 @@ class AgentWatcher:
             # A current agent waits before it repeats a revision. One that cannot wait answers at
             # once, and must not be asked in a busy loop.
             await asyncio.sleep(max(pause, _FIRST_RETRY_SECONDS if repeated else 0.0))
+
+    def _longest_retry(self, pod: PodView) -> float:
+        """Return the longest pause between two requests to an agent that does not answer.
+
+        A change of its pod, such as its readiness, causes a request at once.
+        """
+        if pod.index == 0:
+            return _LONGEST_RETRY_SECONDS
+        return max(_LONGEST_RETRY_SECONDS, len(self._silent) / _RETRIES_PER_SECOND)
 
     def _record(self, key: Key, watch: _Watch, status: AgentStatus) -> None:
         known = watch.status
@@ -327,5 +345,6 @@ class AgentWatcher:
         if lost or (watch.pod.deleting and not watch.silent):
             self._wake(key)
         watch.silent = True
+        self._silent.add(watch.pod.uid)
         if lost and (not self._is_large(key) or watch is self._node_0.get(key)):
             self._resume_all(key)
