@@ -65,8 +65,11 @@ def use_rare_rights(cluster: Cluster, namespace: str) -> None:
     eventually(was_read, "an edit just before a status write", 180, every=0.0)
     job.kubectl("patch", "ddpjob", "steady", "--type=merge", "-p", '{"spec":{"suspend":true}}')
     eventually(lambda: Right("", "pods", "delete") in used(cluster), "pods of a suspended job")
-    lost = [{"name": "data", "secret": {"secretName": "missing"}}]
-    Job.apply(cluster, namespace, script_job("waiting", "pass", nodes=1, volumes=lost))
+    unmountable = {
+        "volumes": [{"name": "data", "secret": {"secretName": "missing"}}],
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+    }
+    Job.apply(cluster, namespace, script_job("waiting", "pass", nodes=1, **unmountable))
     listed = Right("", "events", "list")
     eventually(lambda: listed in used(cluster), "a look at the Events of a waiting pod", 60)
     short = script_job("short", "pass", nodes=1, procsPerNode=1, ttlSecondsAfterFinished=1)

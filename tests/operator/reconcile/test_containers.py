@@ -34,7 +34,7 @@ GATE = {
 LOST_NODE = {"type": "Ready", "status": "False"}
 KILLED = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
 NO_IMAGE = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
-JOB = {"startupDeadlineSeconds": 60}
+JOB: dict[str, Any] = {"startupDeadlineSeconds": 60}
 
 
 def sync(state: dict[str, Any], *, ready: bool = False) -> dict[str, Any]:
