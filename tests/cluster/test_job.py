@@ -105,15 +105,21 @@ def test_failing_script_fails_the_job_with_its_last_traceback_line(
     assert len(job.pods()) == 2
 
 
-def test_job_with_an_unknown_setting_is_not_retried(cluster: Cluster, namespace: str) -> None:
+def test_unknown_setting_of_the_loop_starts_no_pod_and_one_of_the_task_is_not_retried(
+    cluster: Cluster, namespace: str
+) -> None:
     manifest = sample()
     manifest["spec"]["config"] = {"epoch": 20, "global_batch": 256}
     job = Job.apply(cluster, namespace, manifest)
+    job.wait_for("Invalid", 60)
+    assert 'unknown key "epoch"; did you mean "epochs"?' in job.row()["MESSAGE"]
+    assert job.pods() == []
+    # Only the code of the task knows its settings.
+    manifest["spec"]["config"] = {"epochs": 20, "global_batch": 256, "task": {"widht": 8}}
+    job = Job.apply(cluster, namespace, manifest)
     status = job.wait_for("Failed", 120)
     assert status["attempt"] == 1
-    message = job.row("-o", "wide")["MESSAGE"]
-    assert '"epoch"' in message
-    assert '"epochs"' in message
+    assert '"task.widht"' in job.row()["MESSAGE"]
 
 
 def test_unchanged_job_causes_no_requests(cluster: Cluster, namespace: str) -> None:
