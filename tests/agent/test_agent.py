@@ -113,7 +113,8 @@ def test_agent_ends_a_hung_attempt_itself_if_no_order_arrives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub_torchrun(monkeypatch, HANGS)
-    names = ("stepSeconds", "startSeconds", "evaluationSeconds", "checkpointSeconds")
+    kinds = ("step", "start", "evaluation", "checkpoint", "data", "hook")
+    names = [f"{kind}Seconds" for kind in kinds]
     node = AgentHarness(tmp_path, env={Env.HANG: json.dumps(dict.fromkeys(names, 1))})
     node.write_order("1")
     node.when(phase("Failed"), lambda: node.write_order("2"))

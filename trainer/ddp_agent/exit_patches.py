@@ -32,7 +32,9 @@ Describe = Callable[[int, Any], Failure]
 
 
 def apply(describe: Describe) -> None:
-    """Patch torchrun's agent in this process."""
+    """Patch torchrun's agent in this process, if an agent of this project supervises it."""
+    if Env.BEATS_DIR not in os.environ:
+        return
     if hasattr(LocalElasticAgent, "_monitor_workers"):
         monitor = LocalElasticAgent._monitor_workers  # noqa: SLF001 (there is no setting)
         LocalElasticAgent._monitor_workers = _watched(monitor, _Exits(describe))  # type: ignore[method-assign] # noqa: SLF001

@@ -15,7 +15,7 @@ NORMAL_RATIO = 1.1
 DEVIATIONS = 4.0
 """Least excess of a slow rank over the median, in median absolute deviations of all ranks. Where
 all ranks vary much, for example on shared machines, a large ratio alone says little."""
-CHANGES = 6.0
+CHANGES = 5.0
 """The same in usual changes of a rank's time within a few readings. Of two ranks none deviates
 from the median, so only their changes over time show how much a busy machine disturbs them."""
 LAGS = (1, 2, 4)
