@@ -78,7 +78,7 @@ class StragglerMonitor:
         ratio, excess = ratios[rank], scaled[rank] - usual
         is_slow = ratio >= SLOW_RATIO and excess > DEVIATIONS * spread
         is_slow = is_slow and excess >= LEAST_PART * works[rank].step
-        is_slow = is_slow and self._stands_out(excess)
+        is_slow = is_slow and self._stands_out(rank, excess)
         if self.found is not None:
             self._release(ratios[self.found.rank])
         is_new = self.found is None or self.found.rank != rank
@@ -93,10 +93,10 @@ class StragglerMonitor:
         self._normal = 0
         return self.found
 
-    def _stands_out(self, excess: float) -> bool:
+    def _stands_out(self, rank: int, excess: float) -> bool:
         """Return whether a rank is slower than the usual changes over time explain."""
         enough = len(self._history) >= LEAST_HISTORY or len(self._history[0]) >= MANY_RANKS
-        return enough and excess > CHANGES * usual_change(self._history)
+        return enough and excess > CHANGES * usual_change(self._history, rank)
 
     def _release(self, ratio: float) -> None:
         """Forget the straggler once it has been as fast as the others for a while."""
@@ -105,15 +105,19 @@ class StragglerMonitor:
             self.found, self._normal = None, 0
 
 
-def usual_change(readings: Sequence[Sequence[float]]) -> float:
+def usual_change(readings: Sequence[Sequence[float]], rank: int) -> float:
     """Return by how much the time of a rank usually changes within a few readings.
 
-    A rank that becomes slow once changes few of these values, so their median stays.
+    A slow rank that has become slow once changes much between distant readings, and little from one
+    to the next.
 
     Args:
         readings: Own times of all ranks, by reading.
+        rank: The rank that seems slow.
     """
-    return max((_change(readings, lag) for lag in LAGS if lag < len(readings)), default=0.0)
+    others = [[one for i, one in enumerate(reading) if i != rank] for reading in readings]
+    lags = [lag for lag in LAGS if lag < len(readings)]
+    return max((_change(readings, 1), *(_change(others, lag) for lag in lags))) if lags else 0.0
 
 
 def _change(readings: Sequence[Sequence[float]], lag: int) -> float:
