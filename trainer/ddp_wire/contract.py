@@ -228,8 +228,8 @@ class Heartbeat(WireModel):
     idle_seconds: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
     """Seconds since its last progress when the agent read it. The agent adds it."""
     result: Number | None = None
-    """Exit code with which a rank in phase Done is about to exit. The last checkpoint is committed
-    then, and all other ranks have done their work, too. An older trainer does not report it."""
+    """Exit code that a rank in phase Done is about to have, after all ranks have saved their work.
+    An older trainer does not report it."""
     progress: Progress | None = None
     """Set by global rank 0 only."""
     checkpoint: CheckpointInfo | None = None
@@ -278,7 +278,7 @@ class HungRank(WireModel):
     seconds: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
     """Seconds since its last progress."""
     overdue: bool = True
-    """Whether it exceeds the limit that ends an attempt. Before that it is only a suspect."""
+    """Whether it exceeds the limit that ends an attempt. Otherwise it is only a suspect."""
     blocked: Annotated[PlainText, Field(max_length=256)] = ""
     """Why the kernel does not run the process or a child of it. Empty if it could run."""
     inspection: RankInspection | None = None
