@@ -139,7 +139,7 @@ async def test_nothing_is_written_when_nothing_changed() -> None:
     bench = Bench()
     await bench.train()
     start = len(bench.cluster.writes)
-    bench.now = after(60)
+    bench.now = after(59)
     await bench.reconcile()
     assert bench.written_since(start) == []
 
