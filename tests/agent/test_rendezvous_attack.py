@@ -128,7 +128,8 @@ def test_store_of_a_local_run_listens_on_the_address_of_its_agent() -> None:
     """Another user of the machine's network would reach a store on all addresses."""
     port = free_port()
     store = rendezvous_store._store("127.0.0.1", port, "127.0.0.1")
-    assert dist.TCPStore("127.0.0.1", port, is_master=False).host == "127.0.0.1"
+    client = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+    assert client.host == "127.0.0.1"
     tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]
     listening = "".join(tables).splitlines()
     mine = {line.split()[1] for line in listening if f":{port:04X} " in line and " 0A " in line}

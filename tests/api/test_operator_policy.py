@@ -370,13 +370,15 @@ async def test_case_160_operator_changes_only_what_it_must(
     ):
         assert CHANGES_ONLY in await refusal(operator, "PATCH", pod, refused), refused
     service = path_of("services", namespace, "digits")
-    for refused in (
-        {"spec": {"selector": {"app": "database"}}},
-        {"spec": {"externalIPs": ["10.96.0.10"]}},
-        {"spec": {"publishNotReadyAddresses": False}},
-        {"spec": {"ports": [{"name": "agent", "port": 53}]}},
-    ):
-        assert "may write only the headless" in await refusal(operator, "PATCH", service, refused)
+    changes: list[dict[str, Any]] = [
+        {"selector": {"app": "database"}},
+        {"externalIPs": ["10.96.0.10"]},
+        {"publishNotReadyAddresses": False},
+        {"ports": [{"name": "agent", "port": 53}]},
+    ]
+    for spec in changes:
+        answer = await refusal(operator, "PATCH", service, {"spec": spec})
+        assert "may write only the headless" in answer
     await api.call(
         "PATCH", service, {"spec": {"selector": {"app": "a"}, "sessionAffinity": "ClientIP"}}
     )

@@ -21,7 +21,9 @@ def strikes(**counts: int) -> list[StrikeStatus]:
 
 def affinity_of(template: Any = None, **counts: int) -> Any:
     """Return the affinity of a new pod of a job with strikes, with this affinity of its own."""
-    spec = {"podTemplate": {"spec": {"affinity": template}}} if template is not None else {}
+    spec: dict[str, Any] = {}
+    if template is not None:
+        spec["podTemplate"] = {"spec": {"affinity": template}}
     job = with_status(new_job(**spec), strikes=strikes(**counts))
     return build_pod(job, 0, 1, DEFAULTS)["spec"].get("affinity")
 

@@ -1,6 +1,7 @@
 """A cluster that was restored from a backup continues from the attempt that its agents run."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from tests.operator.support import (
 )
 
 
-def reports(attempt: int, **more: object) -> dict[int, AgentStatus]:
+def reports(attempt: int, **more: Any) -> dict[int, AgentStatus]:
     return {i: agent_status(i, attempt=attempt, job_uid=UID, **more) for i in (0, 1)}
 
 
