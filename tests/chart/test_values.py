@@ -46,7 +46,8 @@ def test_each_value_is_on_the_page_once() -> None:
 
 def test_schema_and_page_name_the_same_values() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
-    named, listed = set(names(schema, schema)) - INJECTED, {v.name for v in read_values()}
+    named = {n for n in names(schema, schema) if n.partition(".")[0] not in INJECTED}
+    listed = {v.name for v in read_values()}
     assert listed <= named
     related = {
         name

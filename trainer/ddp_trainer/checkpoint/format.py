@@ -137,7 +137,10 @@ def verify(directory: Path) -> None:
         InputError: If the checkpoint has an unknown format.
         OSError: If the volume fails, which is no evidence of damage.
     """
-    kind = directory.lstat().st_mode
+    try:
+        kind = directory.lstat().st_mode
+    except FileNotFoundError as error:
+        raise BrokenCheckpointError("it is missing") from error
     if not stat.S_ISDIR(kind):
         raise BrokenCheckpointError(
             f"it is a {'link' if stat.S_ISLNK(kind) else 'file'} and no folder"

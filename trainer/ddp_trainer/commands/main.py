@@ -19,7 +19,7 @@ from ddp_wire.processes import raise_open_file_limit
 COMMANDS = {
     "train": "train a task, or resume it from its newest checkpoint",
     "check": "check settings and data without training",
-    "verify": "compare the weights of one process with those of 2 and 4 ranks",
+    "verify": "compare the weights of one process with those of several ranks",
     "converge": "compare the losses of a task at several world sizes and global batches",
     "bench": "measure scaling over ranks and the overhead of the loop",
     "export": "write a trained model for other programs",
