@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.support import Job, script_job
+from tests.harness import pause
 from tests.harness.cluster import Cluster
 from tests.tools.install import REPOSITORY, VERSION, eventually
 
@@ -40,25 +41,25 @@ def test_case_25_status_distinguishes_exit_codes_and_signals(
         }
 
 
+SITE_PACKAGES = "/opt/ddp-trainer/lib/python3.11/site-packages"
+
+
 def test_case_90_status_quotes_the_error_of_a_container_without_an_agent(
     cluster: Cluster, namespace: str
 ) -> None:
-    commands = {
-        "agentless": ["python3", "-m", "no_such_agent"],
-        "commandless": ["no-such-program"],
+    hidden: dict[str, Any] = {
+        "volumes": [{"name": "nothing", "emptyDir": {}}],
+        "volumeMounts": [{"name": "nothing", "mountPath": f"{SITE_PACKAGES}/ddp_agent"}],
     }
     jobs = {}
-    for name, command in commands.items():
-        overlay = {"spec": {"containers": [{"name": "worker", "command": command}]}}
-        spec = {"nodes": 1, "procsPerNode": 1, "maxRestarts": 0, "podTemplate": overlay}
+    for name, changed in {"agentless": hidden, "pythonless": {"image": pause.IMAGE}}.items():
+        spec = {"nodes": 1, "procsPerNode": 1, "maxRestarts": 0, **changed}
         jobs[name] = Job.apply(cluster, namespace, script_job(name, "", **spec))
     failures = {name: job.wait_for("Failed", 120)["lastFailure"] for name, job in jobs.items()}
     assert "ended with exit code 1: " in failures["agentless"]["message"]
-    assert failures["agentless"]["message"].endswith("No module named no_such_agent")
-    assert failures["commandless"]["reason"] == "StartError"
-    assert (
-        'exec: "no-such-program": executable file not found' in failures["commandless"]["message"]
-    )
+    assert "No module named ddp_agent" in failures["agentless"]["message"]
+    assert failures["pythonless"]["reason"] == "StartError"
+    assert 'exec: "python3": executable file not found' in failures["pythonless"]["message"]
     assert {failure["cause"] for failure in failures.values()} == {"Application"}
 
 
