@@ -10,6 +10,8 @@ from tests.harness.cluster import Cluster
 pytestmark = pytest.mark.cluster
 
 
+# Each recovery has its own limit. On a busy machine their sum exceeds the usual limit of a test.
+@pytest.mark.timeout(900)
 def test_job_under_random_kills_completes_and_loses_no_step(
     cluster: Cluster, namespace: str
 ) -> None:
