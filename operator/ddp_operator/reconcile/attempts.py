@@ -20,6 +20,7 @@ from ddp_operator.reconcile.world import PodView, World
 from ddp_wire.contract import AgentPhase, AgentStatus, ExitCode, Failure
 
 _STOPPED = "Preempted"
+_ENDED = frozenset({AgentPhase.FAILED, AgentPhase.PREEMPTED})
 PEER_LOST = "PeerLost"
 """Reason of an attempt whose ranks lost a peer that does not answer."""
 _REASONS: dict[int | None, str] = {
@@ -358,10 +359,13 @@ def _disrupted(world: World, pod: PodView, reason: str, time: datetime) -> Failu
 def _kubelet_answers(world: World, pod: PodView) -> bool:
     """Return whether the Kubernetes node of a pod that is being deleted still works.
 
-    Kubernetes marks the pods of an unreachable node as not ready before it deletes them.
+    Kubernetes marks the pods of an unreachable node as not ready before it deletes them. The last
+    report of an agent proves less, because the next request to a lost agent waits for an answer
+    until its timeout. A report that the ranks have ended does prove it.
     """
-    answers = world.report(pod) is not None and pod.uid not in world.silent
-    return pod.ready or answers or pod.termination is not None
+    report = world.report(pod)
+    ended = report is not None and report.phase in _ENDED
+    return pod.ready or ended or pod.termination is not None
 
 
 def _failure(world: World, pod: PodView, cause: Cause, reason: str, message: str) -> FailureStatus:

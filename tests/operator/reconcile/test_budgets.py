@@ -124,12 +124,13 @@ def test_disruption_of_a_pod_decides_the_cause(
     ("fields", "report", "silent", "free"),
     [
         ({"ready": True}, None, True, True),
-        ({"ready": False}, agent_status(1, phase="Training"), False, True),
+        ({"ready": False}, agent_status(1, phase="Preempted"), False, True),
+        ({"ready": False}, agent_status(1, phase="Training"), False, False),
         ({"ready": False}, None, True, False),
         ({"ready": False}, None, False, False),
         ({"phase": "Failed", "termination": ended(85)}, None, True, True),
     ],
-    ids=["ready", "agent answers", "lost", "not ready", "ended"],
+    ids=["ready", "ranks stopped", "request still waits", "lost", "not ready", "ended"],
 )
 def test_case_128_taint_on_a_node_that_works_is_free_like_a_drain(
     fields: dict[str, Any], report: AgentStatus | None, silent: bool, free: bool
