@@ -17,6 +17,7 @@ from ddp_operator.reconcile import (
     late_cause,
     lifecycle,
     node_ranges,
+    queueing,
     recovery,
     refused_spec,
 )
@@ -104,6 +105,7 @@ def _start_or_resume(world: World, defaults: Defaults) -> Plan:
     status = status.model_copy(
         update={
             "start_time": world.now.replace(microsecond=0),
+            "queue": None,
             "refused_spec_hash": None,
             "attempts_without_progress": 0,
             "pods": fresh_pods(world.job, defaults),
@@ -189,6 +191,7 @@ def _new_attempt(
             "attempt": attempt,
             "attempt_start_time": (world.now + backoff.delay(status)).replace(microsecond=0),
             "attempt_spec_hash": world.job.spec_hash,
+            "queue": queueing.of_next_attempt(status, world.now),
             "succeeded_nodes": None,
             "resumed_from_step": None,
             "straggler": None,
@@ -239,7 +242,7 @@ def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) ->
     status = status.model_copy(update={"suspect": hangs.suspect(world)})
     status = escalation.reset_stalled_attempts(with_progress(world, status))
     status = recovery.complete_trace(world, active_conditions(world, status))
-    status = refused_spec.with_trained_spec(world, status)
+    status = queueing.with_hold(world, refused_spec.with_trained_spec(world, status))
     succeeded = node_ranges.to_text(world.succeeded) or None
     status = status.model_copy(update={"succeeded_nodes": succeeded})
     events = []
