@@ -147,7 +147,7 @@ class Checkpoint(ApiModel):
         ]
         | None
     ) = None
-    """Directory of the run inside the claim. The default is unique: NAME-UID of the job. A later job with the same path continues the run of an earlier one."""  # noqa: E501
+    """Directory of the run inside the claim. The default is unique: NAME-UID of the job. A later job with the same path continues the run of an earlier one. It waits until the earlier one has ended."""  # noqa: E501
     every_steps: Count | None = None
     """Number of updates (optimizer steps) between two checkpoints, 1 to 1,000,000. Without everySteps and everySeconds, the bundled loop saves after each epoch and at least every five minutes."""  # noqa: E501
     every_seconds: Seconds | None = None

@@ -268,6 +268,8 @@ class PodsStatus(StatusModel):
     """Container image of the worker pods."""
     image_pull_policy: ShortText = "IfNotPresent"
     """Rule for when the kubelet pulls the image."""
+    checkpoint_directory: ShortText | None = None
+    """Directory of the checkpoints, as CLAIM/PATH. Until the job ends, no other job that names it in checkpoint.path starts."""  # noqa: E501
 
 
 class QueueStatus(StatusModel):

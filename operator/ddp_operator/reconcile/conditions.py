@@ -26,6 +26,7 @@ The kubelet delivers the new attempt order within about 2 s, and probes every se
 """
 QUOTA_EXCEEDED = "QuotaExceeded"
 SCHEDULING_GATED = "SchedulingGated"
+CHECKPOINT_PATH_IN_USE = "CheckpointPathInUse"
 QUEUED = (QUOTA_EXCEEDED, SCHEDULING_GATED, "Unschedulable")
 """Reasons of PodsReady for a job that waits for room, which is no fault."""
 _BLOCKED_REASONS = (

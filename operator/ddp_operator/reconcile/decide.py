@@ -10,6 +10,7 @@ from ddp_operator.builders.pod import Defaults
 from ddp_operator.reconcile import (
     backoff,
     budgets,
+    checkpoint_owner,
     escalation,
     goodput,
     hangs,
@@ -68,11 +69,10 @@ def _decide(world: World, defaults: Defaults) -> Plan:
     if world.job.spec.suspend:
         return lifecycle.suspend(world)
     status = world.job.status
-    if status.attempt_spec_hash is None:
-        waits = refused_spec.is_waiting(world)
-        return refused_spec.wait_for_edit(world) if waits else _start_or_resume(world, defaults)
+    if status.attempt_spec_hash is None and refused_spec.is_waiting(world):
+        return refused_spec.wait_for_edit(world)
     if status.attempt_spec_hash != world.job.spec_hash:
-        return _restart_for_new_spec(world, defaults)
+        return _begin(world, defaults)
     if all_succeeded(world):
         return _complete(world)  # Even if a deadline has passed before the operator looked.
     exceeded = lifecycle.exceeded_deadline(world)
@@ -87,6 +87,15 @@ def _decide(world: World, defaults: Defaults) -> Plan:
     if losses:
         return _handle_losses(world, losses, defaults)
     return _continue_attempt(world, status, defaults)
+
+
+def _begin(world: World, defaults: Defaults) -> Plan:
+    """Return the plan of a job without an attempt of the current spec."""
+    if world.checkpoint_owner is not None:
+        return checkpoint_owner.wait(world, world.checkpoint_owner)
+    if world.job.status.attempt_spec_hash is None:
+        return _start_or_resume(world, defaults)
+    return _restart_for_new_spec(world, defaults)
 
 
 def all_succeeded(world: World) -> bool:

@@ -149,6 +149,7 @@ OBSERVED = every(
     now=[after(s) for s in (0, 1, 4.5, 5, 29, 61, -100)],
     service=[True, False],
     blocked=[None, None, "exceeded quota"],
+    checkpoint_owner=[None, None, None, "other"],
 )
 
 
@@ -179,6 +180,7 @@ def worlds(draw: st.DrawFn) -> World:
         service_exists=observed["service"],
         reports=reports,
         blocked=observed["blocked"],
+        checkpoint_owner=observed["checkpoint_owner"] if job.spec.checkpoint else None,
     )
 
 
