@@ -137,6 +137,7 @@ async def _reconcile_jobs(
         annotations=settings.pod_template_annotations,
     )
     wake = functools.partial(queue.add, news=True)
+    cache.directories.on_release = wake
     watcher = AgentWatcher(cluster, wake, settings.status_writes_per_second)
     controller = Controller(
         cluster,
@@ -145,6 +146,7 @@ async def _reconcile_jobs(
         lambda: datetime.now(UTC),
         reports=watcher,
         monotonic=time.monotonic,
+        is_listed=activity.is_listed,
         others_wait=lambda: queue.oldest_seconds() > _WAITING_SECONDS,
         on_status=metrics.record_status,
     )
@@ -162,7 +164,8 @@ async def _reconcile_jobs(
     coroutines: list[Coroutine[Any, Any, None]] = all_workers(
         settings.workers, queue, controller, activity, metrics.record_reconcile
     )
-    coroutines.append(resync_periodically(take_snapshot, cache, queue, settings.resync_seconds))
+    every, wanted = settings.resync_seconds, activity.resync_wanted
+    coroutines.append(resync_periodically(take_snapshot, cache, queue, every, wanted))
     coroutines.append(metrics.measure_lag())
     coroutines.append(_watch(settings, cache, queue, stop))
     try:

@@ -31,6 +31,12 @@ SPECIAL: dict[str, tuple[str, tuple[Series, ...], int, bool]] = {
     "a job waits for room": ("DDPJobNotStarting", (PENDING, waits("Unschedulable")), 60, False),
     "a queue holds a job": ("DDPJobNotStarting", (PENDING, waits("SchedulingGated")), 60, False),
     "a quota holds a job": ("DDPJobNotStarting", (PENDING, waits("QuotaExceeded")), 60, False),
+    "another job owns the directory of the checkpoints": (
+        "DDPJobNotStarting",
+        (PENDING, waits("CheckpointPathInUse")),
+        60,
+        False,
+    ),
     "pods run and ranks do not join": ("DDPJobNotStarting", (PENDING, waits("NotReady")), 60, True),
     "updates take half an hour, as spec.hang allows": (
         "DDPJobNoProgress",

@@ -147,7 +147,7 @@ class Checkpoint(ApiModel):
         ]
         | None
     ) = None
-    """Directory of the run inside the claim. The default is unique: NAME-UID of the job. A later job with the same path continues the run of an earlier one."""  # noqa: E501
+    """Directory of the run inside the claim. The default is unique: NAME-UID of the job. A later job with the same path continues the run of an earlier one. It waits until the earlier one has ended."""  # noqa: E501
     every_steps: Count | None = None
     """Number of updates (optimizer steps) between two checkpoints, 1 to 1,000,000. Without everySteps and everySeconds, the bundled loop saves after each epoch and at least every five minutes."""  # noqa: E501
     every_seconds: Seconds | None = None
@@ -323,9 +323,9 @@ class DDPJobSpec(ApiModel):
     max_infrastructure_restarts: Annotated[StrictInt, Field(ge=0, le=10000)] = 50
     """Maximum number of restarts after losses of pods, Kubernetes nodes or volumes, 0 to 10,000. One more loss fails the job."""  # noqa: E501
     startup_deadline_seconds: Seconds | None = None
-    """Seconds that each attempt may take until all its ranks are in the process group, 1 to 31,536,000 (one year). A longer start fails the job."""  # noqa: E501
+    """Seconds that each attempt may take until all its ranks are in the process group, 1 to 31,536,000 (one year). A longer start fails the job. The time in which a scheduling gate or a quota holds its pods does not count, but the wait for a Kubernetes node with room does."""  # noqa: E501
     active_deadline_seconds: Seconds | None = None
-    """Seconds that the job may run, from its start or its last resumption, 1 to 31,536,000 (one year). A longer run fails the job."""  # noqa: E501
+    """Seconds that the job may run, from its start or its last resumption, 1 to 31,536,000 (one year). A longer run fails the job. The time in which a scheduling gate or a quota holds its pods does not count."""  # noqa: E501
     ttl_seconds_after_finished: Annotated[StrictInt, Field(ge=0, le=31_536_000)] | None = None
     """Seconds after which the operator deletes a finished job, 0 to 31,536,000 (one year). Without it, the job stays."""  # noqa: E501
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.NONE

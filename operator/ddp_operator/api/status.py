@@ -12,6 +12,7 @@ from ddp_wire.plain_text import PlainLines, PlainText
 
 ShortText = Annotated[PlainText, StringConstraints(max_length=1024)]
 LongText = Annotated[PlainText, StringConstraints(max_length=32768)]
+Seconds = Annotated[int, Field(ge=0)]
 LongLines = Annotated[PlainLines, StringConstraints(max_length=32768)]
 NodeRanges = Annotated[
     str,
@@ -267,6 +268,19 @@ class PodsStatus(StatusModel):
     """Container image of the worker pods."""
     image_pull_policy: ShortText = "IfNotPresent"
     """Rule for when the kubelet pulls the image."""
+    checkpoint_directory: ShortText | None = None
+    """Directory of the checkpoints, as CLAIM/PATH. Until the job ends, no other job that names it in checkpoint.path starts."""  # noqa: E501
+
+
+class QueueStatus(StatusModel):
+    """Time in which a scheduling gate or a quota held pods of the job while its ranks did not train. No deadline counts it."""  # noqa: E501
+
+    since: datetime | None = None
+    """Time at which the operator first saw the present hold. Absent while nothing holds the pods."""  # noqa: E501
+    attempt_seconds: Seconds = 0
+    """Seconds of the ended holds in the current attempt. startupDeadlineSeconds does not count them."""  # noqa: E501
+    job_seconds: Seconds = 0
+    """Seconds of the ended holds since startTime. activeDeadlineSeconds does not count them."""
 
 
 class DDPJobStatus(StatusModel):
@@ -308,6 +322,8 @@ class DDPJobStatus(StatusModel):
     """Next action of the operator, or the event that it waits for."""
     start_time: datetime | None = None
     """Time at which the operator started or resumed the job."""
+    queue: QueueStatus | None = None
+    """Time in which a scheduling gate or a quota held pods of the job. Absent before the first such hold."""  # noqa: E501
     completion_time: datetime | None = None
     """Time at which the job completed or failed."""
     ready: ShortText | None = None

@@ -26,7 +26,18 @@ _NODE_FIELDS = {
 def checkpoint_path(job: DDPJob) -> str:
     """Return the directory of the run within its claim: the given path, or a unique one."""
     given = job.spec.checkpoint.path if job.spec.checkpoint else None
-    return given or f"{job.metadata.name}-{job.metadata.uid}"
+    return given or unique_path(job.metadata.name, job.metadata.uid)
+
+
+def unique_path(name: str, uid: str) -> str:
+    """Return the directory of a job without `checkpoint.path`."""
+    return f"{name}-{uid}"
+
+
+def checkpoint_directory(job: DDPJob) -> str | None:
+    """Return claim and directory of the job's checkpoints as CLAIM/PATH, or None without them."""
+    checkpoint = job.spec.checkpoint
+    return None if checkpoint is None else f"{checkpoint.claim_name}/{checkpoint_path(job)}"
 
 
 def build_env(job: DDPJob, index: int, log_format: str = "text") -> list[dict[str, Any]]:

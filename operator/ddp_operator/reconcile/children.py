@@ -6,6 +6,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, PodsStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.affinity import valid_strikes
+from ddp_operator.builders.env import checkpoint_directory
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.builders.service import build_service
 from ddp_operator.reconcile.abandoned import is_abandoned
@@ -35,6 +36,7 @@ def fresh_pods(job: DDPJob, defaults: Defaults) -> PodsStatus:
         nodes=spec.nodes,
         image=spec.image or defaults.image,
         image_pull_policy=policy.value if policy else defaults.image_pull_policy,
+        checkpoint_directory=checkpoint_directory(job),
     )
 
 

@@ -24,10 +24,13 @@ OLD_READINESS_LIMIT = timedelta(seconds=10)
 
 The kubelet delivers the new attempt order within about 2 s, and probes every second.
 """
-QUEUED = ("QuotaExceeded", "SchedulingGated", "Unschedulable")
+QUOTA_EXCEEDED = "QuotaExceeded"
+SCHEDULING_GATED = "SchedulingGated"
+CHECKPOINT_PATH_IN_USE = "CheckpointPathInUse"
+QUEUED = (QUOTA_EXCEEDED, SCHEDULING_GATED, "Unschedulable")
 """Reasons of PodsReady for a job that waits for room, which is no fault."""
 _BLOCKED_REASONS = (
-    ("exceeded quota", "QuotaExceeded"),
+    ("exceeded quota", QUOTA_EXCEEDED),
     ("strict decoding error", "InvalidPod"),
     (" is invalid: ", "InvalidPod"),
     ("is not this job's", "NameConflict"),
@@ -168,7 +171,7 @@ def _set_pods_ready(out: ConditionWriter, ready: int, wanted: int) -> None:
     if ready == wanted:
         reason, message = "AllReady", f"{ready} of {wanted} pods are training"
     elif blocked is not None:
-        reason, message = _blocked_reason(blocked), blocked
+        reason, message = blocked_reason(blocked), blocked
     else:
         reason = _waiting_reason(out.world.pods) or "NotReady"
         message = f"{ready} of {wanted} pods are training"
@@ -187,7 +190,7 @@ def _waiting_reason(pods: Sequence[PodView]) -> str | None:
     return next((reason for reason in named if reason not in QUEUED), named[0] if named else None)
 
 
-def _blocked_reason(error: str) -> str:
+def blocked_reason(error: str) -> str:
     """Return the condition reason for an API server error."""
     return next((reason for part, reason in _BLOCKED_REASONS if part in error), "NotServed")
 

@@ -10,6 +10,7 @@ from ddp_operator.builders.pod import Defaults
 from ddp_operator.reconcile import (
     backoff,
     budgets,
+    checkpoint_owner,
     escalation,
     goodput,
     hangs,
@@ -17,6 +18,7 @@ from ddp_operator.reconcile import (
     late_cause,
     lifecycle,
     node_ranges,
+    queueing,
     recovery,
     refused_spec,
 )
@@ -67,11 +69,10 @@ def _decide(world: World, defaults: Defaults) -> Plan:
     if world.job.spec.suspend:
         return lifecycle.suspend(world)
     status = world.job.status
-    if status.attempt_spec_hash is None:
-        waits = refused_spec.is_waiting(world)
-        return refused_spec.wait_for_edit(world) if waits else _start_or_resume(world, defaults)
+    if status.attempt_spec_hash is None and refused_spec.is_waiting(world):
+        return refused_spec.wait_for_edit(world)
     if status.attempt_spec_hash != world.job.spec_hash:
-        return _restart_for_new_spec(world, defaults)
+        return _begin(world, defaults)
     if all_succeeded(world):
         return _complete(world)  # Even if a deadline has passed before the operator looked.
     exceeded = lifecycle.exceeded_deadline(world)
@@ -86,6 +87,15 @@ def _decide(world: World, defaults: Defaults) -> Plan:
     if losses:
         return _handle_losses(world, losses, defaults)
     return _continue_attempt(world, status, defaults)
+
+
+def _begin(world: World, defaults: Defaults) -> Plan:
+    """Return the plan of a job without an attempt of the current spec."""
+    if world.checkpoint_owner is not None:
+        return checkpoint_owner.wait(world, world.checkpoint_owner)
+    if world.job.status.attempt_spec_hash is None:
+        return _start_or_resume(world, defaults)
+    return _restart_for_new_spec(world, defaults)
 
 
 def all_succeeded(world: World) -> bool:
@@ -104,6 +114,7 @@ def _start_or_resume(world: World, defaults: Defaults) -> Plan:
     status = status.model_copy(
         update={
             "start_time": world.now.replace(microsecond=0),
+            "queue": None,
             "refused_spec_hash": None,
             "attempts_without_progress": 0,
             "pods": fresh_pods(world.job, defaults),
@@ -189,6 +200,7 @@ def _new_attempt(
             "attempt": attempt,
             "attempt_start_time": (world.now + backoff.delay(status)).replace(microsecond=0),
             "attempt_spec_hash": world.job.spec_hash,
+            "queue": queueing.of_next_attempt(status, world.now),
             "succeeded_nodes": None,
             "resumed_from_step": None,
             "straggler": None,
@@ -239,7 +251,7 @@ def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) ->
     status = status.model_copy(update={"suspect": hangs.suspect(world)})
     status = escalation.reset_stalled_attempts(with_progress(world, status))
     status = recovery.complete_trace(world, active_conditions(world, status))
-    status = refused_spec.with_trained_spec(world, status)
+    status = queueing.with_hold(world, refused_spec.with_trained_spec(world, status))
     succeeded = node_ranges.to_text(world.succeeded) or None
     status = status.model_copy(update={"succeeded_nodes": succeeded})
     events = []

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 from ddp_operator.api.spec import CleanPodPolicy
 from ddp_operator.api.status import Cause, ConditionStatus, ConditionType, DDPJobStatus
-from ddp_operator.reconcile import history
+from ddp_operator.reconcile import history, queueing
 from ddp_operator.reconcile.children import delete_pods, end_pods
 from ddp_operator.reconcile.conditions import ConditionWriter
 from ddp_operator.reconcile.plan import Action, DeleteJob, Event, EventType, Plan
@@ -36,6 +36,7 @@ def finish(
             "suspect": None,
         }
     )
+    ended = queueing.with_ended_hold(ended, world.now)
     severity = EventType.NORMAL if succeeded else EventType.WARNING
     # The next reconcile finds a finished job and cleans up its pods.
     return Plan(ended, events=(Event(severity, reason, message),), requeue_seconds=0)
@@ -82,6 +83,7 @@ def suspend(world: World) -> Plan:
             "replicas": len(world.pods),
             # Resumption restarts the clock of activeDeadlineSeconds, as for a batch Job.
             "start_time": None,
+            "queue": None,
             "attempt_spec_hash": None,
             "refused_spec_hash": None,  # Resumption tries again: an input may have changed.
         }
@@ -91,39 +93,48 @@ def suspend(world: World) -> Plan:
 
 def exceeded_deadline(world: World) -> tuple[str, str] | None:
     """Return reason and message of a deadline that has passed, or None."""
-    status, spec = world.job.status, world.job.spec
-    active = spec.active_deadline_seconds
-    if active is not None and _has_passed(status.start_time, active, world.now):
-        message = f"the job was active for longer than activeDeadlineSeconds ({active})"
-        return "DeadlineExceeded", message
-    startup = spec.startup_deadline_seconds
-    if startup is None or status.is_true(ConditionType.RENDEZVOUSED):
-        return None
-    if _has_passed(status.attempt_start_time, startup, world.now):
+    status, spec, now = world.job.status, world.job.spec, world.now
+    left = _seconds_to_active_deadline(world, status)
+    if left is not None and left <= 0:
+        held = _held_words(queueing.held_in_job(status, now))
+        limit = f"activeDeadlineSeconds ({spec.active_deadline_seconds}){held}"
+        return "DeadlineExceeded", f"the job was active for longer than {limit}"
+    left = _seconds_to_startup_deadline(world, status)
+    if left is not None and left <= 0:
         summary = status.condition(ConditionType.SUCCEEDED)
         seen = f": {summary.message}" if summary is not None and summary.message else ""
-        limit = f"startupDeadlineSeconds ({startup})"
+        held = _held_words(queueing.held_in_attempt(status, now))
+        limit = f"startupDeadlineSeconds ({spec.startup_deadline_seconds}){held}"
         message = f"attempt {status.attempt} did not start training within {limit}"
         return "StartupDeadlineExceeded", message + seen
     return None
 
 
+def _held_words(held: timedelta) -> str:
+    seconds = held // timedelta(seconds=1)
+    return f", without the {seconds} s in which a gate or a quota held its pods" if seconds else ""
+
+
 def seconds_to_deadline(world: World, status: DDPJobStatus) -> float | None:
     """Return the seconds until the next deadline of an active job, or None without one."""
-    spec = world.job.spec
-    startup = spec.startup_deadline_seconds
-    if status.is_true(ConditionType.RENDEZVOUSED):
-        startup = None
-    pairs = (
-        (status.start_time, spec.active_deadline_seconds),
-        (status.attempt_start_time, startup),
-    )
-    left = [_seconds_left(t, s, world.now) for t, s in pairs if t is not None and s is not None]
+    both = _seconds_to_active_deadline(world, status), _seconds_to_startup_deadline(world, status)
+    left = [seconds for seconds in both if seconds is not None]
     return max(0.1, min(left)) if left else None
 
 
-def _has_passed(since: datetime | None, seconds: int, now: datetime) -> bool:
-    return since is not None and _seconds_left(since, seconds, now) <= 0
+def _seconds_to_active_deadline(world: World, status: DDPJobStatus) -> float | None:
+    limit = world.job.spec.active_deadline_seconds
+    if limit is None or status.start_time is None:
+        return None
+    held = queueing.held_in_job(status, world.now)
+    return _seconds_left(status.start_time + held, limit, world.now)
+
+
+def _seconds_to_startup_deadline(world: World, status: DDPJobStatus) -> float | None:
+    limit, start = world.job.spec.startup_deadline_seconds, status.attempt_start_time
+    if limit is None or start is None or status.is_true(ConditionType.RENDEZVOUSED):
+        return None
+    return _seconds_left(start + queueing.held_in_attempt(status, world.now), limit, world.now)
 
 
 def _seconds_left(since: datetime, seconds: int, now: datetime) -> float:

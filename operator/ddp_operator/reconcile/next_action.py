@@ -23,8 +23,8 @@ def next_action(world: World, plan: Plan) -> str:
     """Return the sentence about a plan and about what follows it."""
     if is_finished(plan.status):
         return _after_finish(world, plan.status)
-    if world.job.spec.suspend or plan.status.refused_spec_hash is not None:
-        return _while_stopped(world)
+    if plan.status.attempt_spec_hash is None:
+        return _while_stopped(world, plan.status)
     if world.blocked is not None:
         return "the operator retries the request that the API server refused"
     status = plan.status
@@ -57,11 +57,15 @@ def _after_finish(world: World, status: DDPJobStatus) -> str:
     return "none: the job is finished"
 
 
-def _while_stopped(world: World) -> str:
+def _while_stopped(world: World, status: DDPJobStatus) -> str:
     remaining = [pod.name for pod in world.pods]
     if remaining:
         return f"the operator waits for {_listed(remaining)} to end"
-    condition = "spec.suspend is false" if world.job.spec.suspend else "the spec is edited"
+    condition = "the spec is edited"
+    if world.job.spec.suspend:
+        condition = "spec.suspend is false"
+    elif status.refused_spec_hash is None and world.checkpoint_owner is not None:
+        condition = f"the DDPJob {world.checkpoint_owner} has ended"
     return f"none: the operator waits until {condition}"
 
 

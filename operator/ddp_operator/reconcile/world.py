@@ -126,6 +126,8 @@ class World:
     """How long the creation of pods must wait, by pod name: see `backoff.before_creation`."""
     progress_interval: timedelta = PROGRESS_INTERVAL
     """Minimum time between two status writes that change only the progress."""
+    checkpoint_owner: str | None = None
+    """Name of the other job that owns the directory of this job's checkpoints, or None."""
     blocked: str | None = None
     """Error of the API server when the actions of the last plan ran."""
 

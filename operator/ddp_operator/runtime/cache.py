@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ddp_operator.cluster.base import Key, Listing, Manifest, Snapshot
+from ddp_operator.runtime.directories import Directories
 from ddp_wire import contract
 
 _JOB = "DDPJob"
@@ -27,6 +28,19 @@ class _Contents:
     restored: asyncio.Event = field(default_factory=asyncio.Event)
     pending: set["PendingRequest"] = field(default_factory=set)
     """Requests that have no answer yet."""
+    directories: Directories = field(default_factory=Directories)
+    """Owners of the directories of all these jobs' checkpoints."""
+
+    def store_job(self, job: Manifest) -> None:
+        """Store a job in place of the known one."""
+        key = _job_key(job)
+        self.jobs[key] = job
+        self.directories.put(key, job)
+
+    def remove_job(self, key: Key) -> None:
+        """Remove the job with a key, if there is one."""
+        if self.jobs.pop(key, None) is not None:
+            self.directories.drop(key)
 
     def record_change(
         self, kind: str, changed: Manifest, *, deleted: bool = False, by: "PendingRequest | None"
@@ -47,6 +61,7 @@ class Cache:
     def __init__(self) -> None:
         self._contents = _Contents()
         self._jobs, self._children = self._contents.jobs, self._contents.children
+        self.directories = self._contents.directories
         self.restored = self._contents.restored
         """Set when the API server returned older versions than before, as a restored etcd does."""
 
@@ -72,7 +87,7 @@ class Cache:
         self._contents.record_change(_JOB, job, by=None)
         known = self._jobs.get(key)
         if job != known and _is_newer(job, known):
-            self._jobs[key] = job
+            self._contents.store_job(job)
         return key
 
     def drop_job(self, job: Manifest) -> Key:
@@ -81,12 +96,12 @@ class Cache:
         self._contents.record_change(_JOB, job, deleted=True, by=None)
         known = self._jobs.get(key)
         if known is not None and known["metadata"]["uid"] == job["metadata"]["uid"]:
-            del self._jobs[key]
+            self._contents.remove_job(key)
         return key
 
     def forget_job(self, key: Key) -> None:
         """Remove the job with a key, if there is one."""
-        self._jobs.pop(key, None)
+        self._contents.remove_job(key)
 
     def put_child(self, kind: str, child: Manifest) -> Key | None:
         """Store a child from a watch unless a newer version is known. Return its job's key."""
@@ -166,13 +181,13 @@ class PendingRequest:
         if known is not None and not _is_newer(job, known):
             self._contents.restored.set()
         if job != known:
-            self._contents.jobs[_job_key(job)] = job
+            self._contents.store_job(job)
         self._contents.record_change(_JOB, job, by=self)
 
     def forget_job(self, key: Key) -> None:
         """Remove a job that the API server does not have."""
         if (_JOB, *key) not in self._changed:
-            self._contents.jobs.pop(key, None)
+            self._contents.remove_job(key)
 
     def put_child(self, kind: str, child: Manifest) -> None:
         """Store a child from the answer."""
@@ -200,7 +215,7 @@ class PendingRequest:
         listed = {_job_key(job) for job in snapshot.jobs.items}
         for key, known in list(contents.jobs.items()):
             if key not in listed and not self._outlives(_JOB, known, snapshot.jobs):
-                del contents.jobs[key]
+                contents.remove_job(key)
         for job in snapshot.jobs.items:
             self.put_job(job)
         listings = (snapshot.pods, snapshot.services, snapshot.network_policies)

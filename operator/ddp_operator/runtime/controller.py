@@ -19,6 +19,7 @@ from ddp_operator.cluster.base import (
     Key,
     Manifest,
 )
+from ddp_operator.reconcile import checkpoint_owner
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.invalid_spec import INVALID, invalid_spec_status, refused_config
 from ddp_operator.reconcile.lifecycle import is_finished
@@ -79,6 +80,7 @@ class Controller:
         reports: AgentReports,
         monotonic: Callable[[], float] | None = None,
         in_flight: int = 32,
+        is_listed: Callable[[str], bool] = lambda _: True,
         others_wait: Callable[[], bool] = lambda: True,
         on_status: Callable[[DDPJobStatus, DDPJobStatus], None] = lambda *_: None,
     ) -> None:
@@ -92,12 +94,13 @@ class Controller:
             reports: Newest known statuses of agents.
             monotonic: Returns seconds of a clock that is never set. None derives it from `clock`.
             in_flight: Maximum number of concurrent requests of one plan.
+            is_listed: Returns whether the cache has had all jobs of a namespace.
             others_wait: Returns whether other jobs may wait for a worker.
             on_status: Called with the old and the new status after each write.
         """
         self._on_status = on_status
         self._cluster, self._cache, self._reports = cluster, cache, reports
-        self._defaults, self._clock = defaults, clock
+        self._defaults, self._clock, self._is_listed = defaults, clock, is_listed
         self._repairs = Repairs(clock)
         self._sightings = Sightings(monotonic or (lambda: clock().timestamp()))
         self._actions = ActionRunner(
@@ -163,6 +166,8 @@ class Controller:
             fields = ", ".join(f"status.{name}" for name in job.unread)
             text = f"{fields}: a newer operator wrote values that this one does not know"
             await self._warn_once(key, raw, text)
+        if checkpoint_owner.may_share(job) and not self._is_listed(key[0]):
+            return checkpoint_owner.LOOK_SECONDS  # The owner of its directory may be unknown.
         created_in = self._creating.pop(key, None)
         world, plan = await self._decide(job, self._cache.children("Pod", key))
         continues = _continues_creation(job, plan, created_in)
@@ -260,11 +265,12 @@ class Controller:
 
     async def _decide(self, job: DDPJob, pods: Sequence[Manifest]) -> tuple[World, Plan]:
         """Return the observed state and the plan for it."""
+        owner = self._checkpoint_owner(job)
 
         def look() -> tuple[World, Plan]:
             # The time of this thread: what other threads and processes do meanwhile is no cost.
             started = time.thread_time()
-            world = self._observe(job, pods)
+            world = replace(self._observe(job, pods), checkpoint_owner=owner)
             plan = self._without_held_repairs(job, decide(world, self._defaults))
             self._decision_seconds[job.key] = time.thread_time() - started
             return world, plan
@@ -275,6 +281,13 @@ class Controller:
             # The Lease, the health endpoint and other jobs go on meanwhile.
             found = await asyncio.to_thread(look)
         return found
+
+    def _checkpoint_owner(self, job: DDPJob) -> str | None:
+        """Return the name of the job that owns the directory of this one's checkpoints, or None."""
+        asks = job.spec.checkpoint is not None and not job.spec.suspend
+        if not asks or is_finished(job.status):
+            return None
+        return self._cache.directories.owner(job.key)
 
     def _observe(self, job: DDPJob, pods: Sequence[Manifest]) -> World:
         """Return the observed state. No observation waits for an agent. Any thread may call it."""

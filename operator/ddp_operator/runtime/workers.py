@@ -1,6 +1,7 @@
 """Workers that process keys from the queue, and the resync that adds all keys."""
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -39,9 +40,18 @@ class Activity:
         """Error of the last failed attempt to fill the cache, or empty."""
         self.unserved_namespaces: dict[str, str] = {}
         """Error of each namespace that refuses the operator, by its name."""
+        self.resync_wanted = asyncio.Event()
+        """Set when a job of an unserved namespace is known: the namespace may be served again."""
         self._busy: dict[Key, float] = {}
         self._failures: tuple[float, float] | None = None
         """Times of the first and the last failed request since the last served one."""
+
+    def is_listed(self, namespace: str) -> bool:
+        """Return whether the last snapshot had a namespace. Otherwise ask for an early one."""
+        listed = namespace not in self.unserved_namespaces
+        if not listed:
+            self.resync_wanted.set()
+        return listed
 
     def begin(self, key: Key) -> None:
         """Record that a worker starts to process a key."""
@@ -187,19 +197,24 @@ async def first_sync(
 
 
 async def resync_periodically(
-    take_snapshot: TakeSnapshot, cache: Cache, queue: WorkQueue[Key], every: float
+    take_snapshot: TakeSnapshot,
+    cache: Cache,
+    queue: WorkQueue[Key],
+    every: float,
+    wanted: asyncio.Event | None = None,
 ) -> NoReturn:
-    """Resync every `every` seconds, and sooner after a failed resync.
+    """Resync every `every` seconds, and sooner after a failed resync or when one is `wanted`.
 
     Memory is returned after a resync, and once more before the next one: a resync that comes while
     the workers still clear up after many deleted jobs finds little that is free.
     """
-    delay = every
+    delay, wanted = every, wanted or asyncio.Event()
     while True:
         half = delay * random.uniform(0.45, 0.55)  # noqa: S311 (jitter)
-        await asyncio.sleep(half)
+        await _pause(half, wanted)
         release_memory()
-        await asyncio.sleep(half)
+        await _pause(half, wanted)
+        wanted.clear()
         try:
             await resync(take_snapshot, cache, queue)
         except ClusterError as error:
@@ -208,3 +223,11 @@ async def resync_periodically(
         else:
             delay = every
             release_memory()
+
+
+async def _pause(seconds: float, wanted: asyncio.Event) -> None:
+    """Wait, but only for half of the retry's time if a resync is wanted."""
+    shortest = min(seconds, _RESYNC_RETRY_SECONDS / 2)
+    await asyncio.sleep(shortest)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(wanted.wait(), seconds - shortest)

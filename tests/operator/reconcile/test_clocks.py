@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.status import ConditionType
+from ddp_operator.api.status import ConditionType, QueueStatus
 from ddp_operator.cluster.base import Manifest
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import Plan
@@ -163,6 +163,16 @@ def delayed_attempt(clocks: Clocks) -> Plan:
     return clocks.look(job, [clocks.killed(job, 1, -5)], -2)
 
 
+def held_by_a_gate(clocks: Clocks) -> Plan:
+    held = QueueStatus(since=clocks.at("operator", 5), attempt_seconds=20, job_seconds=20)
+    deadlines = {"startupDeadlineSeconds": 60, "activeDeadlineSeconds": 60}
+    job = active_job(formed=False, status={"queue": held}, **deadlines)
+    gate = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+    gate["lastTransitionTime"] = clocks.at("API server", 5).isoformat()
+    pods = [clocks.worker(job, i, phase="Pending", conditions=[gate]) for i in (0, 1)]
+    return clocks.look(job, pods, 5000)
+
+
 SCENES: tuple[tuple[Callable[[Clocks], Plan], str], ...] = (
     (crash_at_the_start, "attempt 2 Recovering PodFailed of digits-1"),
     (crash_of_a_replaced_pod, "attempt 5 Recovering PodFailed of digits-1"),
@@ -174,6 +184,7 @@ SCENES: tuple[tuple[Callable[[Clocks], Plan], str], ...] = (
     (silent_peer, "attempt 2 Recovering PeerLost of digits-1"),
     (readiness_without_reports, "attempt 2 Starting"),
     (delayed_attempt, "attempt 5 Starting"),
+    (held_by_a_gate, "attempt 1 Pending"),
 )
 
 

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ddp_operator.api.job import DDPJob, parse_job
-from ddp_operator.api.status import ConditionType, DDPJobStatus, ProgressStatus, StrikeStatus
+from ddp_operator.api.status import (
+    ConditionType,
+    DDPJobStatus,
+    ProgressStatus,
+    QueueStatus,
+    StrikeStatus,
+)
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import CreatePod, DeleteJob, DeletePod, SetAttempt
@@ -117,6 +123,7 @@ WRITTEN = every(
     resumed_from_step=[None, 5],
     stalled_attempts=[0, 1, 2],
     attempt_start_step=[None, 5],
+    queue=[None, QueueStatus(since=NOW), QueueStatus(attempt_seconds=5, job_seconds=40)],
     strikes=[[], [StrikeStatus(node="machine-1", count=1, last_time=NOW)]],
     last_failure=[None, last_failure(1), last_failure(2)],
     progress=[None, ProgressStatus(step=7, time=NOW), ProgressStatus(step=8, time=None)],
@@ -142,6 +149,7 @@ OBSERVED = every(
     now=[after(s) for s in (0, 1, 4.5, 5, 29, 61, -100)],
     service=[True, False],
     blocked=[None, None, "exceeded quota"],
+    checkpoint_owner=[None, None, None, "other"],
 )
 
 
@@ -172,6 +180,7 @@ def worlds(draw: st.DrawFn) -> World:
         service_exists=observed["service"],
         reports=reports,
         blocked=observed["blocked"],
+        checkpoint_owner=observed["checkpoint_owner"] if job.spec.checkpoint else None,
     )
 
 

@@ -273,6 +273,34 @@ def test_failed_resync_is_repeated_soon_and_finds_missed_events() -> None:
         assert 0.9 * nominal <= waited <= 1.1 * nominal
 
 
+def test_case_192_job_of_an_unserved_namespace_causes_a_resync_within_30_s() -> None:
+    times: list[float] = []
+    activity = Activity()
+
+    async def take_snapshot() -> Snapshot:
+        times.append(asyncio.get_running_loop().time())
+        return FakeCluster().snapshot()
+
+    async def body() -> None:
+        resyncs = resync_periodically(
+            take_snapshot, Cache(), WorkQueue(), 600, activity.resync_wanted
+        )
+        task = asyncio.ensure_future(resyncs)
+        await asyncio.sleep(100)
+        assert activity.is_listed("team-a")
+        await asyncio.sleep(100)
+        assert times == []
+        activity.unserved_namespaces = {"team-a": "pods is forbidden"}
+        for _ in range(10):
+            assert not activity.is_listed("team-a")
+            await asyncio.sleep(10)
+        task.cancel()
+
+    run_in_fake_time(body())
+    assert 200 <= times[0] <= 230
+    assert len(times) <= 4
+
+
 def test_memory_is_returned_after_a_resync_and_once_more_before_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,0 +1,68 @@
+"""Measure how long a scheduling gate or a quota holds the pods of a job.
+
+A queue or an administrator decides when such a hold ends, so no deadline counts it. The status has
+the times by the operator's clock, as for the deadlines.
+"""
+
+from datetime import datetime, timedelta
+
+from ddp_operator.api.status import ConditionType, DDPJobStatus, QueueStatus
+from ddp_operator.reconcile.conditions import QUOTA_EXCEEDED, SCHEDULING_GATED, blocked_reason
+from ddp_operator.reconcile.world import World
+
+
+def with_hold(world: World, status: DDPJobStatus) -> DDPJobStatus:
+    """Return the status with the begin or the end of a hold recorded."""
+    known = status.queue or QueueStatus()
+    if status.is_true(ConditionType.RENDEZVOUSED) or not _is_held(world):
+        return with_ended_hold(status, world.now)
+    if known.since is not None:
+        return status
+    held = known.model_copy(update={"since": world.now.replace(microsecond=0)})
+    return status.model_copy(update={"queue": held})
+
+
+def with_ended_hold(status: DDPJobStatus, now: datetime) -> DDPJobStatus:
+    """Return the status without a present hold. Its seconds are added to both sums."""
+    known = status.queue
+    if known is None or known.since is None:
+        return status
+    # Both times without fractions: the errors of many short holds do not add up.
+    seconds = _since(known, now.replace(microsecond=0)) // timedelta(seconds=1)
+    ended = QueueStatus(
+        attempt_seconds=known.attempt_seconds + seconds, job_seconds=known.job_seconds + seconds
+    )
+    return status.model_copy(update={"queue": ended})
+
+
+def of_next_attempt(status: DDPJobStatus, now: datetime) -> QueueStatus | None:
+    """Return the holds with which the next attempt begins."""
+    known = with_ended_hold(status, now).queue
+    if known is None or not known.job_seconds:
+        return None
+    return known.model_copy(update={"attempt_seconds": 0})
+
+
+def held_in_attempt(status: DDPJobStatus, now: datetime) -> timedelta:
+    """Return how long the pods were held in the current attempt, with the present hold."""
+    known = status.queue or QueueStatus()
+    return timedelta(seconds=known.attempt_seconds) + _since(known, now)
+
+
+def held_in_job(status: DDPJobStatus, now: datetime) -> timedelta:
+    """Return how long the pods were held since the job's start, with the present hold."""
+    known = status.queue or QueueStatus()
+    return timedelta(seconds=known.job_seconds) + _since(known, now)
+
+
+def _since(known: QueueStatus, now: datetime) -> timedelta:
+    """Return the time of the present hold; 0 without one, or if the clock was set back since."""
+    return max(timedelta(0), now - known.since) if known.since is not None else timedelta(0)
+
+
+def _is_held(world: World) -> bool:
+    """Return whether a gate holds a pod, or a quota refuses to let one be created."""
+    if world.blocked is not None and blocked_reason(world.blocked) == QUOTA_EXCEEDED:
+        return True
+    waiting = (p.waiting for p in world.pods if p.phase == "Pending" and p.waiting is not None)
+    return any(text.partition(":")[0] == SCHEDULING_GATED for text in waiting)
