@@ -17,21 +17,23 @@ import sys
 from tests.harness import ending
 from tests.tools.run_all import run_both
 
-ending.script(lambda: sys.exit(run_both(*[["sh", "-c", text] for text in sys.argv[1:]])))
+first, second = [["sh", "-c", text] for text in sys.argv[1:]]
+ending.script(lambda: sys.exit(run_both([first], second)))
 """
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "code"), [(0, 0, 0), (1, 0, 1), (0, 2, 2), (3, 2, 3)], ids=str
+    ("ends", "code"),
+    [((0, 0, 0), 0), ((1, 0, 0), 1), ((0, 4, 0), 4), ((0, 0, 2), 2), ((3, 4, 2), 3)],
 )
 def test_run_fails_if_one_of_its_commands_fails(
-    first: int, second: int, code: int, capfd: pytest.CaptureFixture[str]
+    ends: tuple[int, int, int], code: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    commands = [
-        ["sh", "-c", f"echo {name}; exit {end}"] for name, end in (("a", first), ("b", second))
+    one, two, beside = [
+        ["sh", "-c", f"echo {name}; exit {end}"] for name, end in zip("abc", ends, strict=True)
     ]
-    assert run_both(*commands) == code
-    assert capfd.readouterr().out == "a\nb\n"
+    assert run_both([one, two], beside) == code
+    assert capfd.readouterr().out == "a\nb\nc\n"
 
 
 def test_terminated_run_ends_both_commands(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
     python -m tests.tools.run_all
 
-A machine has one cluster. Its tests often wait, and the other process runs all other tests
-meanwhile. Its output follows at the end.
+A machine has one cluster. Its tests often wait, and the other process runs those of the trainer and
+the agent meanwhile, which take most of the time. Its output follows at the end. The first process
+runs the rest of the tests after those of the cluster, so that both end at about the same time.
 """
 
 import shutil
@@ -16,28 +17,32 @@ from tests.harness import ending
 
 CLUSTER = "not sweep and (api or cluster)"
 OTHERS = "not sweep and not api and not cluster"
+LONG = ("tests/trainer", "tests/agent")
+"""Folders whose tests run beside those of the cluster."""
 
 
 def main() -> None:
     """Run the tests. The exit code is that of pytest, of the first process that failed."""
     pytest = [sys.executable, "-m", "pytest", "-m"]
-    # The tests of the cluster take longer, so the others wait for them and not the reverse.
-    sys.exit(run_both([*pytest, CLUSTER], ["nice", "-n", "5", *pytest, OTHERS]))
+    rest = [*pytest, OTHERS, *(f"--ignore={folder}" for folder in LONG)]
+    # Tests of the cluster have limits in seconds, so the others wait for them and not the reverse.
+    sys.exit(run_both([[*pytest, CLUSTER], rest], ["nice", "-n", "5", *pytest, OTHERS, *LONG]))
 
 
-def run_both(first: Sequence[str], second: Sequence[str]) -> int:
-    """Run two commands at once, and print the output of the second one after both have ended.
+def run_both(first: Sequence[Sequence[str]], second: Sequence[str]) -> int:
+    """Run commands one after another, and a second one beside them whose output follows at the end.
 
     Returns:
-        The exit code of the first one that failed, else 0.
+        The exit code of the first one that failed, else 0. All of them run in any case.
 
     Raises:
-        KeyboardInterrupt: This process was interrupted. Both commands were, too, and have ended.
+        KeyboardInterrupt: This process was interrupted. Its commands were, too, and have ended.
     """
     with tempfile.TemporaryFile() as log:
         beside = subprocess.Popen(second, stdout=log, stderr=log)
         try:
-            codes = [ending.wait_for(subprocess.Popen(first)), ending.wait_for(beside)]
+            codes = [ending.wait_for(subprocess.Popen(command)) for command in first]
+            codes.append(ending.wait_for(beside))
         except KeyboardInterrupt as interruption:
             if isinstance(interruption, ending.Terminated):
                 beside.terminate()
