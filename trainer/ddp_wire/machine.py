@@ -38,6 +38,21 @@ def throttled_seconds(cgroup: Path = _CGROUP) -> float:
     return 0.0
 
 
+def run_queue_seconds(file: str = "/proc/thread-self/schedstat") -> float:
+    """Return the seconds for which this thread was ready to run and waited for a core.
+
+    It is 0 where the kernel does not count them. A call takes about 10 µs, because loops call it.
+    """
+    try:
+        descriptor = os.open(file, os.O_RDONLY)
+    except OSError:
+        return 0.0
+    try:
+        return int(os.read(descriptor, 64).split()[1]) * 1e-9
+    finally:
+        os.close(descriptor)
+
+
 def out_of_memory_kills(cgroup: Path = _CGROUP) -> int:
     """Return the number of processes of this container that the kernel killed for lack of memory.
 

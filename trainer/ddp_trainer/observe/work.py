@@ -2,27 +2,49 @@
 
 A rank waits for others in the backward pass and in the optimizer, so all ranks have equally long
 updates, however slow one of them is. Only its data and its forward pass show which one is slow.
+
+On a busy machine, the time for which a rank waits for a core differs more between equal ranks than
+the work of a slow rank does. Ranks that may all share a machine therefore leave this wait out.
 """
 
 import time
 from collections.abc import Callable
 
+import torch
+
 from ddp_trainer.ranks.agreement import NOT_MEASURED, RankSeconds
 from ddp_wire.activity import Activity
+from ddp_wire.machine import run_queue_seconds
 
 WINDOW_UPDATES = 8
 """Fewest updates in one reading."""
 _QUANTILE = 0.25
 """A busy machine makes single updates slower, but none faster, so a low quantile is steady."""
+ONE_NODE_RANKS = 8
+"""Most ranks that usually run on one machine. In a larger gang, a rank on a busy machine is slower
+than most others, so its wait for a core counts."""
 
 
 class WorkMeter:
     """Host time of each update, and of this rank's own part. It says nothing about a GPU."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        core_wait: Callable[[], float] | None = None,
+    ) -> None:
+        """Start to measure.
+
+        Args:
+            clock: Clock of the host.
+            core_wait: Seconds for which this thread has waited for a core. The rank's own part is
+                measured without them. None means that the wait belongs to its own part.
+        """
         self._clock = clock
+        self._core_wait = core_wait or (lambda: 0.0)
         self._activity: Activity = Activity.STARTING
-        self._since = self._ended = clock()
+        self._ended = clock()
+        self._since = self._own_clock()
         self._data = self._forward = 0.0
         self._update_seconds: list[float] = []
         """Seconds of each update since the last reading."""
@@ -33,7 +55,7 @@ class WorkMeter:
 
     def enter(self, activity: Activity) -> None:
         """Record the start of an activity."""
-        now = self._clock()
+        now = self._own_clock()
         if self._activity is Activity.DATA:
             self._data += now - self._since
         elif self._activity is Activity.FORWARD:
@@ -59,3 +81,17 @@ class WorkMeter:
         for kind in kinds:
             kind.clear()
         return found
+
+    def _own_clock(self) -> float:
+        return self._clock() - self._core_wait()
+
+
+def make_work_meter(device: torch.device, world_size: int) -> WorkMeter:
+    """Create the meter of a rank.
+
+    Args:
+        device: The rank's device. A GPU's own clock measures the rank's own part.
+        world_size: Number of ranks.
+    """
+    compares = device.type == "cpu" and 1 < world_size <= ONE_NODE_RANKS
+    return WorkMeter(core_wait=run_queue_seconds if compares else None)

@@ -29,7 +29,7 @@ from ddp_trainer.observe.phases import PhaseTimer
 from ddp_trainer.observe.starvation import DataWaitMonitor
 from ddp_trainer.observe.stragglers import StragglerMonitor
 from ddp_trainer.observe.trace import Trace
-from ddp_trainer.observe.work import WorkMeter
+from ddp_trainer.observe.work import make_work_meter
 from ddp_trainer.parallel.memory import advise
 from ddp_trainer.ranks import process_group, timeouts
 from ddp_trainer.ranks.agreement import Agreement
@@ -137,7 +137,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
     data = _data(built, resume.saved, ranks, group)
     initial = _load_initial(built, resume.saved, group.device)
     learner = _learner(built, resume.saved, data, ranks, group.device)
-    work = WorkMeter()
+    work = make_work_meter(group.device, ranks.world_size)
     learner.trace = _trace(built.config, ranks, group.device, (heartbeats.enter, work.enter))
     attempt, steps = resume.opened["attempt"], data.total_steps
     report = make_reporter(
