@@ -53,6 +53,7 @@ class Agents:
         self._warned = False
         self._orders: dict[str, asyncio.Task[bool]] = {}
         """Orders that are being sent, by address."""
+        self._reading = asyncio.Lock()
 
     async def close(self) -> None:
         """Drop the orders that are being sent, and close all connections."""
@@ -83,9 +84,19 @@ class Agents:
         except NoResponseError as error:
             # The agent starts or stops, its node is lost, or a policy is in the way.
             return AgentAnswer(None, error.size)
-        if response.code != _OK or not _is_genuine(response, secret, nonce):
-            return AgentAnswer(None, response.size)
-        return AgentAnswer(_parse(response.body), response.size)
+        return AgentAnswer(await self._read(response, secret, nonce), response.size)
+
+    async def _read(self, response: Response, secret: str, nonce: str) -> AgentStatus | None:
+        """Return the status, in turn.
+
+        The longest answer takes milliseconds, and many agents may answer at once. Between two of
+        them the event loop does everything else that is due.
+        """
+        async with self._reading:
+            await asyncio.sleep(0)
+            if response.code != _OK or not _is_genuine(response, secret, nonce):
+                return None
+            return _parse(response.body)
 
     def send_order(self, host: str, secret: str, order: AttemptOrder) -> None:
         """Begin to send an attempt order, in place of an older one that is still being sent."""

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from ddp_operator.cluster import agents as agents_module
+from ddp_operator.cluster.agent_http import Response
 from ddp_operator.cluster.agents import Agents
 from ddp_wire.contract import AgentPhase, AgentStatus, AttemptOrder
 from ddp_wire.signatures import SIGNATURE_HEADER, random_text, sign_answer
@@ -116,6 +117,33 @@ async def test_response_in_pieces_is_read_completely() -> None:
 
     async with answering(in_pieces) as port:
         assert await get_status(port) == KEPT
+
+
+async def test_case_130_answers_at_once_leave_time_for_other_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fifty hostile agents that answer at once cost seconds together, and milliseconds each."""
+    read: list[bytes] = []
+    rounds = 0
+    read_in: list[int] = []
+
+    async def send(*_: object, **__: object) -> Response:
+        return Response(200, {}, BODY, len(BODY))
+
+    def parse(body: bytes) -> None:
+        read.append(body)
+        read_in.append(rounds)
+
+    monkeypatch.setattr(agents_module, "_parse", parse)
+    async with agents_at(1) as agents:
+        monkeypatch.setattr(agents._requests, "send", send)
+        asking = [agents.watch_status(f"127.0.0.{one}", "", -1, 0) for one in range(50)]
+        answered = asyncio.gather(*asking)
+        while not answered.done():
+            await asyncio.sleep(0)
+            rounds += 1
+    assert read == [BODY] * 50
+    assert len(set(read_in)) == 50, "two answers in one round of the event loop"
 
 
 @pytest.mark.parametrize(
