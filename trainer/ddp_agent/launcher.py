@@ -126,7 +126,10 @@ def command_problem(config: AgentConfig, environment: Mapping[str, str] | None =
     if config.command is None:
         return ""
     given = os.environ if environment is None else environment
-    first, *rest = _entrypoint(config.rank_command())
+    first, *rest = entry = _entrypoint(config.rank_command())
+    if _lacks_program(entry):
+        needs = "python needs a script, a module or code"
+        return f"spec.command: {needs}, and gets an empty argument or none"
     if first == "--no-python":
         path = given.get("PATH", os.defpath)
         found = shutil.which(rest[0], path=path)
@@ -135,6 +138,13 @@ def command_problem(config: AgentConfig, environment: Mapping[str, str] | None =
     if first == "-m" or Path(first).exists():
         return ""
     return f"spec.command: the script {first} must exist, but {Path.cwd()} has no such file"
+
+
+def _lacks_program(entry: list[str]) -> bool:
+    """Return whether Python gets nothing to run. On an empty argument torchrun itself fails."""
+    arguments = entry[2:] if entry[:2] == ["--no-python", sys.executable] else entry
+    given = [one for one in arguments if not one.startswith("-")]
+    return given[0] == "" if given else "-m" in arguments
 
 
 def _entrypoint(command: list[str]) -> list[str]:
