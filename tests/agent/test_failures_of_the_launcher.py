@@ -33,6 +33,8 @@ EMPTY = "python needs a script, a module or code, and gets an empty argument or 
         (["nosuchprogram", "--x"], r"the program nosuchprogram must be in PATH \(.+\)"),
         (["./no.sh"], r"the program \./no\.sh must be an executable file"),
         (["python", "nofile.py"], r"the script nofile\.py must exist, but /.+ has no such file"),
+        (["python", "-m", "nomodule"], r"no module named nomodule is installed or in /.+"),
+        (["python", "-m", "nopackage.main"], r"no module named nopackage is installed or in /.+"),
         *((["python", *rest], EMPTY) for rest in (["-c", ""], ["-m", ""], [""], ["-m"])),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
@@ -55,6 +57,20 @@ def test_program_itself_may_get_empty_arguments(tmp_path: Path) -> None:
     for command in (["sh", "-c", ""], ["python", __file__, ""], ["python", "-m", "json", ""]):
         node = config(tmp_path, **{Env.COMMAND: json.dumps(command), Env.TASK: None})
         assert command_problem(node) == ""
+
+
+@pytest.mark.parametrize("module", ["json.tool", "own", "folder.main", "sys"])
+def test_modules_that_python_finds_are_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    (tmp_path / "own.py").touch()
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    command = {Env.COMMAND: json.dumps(["python", "-m", module]), Env.TASK: None}
+    node = config(tmp_path, **command)
+    assert command_problem(node, {}) == ""
+    missing = module in {"own", "folder.main"}  # The safe path lacks the working directory.
+    assert bool(command_problem(node, {"PYTHONSAFEPATH": "1"})) is missing
 
 
 def test_case_113_launcher_killed_for_lack_of_memory_is_out_of_memory(
