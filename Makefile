@@ -122,7 +122,6 @@ format: $(READY) ## Format the code and apply the automatic fixes of the linter
 .PHONY: generate
 generate: $(READY) ## Write the generated files: CRD, dashboards, references, install.yaml (needs Go once)
 	$(BIN)/python -m tests.tools.generate
-	$(BIN)/python -m tests.tools.install_manifest
 
 .PHONY: lock
 lock: $(READY) ## Write the lock files (UPGRADE=1 takes the newest versions)

@@ -28,6 +28,7 @@ from ddp_operator.runtime.job_metrics import JobCollector
 from ddp_operator.runtime.leader import Elector, Timing
 from ddp_operator.runtime.memory import collect_garbage_less_often
 from ddp_operator.runtime.metrics import OperatorMetrics
+from ddp_operator.runtime.pod_lists import PodLists
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.settings import ASSIGNED, Settings, SettingsError
 from ddp_operator.runtime.snapshots import Snapshots
@@ -138,7 +139,8 @@ async def _reconcile_jobs(
     )
     wake = functools.partial(queue.add, news=True)
     cache.directories.on_release = wake
-    watcher = AgentWatcher(cluster, wake, settings.status_writes_per_second)
+    refresh_pods = PodLists(cluster, cache).refresh
+    watcher = AgentWatcher(cluster, wake, settings.status_writes_per_second, refresh_pods)
     controller = Controller(
         cluster,
         cache,

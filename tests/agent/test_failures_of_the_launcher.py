@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from ddp_agent.attempt_process import REMINDER_SECONDS, AttemptStarter
+from ddp_agent.launcher import command_problem
 from ddp_agent.orders import Interruption
 from ddp_wire.contract import Env, ExitCode
 from tests.agent.harness import AgentHarness, phase, stub_torchrun
-from tests.agent.support import adopting_orphans
+from tests.agent.support import adopting_orphans, config
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does")
 
@@ -23,14 +24,20 @@ def _reaper() -> Iterator[None]:
         yield
 
 
+EMPTY = "python needs a script, a module or code, and gets an empty argument or none"
+
+
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
         (["nosuchprogram", "--x"], r"the program nosuchprogram must be in PATH \(.+\)"),
         (["./no.sh"], r"the program \./no\.sh must be an executable file"),
         (["python", "nofile.py"], r"the script nofile\.py must exist, but /.+ has no such file"),
+        (["python", "-m", "nomodule"], r"no module named nomodule is installed or in /.+"),
+        (["python", "-m", "nopackage.main"], r"no module named nopackage is installed or in /.+"),
+        *((["python", *rest], EMPTY) for rest in (["-c", ""], ["-m", ""], [""], ["-m"])),
     ],
-    ids=lambda given: given[0] if isinstance(given, list) else "",
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
 def test_case_112_missing_program_fails_the_attempt_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], expected: str
@@ -44,6 +51,26 @@ def test_case_112_missing_program_fails_the_attempt_in_one_sentence(
     assert node.status.failure is not None
     assert re.fullmatch(f"spec\\.command: {expected}", node.status.failure.message)
     assert not node.status.failure.traceback
+
+
+def test_program_itself_may_get_empty_arguments(tmp_path: Path) -> None:
+    for command in (["sh", "-c", ""], ["python", __file__, ""], ["python", "-m", "json", ""]):
+        node = config(tmp_path, **{Env.COMMAND: json.dumps(command), Env.TASK: None})
+        assert command_problem(node) == ""
+
+
+@pytest.mark.parametrize("module", ["json.tool", "own", "folder.main", "sys"])
+def test_modules_that_python_finds_are_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    (tmp_path / "own.py").touch()
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    command = {Env.COMMAND: json.dumps(["python", "-m", module]), Env.TASK: None}
+    node = config(tmp_path, **command)
+    assert command_problem(node, {}) == ""
+    missing = module in {"own", "folder.main"}  # The safe path lacks the working directory.
+    assert bool(command_problem(node, {"PYTHONSAFEPATH": "1"})) is missing
 
 
 def test_case_113_launcher_killed_for_lack_of_memory_is_out_of_memory(

@@ -66,6 +66,7 @@ def test_case_118_network_that_keeps_a_node_from_the_barrier_is_reported_and_has
     assert 60 <= node.monotonic <= 80
     assert node.status.failure is not None
     assert re.fullmatch(f"{BLOCKED}, for 6\\d s", node.status.failure.message)
+    assert node.status.failure.network
     assert node.status.waits_for is None
 
 

@@ -72,7 +72,7 @@ def is_free(port: int) -> bool:
         return False
 
 
-def prepare(home: Path, program: Path, attempt: int) -> Launch:
+def prepare(home: Path, attempt: int, *program: str) -> Launch:
     """Return an attempt of one node with two ranks that run a program."""
     one_node = {
         Env.NODES: "1",
@@ -81,7 +81,7 @@ def prepare(home: Path, program: Path, attempt: int) -> Launch:
         Env.POD_ADDRESS: "127.0.0.1",
         Env.RENDEZVOUS_PORT_BASE: str(free_port_base()),
         Env.TASK: None,
-        Env.COMMAND: json.dumps(["python", str(program), "--flag", "a b"]),
+        Env.COMMAND: json.dumps(["python", *program, "--flag", "a b"]),
     }
     given = environment(home, **one_node)
     return launcher.prepare(config(home, **one_node), attempt, home, {**os.environ, **given})
@@ -114,7 +114,7 @@ def draws(result: Result) -> list[str]:
 def test_case_72_program_shows_the_same_warm_and_cold(
     standby: Standby, tmp_path: Path, program: Path
 ) -> None:
-    cold, forked = (prepare(tmp_path, program, attempt) for attempt in (1, 2))
+    cold, forked = (prepare(tmp_path, attempt, str(program)) for attempt in (1, 2))
     expected = run(ColdTree(cold.command, cold.environment), cold)
     found = run(WarmTree(standby, forked.arguments, forked.environment), forked)
     if draws(expected):
@@ -122,6 +122,20 @@ def test_case_72_program_shows_the_same_warm_and_cold(
         assert len(set(everything)) == len(everything), "random streams must be independent"
         return
     assert found == expected
+
+
+@pytest.mark.slow
+def test_case_112_missing_module_of_a_package_is_one_line_warm_and_cold(
+    standby: Standby, tmp_path: Path
+) -> None:
+    cold, forked = (prepare(tmp_path, attempt, "-m", "os.nofile") for attempt in (1, 2))
+    expected = run(ColdTree(cold.command, cold.environment), cold)
+    found = run(WarmTree(standby, forked.arguments, forked.environment), forked)
+    assert found.codes == expected.codes
+    # torchrun may end the other rank before that one prints anything.
+    [text] = {text for text in [*expected.outputs, *found.outputs] if text}
+    assert len(text.splitlines()) == 1
+    assert "'os.nofile'" in text
 
 
 def test_there_are_enough_programs() -> None:

@@ -141,13 +141,14 @@ class FakeCluster:
         namespace: str,
         labels: Mapping[str, str],
         expected: int,  # noqa: ARG002
-    ) -> Sequence[Manifest]:
-        return [
+    ) -> Listing:
+        found = [
             copy.deepcopy(p)
             for p in self.pods()
             if p["metadata"]["namespace"] == namespace
             and labels.items() <= p["metadata"]["labels"].items()
         ]
+        return Listing(found, next(self._versions))
 
     async def create(
         self, manifest: Manifest, on_restored: Callable[[str], None] = lambda _: None

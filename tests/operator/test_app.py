@@ -15,8 +15,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from ddp_operator.builders.service import build_service
 from tests.operator.fake_api import FakeApi, refusal
-from tests.operator.support import job_manifest
+from tests.operator.support import active_job, job_manifest, pod_manifest, to_wire
 
 
 class Process:
@@ -230,6 +231,39 @@ async def test_case_70_process_reexecutes_itself_when_the_api_server_was_restore
         assert written[0] == 9000
         assert log.count("re-executing the operator: the API server has older versions") == 1
         assert "Traceback" not in log
+
+
+@pytest.mark.slow
+async def test_case_191_pod_that_no_watch_reports_as_deleted_is_found_by_its_silence(
+    api: FakeApi, tmp_path: Path
+) -> None:
+    job, attempts, gone = active_job(nodes=1), list[int](), False
+    raw = {**job_manifest(nodes=1), "status": to_wire(job.status)}
+    pod = pod_manifest(job, podIP="127.0.0.1", conditions=[{"type": "Ready", "status": "True"}])
+    service = {**build_service(job)}
+    service["metadata"] |= {"uid": "s", "resourceVersion": "1"}
+    objects = {"ddpjobs": [raw], "pods": [pod], "services": [service]}
+
+    async def write(request: web.Request) -> None:
+        if request.method == "PUT" and request.path.endswith("/status"):
+            attempts.append((await request.json())["status"]["attempt"])
+
+    def answer(request: web.Request) -> web.StreamResponse | None:
+        if request.method == "PUT" and request.path.endswith("/status"):
+            return refusal(409, "the object has been modified")
+        if request.path.endswith("/ddpjobs/digits"):
+            return web.json_response(raw)
+        plural, of_job = request.path.rpartition("/")[2], "job-uid" in request.query_string
+        if plural not in objects or request.query.get("watch") == "true":
+            return None
+        items = [] if of_job and gone else objects[plural]
+        return web.json_response({"items": items, "metadata": {"resourceVersion": "9"}})
+
+    api.before, api.fault = write, answer
+    async with operator(api, tmp_path) as process:
+        await process.until_ready("ok")
+        gone = True
+        await eventually(lambda: 2 in attempts)
 
 
 @pytest.mark.slow

@@ -1,21 +1,24 @@
 """Write manifests/install.yaml, the chart with its default values for clusters without Helm.
 
-It needs helm, which takes minutes to build once. So `generate` does not write this file, and
-tests/chart and not `make check` compares it with the chart.
+It needs helm, which takes minutes to build once. So the file has a fingerprint of the chart and of
+its own text, by which `make check` finds a change without helm. tests/chart compares every line.
 """
 
+import hashlib
 import re
-import sys
+from pathlib import Path
 
 from tests.harness import binaries
-from tests.harness.errors import HarnessError
 from tests.harness.run import command
 from tests.tools.install import EXAMPLE_IMAGES, RELEASE, ROOT, SYSTEM_NAMESPACE
 
 INSTALL = ROOT / "manifests" / "install.yaml"
+CHART = ROOT / "charts"
+_FINGERPRINT = "# Fingerprint of the chart and of this file: "
 _HEAD = f"""\
 # The chart with its default values, for `kubectl apply`. `make generate` writes this file.
 # docs/operations.md says how to set the images. `kubectl delete -f` also deletes all DDPJobs.
+{_FINGERPRINT}
 apiVersion: v1
 kind: Namespace
 metadata:
@@ -23,6 +26,10 @@ metadata:
   labels:
     pod-security.kubernetes.io/enforce: restricted
 """
+# The annotation of crds.keep is for Helm alone.
+_OPTIONS = [
+    "--namespace", SYSTEM_NAMESPACE, "--no-hooks", "--set", "crds.keep=false", *EXAMPLE_IMAGES,
+]  # fmt: skip
 _OF_HELM = re.compile(
     r"^ +(helm\.sh/chart: .*|app\.kubernetes\.io/managed-by: Helm)\n|^# Source: .*\n", re.MULTILINE
 )
@@ -35,21 +42,23 @@ def build_install_manifest() -> str:
     Raises:
         HarnessError: Helm cannot be built, or it refused the chart.
     """
-    # The annotation of crds.keep is for Helm alone.
-    options = ["--namespace", SYSTEM_NAMESPACE, "--no-hooks", "--set", "crds.keep=false"]
-    options += EXAMPLE_IMAGES
-    chart = [RELEASE, str(ROOT / "charts")]
-    rendered = command([binaries.helm(), "template", *chart, *options], "Rendering the chart")
-    return _HEAD + _OF_HELM.sub("", rendered)
+    line = [binaries.helm(), "template", RELEASE, str(CHART), *_OPTIONS]
+    text = _HEAD + _OF_HELM.sub("", command(line, "Rendering the chart"))
+    return text.replace(_FINGERPRINT, _FINGERPRINT + _fingerprint(CHART, text), 1)
 
 
-def main() -> None:
-    """Write the file."""
-    try:
-        INSTALL.write_text(build_install_manifest(), encoding="utf-8")
-    except HarnessError as error:
-        sys.exit(f"{INSTALL.relative_to(ROOT)}: {error}")
+def is_current(text: str, chart: Path = CHART) -> bool:
+    """Return whether a manifest was built from this chart, and nobody has changed it since."""
+    head, mark, rest = text.partition(_FINGERPRINT)
+    found, end, body = rest.partition("\n")
+    return bool(mark) and found == _fingerprint(chart, head + mark + end + body)
 
 
-if __name__ == "__main__":
-    main()
+def _fingerprint(chart: Path, text: str) -> str:
+    """Return a hash of a chart and of the manifest without its fingerprint."""
+    found = hashlib.sha256(repr(_OPTIONS).encode())
+    for file in sorted(chart.rglob("*")):
+        if file.is_file() and file.name != "README.md" and file.name[0] != ".":
+            found.update(f"{file.relative_to(chart)}\n".encode() + file.read_bytes())
+    found.update(text.encode())
+    return found.hexdigest()[:16]

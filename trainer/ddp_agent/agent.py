@@ -223,6 +223,7 @@ class Agent:
                 attempt=self._reporter.status.attempt,
                 at=self._ticker.clock.wall(),
                 message=self._reporter.status.waits_for or "",
+                network=True,
             )
             self._reporter.enter(AgentPhase.FAILED, failure)
         elif interruption is Interruption.HUNG:

@@ -65,6 +65,7 @@ def _run(command: list[str]) -> None:
         sys.argv = ["-m", *command[2:]]
         if not safe_path:
             sys.path[0:0] = [os.getcwd()]  # noqa: PTH109 (as the interpreter sets it)
+        _require_module(command[1])
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         return
     sys.argv = command
@@ -81,6 +82,15 @@ def _run(command: list[str]) -> None:
     vars(main).update(__file__=path, __builtins__=__builtins__, __cached__=None, __annotations__={})
     sys.modules["__main__"] = main
     exec(code, vars(main))  # noqa: S102 (the user's script)
+
+
+def _require_module(name: str) -> None:
+    """End in one sentence without the module, as the interpreter does. runpy would raise."""
+    private: Any = runpy
+    try:
+        private._get_module_details(name, private._Error)
+    except private._Error as error:
+        raise SystemExit(f"{sys.executable}: {error}") from None
 
 
 def _reset_signals() -> None:

@@ -1,5 +1,8 @@
 """Builds the torchrun command line of an attempt and the environment of its ranks."""
 
+import importlib
+import importlib.machinery
+import importlib.util
 import os
 import shutil
 import sys
@@ -126,15 +129,41 @@ def command_problem(config: AgentConfig, environment: Mapping[str, str] | None =
     if config.command is None:
         return ""
     given = os.environ if environment is None else environment
-    first, *rest = _entrypoint(config.rank_command())
+    first, *rest = entry = _entrypoint(config.rank_command())
+    if _lacks_program(entry):
+        needs = "python needs a script, a module or code"
+        return f"spec.command: {needs}, and gets an empty argument or none"
     if first == "--no-python":
         path = given.get("PATH", os.defpath)
         found = shutil.which(rest[0], path=path)
         where = "an executable file" if "/" in rest[0] else f"in PATH ({path})"
         return "" if found else f"spec.command: the program {rest[0]} must be {where}"
-    if first == "-m" or Path(first).exists():
+    if first == "-m":
+        package = rest[0].partition(".")[0]
+        if _has_module(package, given):
+            return ""
+        return f"spec.command: no module named {package} is installed or in {Path.cwd()}"
+    if Path(first).exists():
         return ""
     return f"spec.command: the script {first} must exist, but {Path.cwd()} has no such file"
+
+
+def _lacks_program(entry: list[str]) -> bool:
+    """Return whether Python gets nothing to run. On an empty argument torchrun itself fails."""
+    arguments = entry[2:] if entry[:2] == ["--no-python", sys.executable] else entry
+    given = [one for one in arguments if not one.startswith("-")]
+    return given[0] == "" if given else "-m" in arguments
+
+
+def _has_module(name: str, environment: Mapping[str, str]) -> bool:
+    """Return whether the ranks find a module or package. No code of the user is imported for it."""
+    if not name:
+        return True  # The interpreter states what is wrong with a relative name.
+    importlib.invalidate_caches()
+    own = [] if environment.get("PYTHONSAFEPATH") else [str(Path.cwd())]
+    if importlib.machinery.PathFinder.find_spec(name, own) is not None:
+        return True
+    return name in sys.modules or importlib.util.find_spec(name) is not None
 
 
 def _entrypoint(command: list[str]) -> list[str]:

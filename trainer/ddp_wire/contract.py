@@ -160,7 +160,6 @@ class CheckpointInfo(WireModel):
     step: Number
     path: Text
     at: UnixSeconds
-    """Unix seconds."""
 
 
 class RankTimes(WireModel):
@@ -214,7 +213,6 @@ class Heartbeat(WireModel):
     phase: RankPhase
     step: Number = 0
     at: UnixSeconds
-    """Unix seconds."""
     pid: Number | None = None
     """Process id of the rank in the PID namespace of its container."""
     joined_at: UnixSeconds | None = None
@@ -305,7 +303,6 @@ class Failure(WireModel):
 
     attempt: Number
     at: UnixSeconds
-    """Unix seconds."""
     rank: Number | None = None
     exit_code: Number | None = None
     """Exit code of the rank. Absent if a signal ended it."""
@@ -319,6 +316,8 @@ class Failure(WireModel):
     """Whether the kernel killed a process of this container at its memory limit."""
     secondary: bool = False
     """Whether the rank failed only because it lost a peer. Never the root cause."""
+    network: bool | None = None
+    """Whether no rank started here, because the network kept this node from node 0."""
 
 
 class AgentPhase(StrEnum):

@@ -123,7 +123,7 @@ class FailureStatus(StatusModel):
     attempt: int
     """Number of the attempt that the failure ended."""
     reason: ShortText
-    """Kind of the failure: RankFailed, Hung, OOMKilled, BadInput, VolumeFailed, PodLost, PeerLost, PodFailed, InitContainerFailed, Preempted, or Kubernetes' own reason, for example Evicted."""  # noqa: E501
+    """Kind of the failure: RankFailed, Hung, OOMKilled, BadInput, VolumeFailed, NetworkFailed, PodLost, PeerLost, PodFailed, InitContainerFailed, Preempted, or Kubernetes' own reason, for example Evicted."""  # noqa: E501
     cause: Cause = Cause.APPLICATION
     """Class of the failure: Application, Infrastructure or Free. It selects the budget of the restart; Free uses none."""  # noqa: E501
     pod: ShortText | None = None

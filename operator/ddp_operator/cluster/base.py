@@ -152,9 +152,7 @@ class Cluster(Protocol):
     async def get_job(self, key: Key) -> Manifest | None:
         """Return the job, or None if it does not exist."""
 
-    async def list_pods(
-        self, namespace: str, labels: Mapping[str, str], expected: int
-    ) -> Sequence[Manifest]:
+    async def list_pods(self, namespace: str, labels: Mapping[str, str], expected: int) -> Listing:
         """Return the pods with these labels, of which about `expected` exist."""
 
     async def create(

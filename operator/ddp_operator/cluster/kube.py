@@ -9,7 +9,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Self
@@ -164,18 +164,16 @@ class KubeCluster:
         found = await self._get(object_path(KIND, *key))
         return keep_used_fields(KIND, found) if found is not None else None
 
-    async def list_pods(
-        self, namespace: str, labels: Mapping[str, str], expected: int
-    ) -> Sequence[Manifest]:
+    async def list_pods(self, namespace: str, labels: Mapping[str, str], expected: int) -> Listing:
         """See `Cluster`."""
         selector = ",".join(f"{k}={v}" for k, v in labels.items())
         query = {"labelSelector": selector}
         if expected > PAGE:
-            return (await self._list("Pod", namespace, query)).items
+            return await self._list("Pod", namespace, query)
         # A list without a limit can come from the API server's cache. A page comes from etcd.
         path = object_path("Pod", namespace)
         found = await self._call("GET", path, query=query, decode=list_decoder("Pod"))
-        return list(found["items"])
+        return Listing(found["items"], int(found["metadata"]["resourceVersion"]))
 
     async def create(
         self, manifest: Manifest, on_restored: Callable[[str], None] = lambda _: None

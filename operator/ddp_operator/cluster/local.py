@@ -13,7 +13,14 @@ import aiohttp
 
 from ddp_operator.cluster import local_share
 from ddp_operator.cluster.agents import Agents
-from ddp_operator.cluster.base import AgentAnswer, ClusterError, ConflictError, Key, Manifest
+from ddp_operator.cluster.base import (
+    AgentAnswer,
+    ClusterError,
+    ConflictError,
+    Key,
+    Listing,
+    Manifest,
+)
 from ddp_operator.cluster.local_network import LocalNetwork
 from ddp_operator.cluster.local_paths import inside
 from ddp_operator.cluster.local_pod import LocalPod, container_environment
@@ -116,13 +123,14 @@ class LocalCluster:
         namespace: str,
         labels: Mapping[str, str],
         expected: int,  # noqa: ARG002
-    ) -> Sequence[Manifest]:
+    ) -> Listing:
         """See `Cluster`."""
-        return [
+        found = [
             pod.manifest
             for (where, _), pod in self._pods.items()
             if where == namespace and labels.items() <= pod.manifest["metadata"]["labels"].items()
         ]
+        return Listing(found, next(self._versions))
 
     async def create(
         self, manifest: Manifest, on_restored: Callable[[str], None] = lambda _: None

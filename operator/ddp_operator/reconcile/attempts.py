@@ -11,6 +11,7 @@ from ddp_operator.reconcile import hangs
 from ddp_operator.reconcile.abandoned import UNREACHABLE_REASON, is_abandoned
 from ddp_operator.reconcile.containers import InitFailure
 from ddp_operator.reconcile.terminations import (
+    NETWORK_FAILED,
     NOT_STARTED,
     VOLUME_FAILED,
     classify,
@@ -263,14 +264,16 @@ def _rank_loss(world: World, pod: PodView, report: AgentStatus) -> Loss:
     oom = cause.out_of_memory or (
         pod.termination is not None and pod.termination.reason == "OOMKilled"
     )
-    reason = "OOMKilled" if oom else _REASONS.get(cause.exit_code, "RankFailed")
+    usual = NETWORK_FAILED if cause.network else _REASONS.get(cause.exit_code, "RankFailed")
+    reason = "OOMKilled" if oom else usual
     who = f"rank {cause.rank} on {pod.name}" if cause.rank is not None else pod.name
     how = f"was killed by {cause.signal}" if cause.signal else "failed"
     text = f": {cause.message}" if cause.message else f" with exit code {cause.exit_code}"
     sentence = f"{who} {how}" + ("" if cause.signal and not cause.message else text)
     if cause.out_of_memory:
         sentence = _out_of_memory(who, cause, world)
-    kind = Cause.INFRASTRUCTURE if reason == VOLUME_FAILED else Cause.APPLICATION
+    outside = reason in {VOLUME_FAILED, NETWORK_FAILED}
+    kind = Cause.INFRASTRUCTURE if outside else Cause.APPLICATION
     failure = _failure(world, pod, kind, reason, sentence).model_copy(
         update={
             "rank": cause.rank,

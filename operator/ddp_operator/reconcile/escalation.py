@@ -9,7 +9,7 @@ from ddp_operator.builders import names
 from ddp_operator.builders.affinity import valid_strikes
 from ddp_operator.reconcile.attempts import Loss
 from ddp_operator.reconcile.hangs import HUNG
-from ddp_operator.reconcile.terminations import VOLUME_FAILED
+from ddp_operator.reconcile.terminations import NETWORK_FAILED, VOLUME_FAILED
 from ddp_operator.reconcile.world import World
 
 STALLED_LIMIT = 3
@@ -45,14 +45,24 @@ def count_stalled_attempt(
         hung = loss.failure.node if loss.failure.reason == HUNG else None
         return _with_strikes(status, {hung}, world.now) if hung else status
     count = status.stalled_attempts + 1
-    if loss.failure.reason == VOLUME_FAILED:
-        # New pods mount the volume again. Until it recovers no attempt can save a step, so only the
-        # budget limits how many try.
+    if _is_outage(status, loss):
+        # New pods mount the volume again, perhaps on other Kubernetes nodes. Until volume and
+        # network recover no attempt can save a step, so only the budget limits how many try.
         count = min(count, STALLED_LIMIT - 1)
     status = status.model_copy(update={"stalled_attempts": count})
     blamed = [one for one in losses if not one.secondary and not one.free]
     nodes = {one.failure.node for one in blamed if one.failure.node is not None}
     return _with_strikes(status, nodes, world.now)
+
+
+def _is_outage(status: DDPJobStatus, loss: Loss) -> bool:
+    """Return whether volume or network failed, and the next attempts may find them recovered.
+
+    Pods that have never trained may be kept from each other by a policy, which does not recover.
+    """
+    reason = loss.failure.reason
+    has_trained = status.last_checkpoint is not None
+    return reason == VOLUME_FAILED or (reason == NETWORK_FAILED and has_trained)
 
 
 def pods_to_replace(job: DDPJob, status: DDPJobStatus) -> frozenset[str]:

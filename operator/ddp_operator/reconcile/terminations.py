@@ -6,6 +6,8 @@ from ddp_wire.contract import ExitCode
 
 VOLUME_FAILED = "VolumeFailed"
 """Reason of an attempt whose ranks could not read or write their volume."""
+NETWORK_FAILED = "NetworkFailed"
+"""Reason of an attempt that could not start, because a node could not reach node 0."""
 _KILLED = 137
 """Exit code of a container that SIGKILL ended. A program never returns it by itself."""
 _UNKNOWN = 255

@@ -1,13 +1,14 @@
 """Watches of agent statuses, so that a loss is found without a wait for a probe."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from ddp_operator.cluster.base import Cluster, Key
 from ddp_operator.reconcile.world import PodView
 from ddp_operator.runtime.fair_budget import FairBudget, Rate
+from ddp_operator.runtime.pod_lists import SilenceLists
 from ddp_operator.runtime.token_bucket import TokenBucket
 from ddp_wire.contract import LONGEST_WAIT_SECONDS, AgentPhase, AgentStatus
 
@@ -122,8 +123,17 @@ class AgentWatcher:
         cluster: Cluster,
         wake: Callable[[Key], None],
         status_writes_per_second: float = STATUS_WRITES_PER_SECOND,
+        refresh_pods: Callable[[Key], Awaitable[None]] | None = None,
     ) -> None:
-        """Create a watcher that calls `wake` with a job's key when an agent's status changes."""
+        """Create a watcher without a job.
+
+        Args:
+            cluster: Access to the agents.
+            wake: Called with a job's key when an agent's status changes.
+            status_writes_per_second: Status writes of all jobs together in the long run.
+            refresh_pods: Lists the pods of a job whose agent became silent. None if no event of a
+                pod can be lost.
+        """
         self._cluster, self._wake_job = cluster, wake
         self._status_writes_per_second = status_writes_per_second
         self._watches: dict[Key, dict[str, _Watch]] = {}
@@ -138,6 +148,9 @@ class AgentWatcher:
         self._by_uid: dict[str, _Watch] = {}
         self._silent: set[str] = set()
         """Uids of the pods whose agent did not answer the newest request."""
+        self._lists = None
+        if refresh_pods is not None:
+            self._lists = SilenceLists(refresh_pods, wake, self._may_be_gone)
         self._openings = TokenBucket(_OPENINGS.burst, _OPENINGS.per_second, 0.0)
         self._shared_answers = TokenBucket(_SHARED_ANSWERS.burst, _SHARED_ANSWERS.per_second, 0.0)
 
@@ -201,6 +214,8 @@ class AgentWatcher:
         self._silent.clear()
         self._by_uid.clear()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._lists is not None:
+            await self._lists.close()
 
     def _of(self, pods: Sequence[PodView]) -> Iterable[tuple[str, _Watch]]:
         """Return the watches of these pods, by uid. Any thread may call it."""
@@ -216,7 +231,7 @@ class AgentWatcher:
         if known is not None:
             # A pod that is being deleted may have lost its node: then the open request hangs.
             if known.status is not None and not pod.deleting:
-                known.state = state
+                known.pod, known.state = pod, state
                 self._resume(key, known)
                 return
             self._stop(known)
@@ -344,7 +359,19 @@ class AgentWatcher:
             watch.status = None
         if lost or (watch.pod.deleting and not watch.silent):
             self._wake(key)
-        watch.silent = True
+        begins, watch.silent = not watch.silent, True
         self._silent.add(watch.pod.uid)
+        if begins and self._lists is not None and self._may_be_gone(watch.pod.uid):
+            self._lists.add(key, watch.pod.uid)
         if lost and (not self._is_large(key) or watch is self._node_0.get(key)):
             self._resume_all(key)
+
+    def _may_be_gone(self, uid: str) -> bool:
+        """Return whether the silence of an agent is the only sign that its pod may be gone.
+
+        The agent of a pod that starts does not answer yet, and a deletion was observed already.
+        """
+        watch = self._by_uid.get(uid)
+        if watch is None or not watch.silent or watch.pod.deleting:
+            return False
+        return watch.pod.ready or watch.answered

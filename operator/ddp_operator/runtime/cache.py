@@ -1,7 +1,7 @@
 """Cache of jobs and their children, filled by watches and by answers of the API server."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -220,19 +220,30 @@ class PendingRequest:
             self.put_job(job)
         listings = (snapshot.pods, snapshot.services, snapshot.network_policies)
         for kind, listing in zip(CHILD_KINDS, listings, strict=True):
-            self._replace_children(kind, listing)
+            self._replace_children(kind, listing, list(contents.children[kind]), {})
         return affected | set(contents.jobs)
 
-    def _replace_children(self, kind: str, listing: Listing) -> None:
+    def replace_pods(self, key: Key, labels: Mapping[str, str], listing: Listing) -> None:
+        """Replace the pods of a job that have these labels by a list of all pods with them."""
+        self._replace_children("Pod", listing, [key], labels)
+
+    def _replace_children(
+        self, kind: str, listing: Listing, keys: Iterable[Key], labels: Mapping[str, str]
+    ) -> None:
         children = self._contents.children[kind]
         unchanged = {_object_key(kind, child) for child in listing.items} - self._changed
-        for key, known in list(children.items()):
+        uids = {child["metadata"]["uid"] for child in listing.items}
+        for key in keys:
+            known = children.get(key, {})
             for name, child in list(known.items()):
+                selected = labels.items() <= (child["metadata"].get("labels") or {}).items()
                 listed = _object_key(kind, child) in unchanged
-                if not listed and not self._outlives(kind, child, listing):
+                if selected and not listed and not self._outlives(kind, child, listing):
                     del known[name]
+                    if child["metadata"]["uid"] not in uids:  # No older answer brings it back.
+                        self._contents.record_change(kind, child, deleted=True, by=self)
             if not known:
-                del children[key]
+                children.pop(key, None)
         for child in listing.items:
             self.put_child(kind, child)
 

@@ -10,7 +10,6 @@ from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob, InvalidJobError, UnreadableStatusError, parse_job
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import (
     Cluster,
@@ -40,6 +39,7 @@ from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.fair_budget import FairBudget, Rate
 from ddp_operator.runtime.logs import add_log_fields
 from ddp_operator.runtime.ownership import belongs, selects
+from ddp_operator.runtime.pod_lists import PodLists
 from ddp_operator.runtime.pod_views import PodViews
 from ddp_operator.runtime.pod_warnings import PodWarnings
 from ddp_operator.runtime.repairs import Repairs
@@ -113,6 +113,7 @@ class Controller:
         )
         self._creating: dict[Key, int] = {}
         """Attempt of each job of whose pods some remain to be created in its next turn."""
+        self._pod_lists = PodLists(cluster, cache)
         self._views, self._warnings = PodViews(), PodWarnings(cluster.newest_warning)
         self._blocked: dict[Key, str] = {}
         self._warned: dict[Key, str] = {}
@@ -174,7 +175,7 @@ class Controller:
         if plan.actions and job.status.attempt > 0 and not continues:
             # Actions are decided on fresh pods, because the cache may lag behind. A job without an
             # attempt needs none: it has nothing to lose yet, and its creations are idempotent.
-            pods = await self._cluster.list_pods(key[0], names.pod_selector(job), job.nodes)
+            pods = await self._pod_lists.read(job)
             world, plan = await self._decide(job, pods)
         self._sightings.record_decision(key, undecided=plan.undecided)
         active = not is_finished(plan.status) and not job.spec.suspend

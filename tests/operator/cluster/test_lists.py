@@ -72,7 +72,7 @@ async def test_pods_of_a_small_job_are_one_list_and_those_of_a_large_one_are_pag
     api: PagedApi, cluster: KubeCluster, expected: int, requests: int
 ) -> None:
     found = await cluster.list_pods("a", LABELS, expected)
-    assert len(found) == len(PODS)
+    assert (len(found.items), found.version) == (len(PODS), 9)
     assert len(api.limits) == requests
 
 

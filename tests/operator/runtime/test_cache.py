@@ -10,7 +10,7 @@ import pytest
 from ddp_operator.cluster.base import Listing, Manifest, Snapshot
 from ddp_operator.runtime.cache import Cache, job_key
 from ddp_wire import contract
-from tests.operator.support import active_job, job_manifest, pod_manifest
+from tests.operator.support import UID, active_job, job_manifest, pod_manifest
 
 KEY = ("team-a", "digits")
 
@@ -322,3 +322,52 @@ def test_snapshots_of_several_namespaces_have_the_oldest_version() -> None:
     """A job that was created between two lists is newer than the merged list, and stays."""
     merged = Snapshot.merge([snapshot(5, [job(3)], [pod(4)]), snapshot(9, [job(8, name="b")])])
     assert merged == snapshot(5, [job(3), job(8, name="b")], [pod(4)])
+
+
+LABELS = {contract.LABEL_JOB_UID: UID}
+
+
+def test_case_191_list_of_a_job_removes_only_its_own_deleted_pods() -> None:
+    cache = Cache()
+    earlier, other = pod(4, uid="p3", index=2), pod(4, uid="p4")
+    earlier["metadata"]["labels"] |= {contract.LABEL_JOB_UID: "an earlier job"}
+    other["metadata"]["labels"] |= {contract.LABEL_JOB_NAME: "other"}
+    for one in (pod(4), pod(4, uid="p2", index=1), earlier, other):
+        cache.put_child("Pod", one)
+    with cache.pending_request() as request:
+        request.replace_pods(KEY, LABELS, listing(9, pod(7, uid="p2", index=1)))
+    assert sorted(known(cache)) == [("p2", "7"), ("p3", "4")]
+    assert len(cache.children("Pod", ("team-a", "other"))) == 1
+
+
+def test_case_191_list_of_a_job_keeps_pods_created_or_changed_since_its_request() -> None:
+    cache = Cache()
+    cache.put_child("Pod", pod(4))
+    with cache.pending_request() as request:
+        cache.put_child("Pod", pod(10))
+        with cache.pending_request() as create:
+            create.put_child("Pod", pod(11, uid="p2", index=1))
+        request.replace_pods(KEY, LABELS, listing(9))
+    assert sorted(known(cache)) == [("p1", "10"), ("p2", "11")]
+
+
+def test_case_191_older_answer_does_not_bring_back_a_pod_that_a_list_missed() -> None:
+    cache = Cache()
+    cache.put_child("Pod", pod(4))
+    with cache.pending_request() as relist, cache.pending_request() as patch:
+        with cache.pending_request() as request:
+            request.replace_pods(KEY, LABELS, listing(9))
+        patch.put_child("Pod", pod(6))
+        relist.replace(snapshot(5, pods=[pod(4)]))
+    assert known(cache) == []
+
+
+def test_pod_that_a_list_contains_takes_later_answers_to_earlier_requests() -> None:
+    cache = Cache()
+    cache.put_child("Pod", pod(4))
+    with cache.pending_request() as patch:
+        with cache.pending_request() as request:
+            cache.put_child("Pod", pod(6))
+            request.replace_pods(KEY, LABELS, listing(9, pod(6)))
+        patch.put_child("Pod", pod(10))
+    assert known(cache) == [("p1", "10")]

@@ -1,13 +1,13 @@
 """Jobs that create pods take turns with other jobs, and show their progress."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
 import pytest
 
-from ddp_operator.cluster.base import Key, Manifest, namespace_of
+from ddp_operator.cluster.base import Key, Listing, Manifest, namespace_of
 from ddp_operator.runtime.actions import LONGEST_TURN_SECONDS
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
@@ -53,9 +53,7 @@ class SlowCluster(FakeCluster):
         async with self.pod_exists:
             await self.pod_exists.wait_for(lambda: len(self.children["Pod"]) >= count)
 
-    async def list_pods(
-        self, namespace: str, labels: Mapping[str, str], expected: int
-    ) -> Sequence[Manifest]:
+    async def list_pods(self, namespace: str, labels: Mapping[str, str], expected: int) -> Listing:
         self.lists += 1
         return await super().list_pods(namespace, labels, expected)
 

@@ -1,0 +1,123 @@
+"""Lists of the pods of one job, which also remove from the cache the pods that are gone.
+
+A watch that starts again with a new list delivers no event of a pod that was deleted meanwhile.
+Until the next relist of all jobs, only the silence of its agent shows that the pod is gone.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from ddp_operator.api.job import DDPJob, InvalidJobError, UnreadableStatusError, parse_job
+from ddp_operator.builders import names
+from ddp_operator.cluster.base import Cluster, ClusterError, Key, Manifest
+from ddp_operator.runtime.cache import Cache
+from ddp_operator.runtime.list_turns import ListTurns
+
+_log = logging.getLogger(__name__)
+
+_SHORTEST_TIMER_SECONDS = 0.01
+"""A shorter timer may end before the loop's clock has changed."""
+
+
+class PodLists:
+    """Lists of the pods of single jobs."""
+
+    def __init__(self, cluster: Cluster, cache: Cache) -> None:
+        """Create lists that replace the pods of their job in `cache`."""
+        self._cluster, self._cache = cluster, cache
+
+    async def read(self, job: DDPJob) -> Sequence[Manifest]:
+        """Return the pods of a job, and replace those in the cache.
+
+        Raises:
+            ClusterError: The API server refused or did not answer.
+        """
+        key, labels = job.key, names.pod_selector(job)
+        with self._cache.pending_request() as request:
+            listing = await self._cluster.list_pods(key[0], labels, job.nodes)
+            request.replace_pods(key, labels, listing)
+        return listing.items
+
+    async def refresh(self, key: Key) -> None:
+        """Replace the pods of a job in the cache, if the job exists and this operator reads it.
+
+        Raises:
+            ClusterError: The API server refused or did not answer.
+        """
+        raw = self._cache.job(key)
+        if raw is None:
+            return
+        try:
+            job = parse_job(raw)
+        except (InvalidJobError, UnreadableStatusError):
+            return
+        await self.read(job)
+
+
+class SilenceLists:
+    """Lists of the pods of jobs whose agents became silent, one per silence."""
+
+    def __init__(
+        self,
+        refresh: Callable[[Key], Awaitable[None]],
+        wake: Callable[[Key], None],
+        is_silent: Callable[[str], bool],
+    ) -> None:
+        """Create lists without a job.
+
+        Args:
+            refresh: Lists the pods of a job. A ClusterError repeats it later.
+            wake: Called with the key of a job whose pods were listed.
+            is_silent: Returns whether the agent of the pod with a uid is still silent.
+        """
+        self._refresh, self._wake, self._is_silent = refresh, wake, is_silent
+        self._turns = ListTurns()
+        self._silent: dict[Key, set[str]] = {}
+        """Uids of the pods whose silence caused no list yet."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, key: Key, uid: str) -> None:
+        """Let the pods of a job be listed when it is its turn, because an agent became silent."""
+        self._silent.setdefault(key, set()).add(uid)
+        self._turns.add(key, asyncio.get_running_loop().time())
+        self._set_timer()
+
+    async def close(self) -> None:
+        """Cancel all lists."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        seconds = self._turns.seconds_until_next(loop.time())
+        self._timer = None
+        if seconds is not None:
+            self._timer = loop.call_later(max(seconds, _SHORTEST_TIMER_SECONDS), self._run_due)
+
+    def _run_due(self) -> None:
+        now = asyncio.get_running_loop().time()
+        while (key := self._turns.next(now)) is not None:
+            silent = {uid for uid in self._silent.pop(key) if self._is_silent(uid)}
+            if silent:
+                self._turns.record_list(key, now)
+                task = asyncio.ensure_future(self._list(key, silent))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        self._set_timer()
+
+    async def _list(self, key: Key, silent: set[str]) -> None:
+        try:
+            await self._refresh(key)
+        except ClusterError as error:
+            _log.warning("the pods of %s with a silent agent are not listed: %s", key, error)
+            for uid in silent:
+                self.add(key, uid)
+        else:
+            self._wake(key)
