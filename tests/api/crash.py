@@ -1,6 +1,7 @@
 """Run one flow on a real API server with an operator that is killed at one of its writes."""
 
 import asyncio
+import json
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -131,10 +132,9 @@ class FlowRun:
 
 
 def _final_state(history: History, uid: str) -> JSON:
-    status = without_times(history.statuses()[-1]["status"])
-    status["selector"] = status.get("selector", "").replace(uid, "<uid>")
+    status = json.dumps(without_times(history.statuses()[-1]["status"]))
     return {
-        "status": status,
+        "status": json.loads(status.replace(uid, "<uid>")),
         "job": NAME in history.remaining("ddpjobs"),
         "pods": sorted(history.remaining("pods")),
         "services": sorted(history.remaining("services")),

@@ -91,11 +91,22 @@ def differences(undisturbed: Outcome, run: Outcome) -> list[str]:
     problems = list(run.problems)
     if run.kills != 1:
         problems.append(f"the operator was killed {run.kills} times, expected once")
-    if run.final_state != undisturbed.final_state:
-        problems.append(f"final state {run.final_state}, undisturbed {undisturbed.final_state}")
+    final, expected = (_by_path(each.final_state) for each in (run, undisturbed))
+    problems += [
+        f"at the end {path} is {final.get(path)!r}, undisturbed {expected.get(path)!r}"
+        for path in sorted(final.keys() | expected.keys())
+        if final.get(path) != expected.get(path)
+    ]
     if run.writes > undisturbed.writes + MORE_WRITES:
         problems.append(f"{run.writes} writes, undisturbed {undisturbed.writes}")
     return problems
+
+
+def _by_path(value: object, path: str = "") -> dict[str, object]:
+    """Return the leaves of a state by their paths, and empty objects as leaves."""
+    if not isinstance(value, dict) or not value:
+        return {path: value}
+    return {k: v for key in value for k, v in _by_path(value[key], f"{path}.{key}").items()}
 
 
 async def test_case_01_operator_killed_at_a_sampled_write_does_not_change_the_outcome(
