@@ -9,11 +9,13 @@ from tests.benchmarks.scale.goals import (
     of_neighbours,
     of_one_job,
     of_policy,
+    of_starts,
     table,
 )
 from tests.benchmarks.scale.loads import ManyJobs, OneJob
 from tests.benchmarks.scale.neighbours import Neighbours
 from tests.benchmarks.scale.policy import PolicyCost
+from tests.benchmarks.scale.starts import Starts
 
 
 def test_one_request_too_many_misses_the_goal() -> None:
@@ -42,6 +44,12 @@ def test_cost_of_the_policy_has_a_goal_for_each_creator() -> None:
     seconds |= {("an administrator", True): [2.0], ("an administrator", False): [2.0]}
     missed = [one.name for one in of_policy(PolicyCost(1000, seconds)) if one.missed]
     assert missed == ["as a multiple of that without the policy, by the operator"]
+
+
+def test_one_small_job_that_waits_too_long_misses_the_goal() -> None:
+    missed = [one.name for one in of_starts(Starts([0.1, 2.1, 0.1], 20.0)) if one.missed]
+    assert missed == ["apply to first pod, longest"]
+    assert not [one for one in of_starts(Starts([0.1, 2.0], 20.0)) if one.missed]
 
 
 def beside(factor: float) -> list[str]:

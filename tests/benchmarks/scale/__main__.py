@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.scale [--repeats 5] [--rounds 3] [--pods 1000] [--jobs 1000]
                                      [--large 9999]
-                                     [--only one|neighbours|many|large|policy|peers]
+                                     [--only one,starts,neighbours,many,large,policy,peers]
 
 Without `--only` all loads are measured. The first run builds the peers, which takes minutes.
 The exit code is 1 if a goal is missed. The figures of one job are the medians of its repeats.
@@ -26,20 +26,23 @@ from tests.benchmarks.scale.neighbours import beside_crowds
 from tests.benchmarks.scale.peers import beside_peers
 from tests.benchmarks.scale.policy import with_and_without_policy
 from tests.benchmarks.scale.stage import FAKE_NODES, Stage
+from tests.benchmarks.scale.starts import beside_large_jobs
 from tests.harness import ending
 
+_ALONE = {"one", "starts", "neighbours", "many", "large"}
+"""Loads that need no peer."""
 CROWD = 100
 """Jobs with silent or hostile agents beside which a new job is measured."""
 
 
 async def measure(options: argparse.Namespace, folder: Path, found: list[Figure]) -> None:
     """Measure all chosen loads and append their figures."""
-    if options.only in {None, "policy"}:
+    if "policy" in options.only:
         found += goals.of_policy(await with_and_without_policy(options.pods, options.rounds))
-    if options.only not in {"policy", "peers"}:
+    if options.only & _ALONE:
         async with Stage.up(folder) as stage:
             await _measure_alone(stage, options, found)
-    if options.only in {None, "peers"}:
+    if "peers" in options.only:
         # The webhooks of the peers stay installed, so the peers get a control plane of their own.
         async with Stage.up(folder) as stage:
             peers = await beside_peers(stage, options.pods, options.rounds, folder)
@@ -48,15 +51,17 @@ async def measure(options: argparse.Namespace, folder: Path, found: list[Figure]
 
 async def _measure_alone(stage: Stage, options: argparse.Namespace, found: list[Figure]) -> None:
     """Measure the chosen loads that need no peer."""
-    if options.only in {None, "one"}:
+    if "one" in options.only:
         found += await _repeat(stage, options.pods, options.repeats)
-    if options.only in {None, "neighbours"}:
+    if "starts" in options.only:
+        found += goals.of_starts(await beside_large_jobs(stage, "starts"))
+    if "neighbours" in options.only:
         found += goals.of_neighbours(await beside_crowds(stage, CROWD, options.rounds))
-    if options.only in {None, "many"}:
+    if "many" in options.only:
         many = await many_jobs(stage, "many", options.jobs, 4)
         print("\n".join(many.notes), flush=True)
         found += goals.of_many_jobs(many)
-    if options.only in {None, "large"}:
+    if "large" in options.only:
         large = await one_job(stage, "large", options.large)
         print(f"{options.large:,} pods: {large}", flush=True)
         found += goals.of_one_job(large)
@@ -86,6 +91,20 @@ async def _create_bare_pods(stage: Stage, namespace: str, pod: dict[str, Any], c
     return seconds
 
 
+def _loads(text: str) -> set[str]:
+    """Return the loads of a list with commas.
+
+    Raises:
+        argparse.ArgumentTypeError: There is no such load.
+    """
+    chosen, known = set(text.split(",")), _ALONE | {"policy", "peers"}
+    if unknown := chosen - known:
+        raise argparse.ArgumentTypeError(
+            f"the loads are {', '.join(sorted(known))}; given: {', '.join(sorted(unknown))}"
+        )
+    return chosen
+
+
 def main() -> None:
     """Read the command line, measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -94,8 +113,7 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--large", type=int, default=9999)
-    loads = ["one", "neighbours", "many", "large", "policy", "peers"]
-    parser.add_argument("--only", choices=loads)
+    parser.add_argument("--only", type=_loads, default=_ALONE | {"policy", "peers"})
     options = parser.parse_args()
     folder, host = Path(tempfile.mkdtemp(prefix="ddp-bench-scale-")), Host()
     print(f"logs: {folder}", flush=True)

@@ -10,6 +10,7 @@ from tests.benchmarks.scale.loads import ManyJobs, OneJob
 from tests.benchmarks.scale.neighbours import Neighbours
 from tests.benchmarks.scale.peers import Comparison
 from tests.benchmarks.scale.policy import PolicyCost
+from tests.benchmarks.scale.starts import LARGE_JOBS, LARGE_NODES, Starts
 
 _FURTHER_REQUESTS = 8
 _BARE_RATIO = 1.2
@@ -17,6 +18,7 @@ _NEIGHBOUR_RATIO = 1.2
 _PEER_RATIO = 0.85
 _POLICY_RATIOS = {"the operator": 1.5, "an administrator": 1.25}
 _LARGEST_STATUS = 32_768
+_FIRST_POD_SECONDS = 2.0
 _RESAMPLES = 2000
 
 
@@ -127,6 +129,18 @@ def of_neighbours(found: Neighbours) -> list[Figure]:
         *figures,
         Figure(load, "memory of the operator, peak", found.peak_megabytes, "MB", 256.0),
         Figure(load, "largest status", found.largest_status, "bytes", _LARGEST_STATUS),
+    ]
+
+
+def of_starts(found: Starts) -> list[Figure]:
+    """Return what small jobs waited for their first pod while large jobs created theirs."""
+    load = f"small jobs beside {LARGE_JOBS} new jobs x {LARGE_NODES} pods"
+    longest = max(found.first_pod)
+    return [
+        Figure(load, "apply to first pod, median", median(found.first_pod), "s"),
+        Figure(load, "apply to first pod, longest", longest, "s", _FIRST_POD_SECONDS),
+        Figure(load, "small jobs measured", len(found.first_pod), ""),
+        Figure(load, "last pod of the large jobs created", found.large_created, "s"),
     ]
 
 
