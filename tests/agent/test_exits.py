@@ -33,6 +33,14 @@ open(sys.argv[1] + "/ready", "w").close()
 """
 """A program that waits for a thread when it exits, as trackers of experiments leave behind."""
 
+DEAF = """
+import signal, sys, time
+signal.signal(64, lambda *_: 0)
+open(sys.argv[1] + "/ready", "w").close()
+time.sleep(3600)
+"""
+"""A program that does not answer requests for its stacks."""
+
 
 class Node:
     """Two local ranks, the second of which is a real process. A test moves the agent's clock."""
@@ -137,7 +145,8 @@ def test_rank_of_a_command_that_waits_in_a_collective_is_not_at_its_end(
     command: Node, frame: str, killed: bool
 ) -> None:
     """Another rank has exited too early. Then the work is not done."""
-    child = command.runs("import signal, time; signal.signal(64, lambda *_: 0); time.sleep(3600)")
+    child = command.runs(DEAF)
+    wait_until((command.folder / "ready").exists, "the program ignores the request for its stacks")
     stacks = f'Current thread 0x1 (most recent call first):\n  File "{frame}\n'
     (command.folder / "1.stacks").write_text(stacks)
     command.look_for(3 * LIMIT)

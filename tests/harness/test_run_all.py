@@ -18,7 +18,7 @@ from tests.harness import ending
 from tests.tools.run_all import run_both
 
 first, second = [["sh", "-c", text] for text in sys.argv[1:]]
-ending.script(lambda: sys.exit(run_both([first], second)))
+ending.script(lambda: sys.exit(run_both(first, [second])))
 """
 
 
@@ -27,12 +27,24 @@ ending.script(lambda: sys.exit(run_both([first], second)))
     [((0, 0, 0), 0), ((1, 0, 0), 1), ((0, 4, 0), 4), ((0, 0, 2), 2), ((3, 4, 2), 3)],
 )
 def test_run_fails_if_one_of_its_commands_fails(
-    ends: tuple[int, int, int], code: int, capfd: pytest.CaptureFixture[str]
+    ends: tuple[int, int, int], code: int, tmp_path: Path
 ) -> None:
-    one, two, beside = [
-        ["sh", "-c", f"echo {name}; exit {end}"] for name, end in zip("abc", ends, strict=True)
-    ]
-    assert run_both([one, two], beside) == code
+    """The second one runs beside the first one, whose place the third one takes."""
+    waits = f"while [ ! -e {tmp_path}/b ]; do sleep 0.05; done"
+    waits_longer = f"touch {tmp_path}/b; while [ ! -e {tmp_path}/c ]; do sleep 0.05; done"
+    scripts = [f"{waits}; exit {ends[0]}", f"{waits_longer}; exit {ends[1]}"]
+    scripts.append(f"touch {tmp_path}/c; exit {ends[2]}")
+    first, *others = [["sh", "-c", script] for script in scripts]
+    assert run_both(first, others) == code
+
+
+def test_output_of_the_commands_beside_follows_at_the_end(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    waits = f"while [ ! -e {tmp_path}/c ]; do sleep 0.05; done; echo a"
+    scripts = [waits, "echo b", f"echo c; touch {tmp_path}/c"]
+    first, *others = [["sh", "-c", script] for script in scripts]
+    assert run_both(first, others) == 0
     assert capfd.readouterr().out == "a\nb\nc\n"
 
 
