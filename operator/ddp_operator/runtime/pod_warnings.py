@@ -1,7 +1,8 @@
 """Find out by its Events why a pod does not start, when its status does not say it.
 
 A missing Secret of a volume or an error of the network plugin is in no field of the pod. One pod
-per job is looked up, ever more rarely while it waits.
+per job is looked up, ever more rarely while it waits. When another pod becomes the first that waits
+(the pods of a large job start one after another) the next look still waits its time.
 """
 
 import logging
@@ -28,7 +29,7 @@ Read = Callable[[str, str], Awaitable[str | None]]
 class _Finding:
     uid: str
     text: str | None
-    next_read: datetime
+    read: datetime
     interval: timedelta
 
 
@@ -68,7 +69,8 @@ class PodWarnings:
             return
         pod = min(waiting, key=lambda one: one.index)
         same = known if known is not None and known.uid == pod.uid else None
-        if same is not None and same.next_read - LONGEST_INTERVAL <= now < same.next_read:
+        pause = same.interval if same is not None else FIRST_READ
+        if known is not None and known.read <= now < known.read + pause:
             return
         interval = min(LONGEST_INTERVAL, 2 * same.interval) if same is not None else FIRST_READ
         try:
@@ -78,7 +80,7 @@ class PodWarnings:
             text, interval = same.text if same is not None else None, LONGEST_INTERVAL
         if text is None and pod.node is None and pod.waiting in (None, _UNSEEN):
             text = _UNSEEN
-        self._found[key] = _Finding(pod.uid, text, now + interval, interval)
+        self._found[key] = _Finding(pod.uid, text, now, interval)
 
 
 def _is_unexplained(pod: PodView) -> bool:

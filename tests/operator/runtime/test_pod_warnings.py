@@ -57,6 +57,16 @@ async def test_case_147_events_are_read_ever_more_rarely_and_of_one_pod() -> Non
     assert len(bench.cluster.warning_reads) == before
 
 
+async def test_case_147_pods_that_start_one_after_another_are_not_all_looked_up() -> None:
+    bench = Bench(nodes=30)
+    await bench.reconcile_until_idle()
+    for index in range(30):
+        bench.now = after(10 + index)
+        await bench.reconcile()
+        bench.cluster.change_pod(f"digits-{index}", phase="Running", podIP=f"10.0.0.{index}")
+    assert 2 <= len(bench.cluster.warning_reads) <= 4
+
+
 async def test_case_147_pod_that_no_scheduler_knows_is_named() -> None:
     bench = Bench()
     await bench.reconcile_until_idle()
