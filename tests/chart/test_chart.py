@@ -307,6 +307,20 @@ def test_worker_pods_cannot_name_the_series_of_other_jobs() -> None:
     assert also == named | {"namespace", "pod"}
 
 
+def test_case_162_only_pods_of_the_operators_namespace_can_be_the_operator() -> None:
+    """Its series keep the namespace that they name, and the alerts believe it."""
+    monitor = find_one(rendered(*POD_MONITORS), "PodMonitor", "ddp-trainer-operator")
+    assert "namespaceSelector" not in monitor["spec"]  # Its own namespace, that of the release.
+    assert monitor["spec"]["podMetricsEndpoints"][0]["honorLabels"]
+    folder = ROOT / "manifests/prometheus"
+    scraped = yaml.safe_load((folder / "scrape.yaml").read_text("utf-8"))["scrape_configs"]
+    trusted = [job for job in scraped if job["honor_labels"]]
+    assert [job["job_name"] for job in trusted] == ["ddp-trainer-operator"]
+    [discovery] = trusted[0]["kubernetes_sd_configs"]
+    [namespace] = discovery["namespaces"]["names"]
+    assert f'ddp_operator_leader{{namespace="{namespace}"}}' in (folder / "rules.yaml").read_text()
+
+
 @pytest.mark.parametrize(
     ("flags", "scraped"), [((), True), (("--set", "metrics.annotations=false"), False)]
 )

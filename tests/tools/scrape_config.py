@@ -89,9 +89,13 @@ def _read_targets(job: JSON, targets: Path) -> None:
 
 
 def _selecting(discoveries: list[JSON]) -> list[JSON]:
-    """Return rules that keep the pods which the label selectors of a discovery select."""
+    """Return rules that keep the pods which a discovery selects by namespace and labels."""
     rules = []
     for discovery in discoveries:
+        if names := discovery.get("namespaces", {}).get("names"):
+            rules.append(
+                _rule(["__meta_kubernetes_namespace"], regex="|".join(names), action="keep")
+            )
         for selector in discovery.get("selectors", []):
             name, _, value = selector["label"].partition("=")
             label = re.sub("[^a-zA-Z0-9_]", "_", name)

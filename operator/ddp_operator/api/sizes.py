@@ -4,6 +4,8 @@ Linux starts no program with a longer variable, and CEL cannot measure a `config
 """
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_wire.variables import Env
@@ -28,6 +30,7 @@ def oversize(spec: DDPJobSpec) -> str | None:
         ("spec.config", Env.CONFIG, config_text(spec)),
         ("spec: command and args", Env.COMMAND, command_text(spec)),
         *((f"spec.env: {e.name}", e.name, e.value or "") for e in spec.env or []),
+        *_of_overlay(spec),
     ]
     for field, name, value in variables:
         most, size = LONGEST_VARIABLE - len(name) - len("="), len(value.encode())
@@ -37,3 +40,18 @@ def oversize(spec: DDPJobSpec) -> str | None:
                 f" longer environment variable, got {size:,}"
             )
     return None
+
+
+def _of_overlay(spec: DDPJobSpec) -> Iterator[tuple[str, str, str]]:
+    """Yield the variables of the podTemplate. The API server reports values of a wrong type."""
+    overlay = (spec.pod_template and spec.pod_template.spec) or {}
+    for kind in ("initContainers", "containers"):
+        for container in _objects(overlay.get(kind)):
+            for one in _objects(container.get("env")):
+                name, value = one.get("name"), one.get("value")
+                if isinstance(name, str) and isinstance(value, str):
+                    yield f"spec.podTemplate.spec.{kind}: {name}", name, value
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

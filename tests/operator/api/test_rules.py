@@ -154,8 +154,25 @@ LONG = "x" * 4096
                 " with a longer environment variable, got 131,072"
             ),
         ),
+        (
+            {
+                "task": TASK,
+                "podTemplate": {
+                    "spec": {
+                        "containers": [
+                            {"name": "worker", "env": [{"name": 1}, {"name": "A", "value": "x"}]},
+                            {"name": "b", "env": [{"name": "TEXT", "value": "x" * 131_067}]},
+                        ]
+                    }
+                },
+            },
+            (
+                "spec.podTemplate.spec.containers: TEXT: must have at most 131,066 bytes, because"
+                " Linux starts no program with a longer environment variable, got 131,067"
+            ),
+        ),
     ],
-    ids=["config", "args", "longest variable", "variable"],
+    ids=["config", "args", "longest variable", "variable", "overlay"],
 )
 def test_case_144_value_with_which_no_program_can_start_is_refused(
     spec: dict[str, Any], sentence: str | None
