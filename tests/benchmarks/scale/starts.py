@@ -8,7 +8,8 @@ from tests.api.client import path_of
 from tests.benchmarks.scale.audit import Request, last_pod_created
 from tests.benchmarks.scale.stage import RunningTimes, Stage, job
 
-LARGE_JOBS, LARGE_NODES, SMALL_NODES = 4, 500, 4
+LARGE_JOBS, LARGE_NODES = 4, 500
+SMALL_JOBS, SMALL_NODES = 12, 4
 _APART_SECONDS = 1.5
 """Time between two small jobs."""
 
@@ -24,7 +25,7 @@ class Starts:
 
 
 async def beside_large_jobs(stage: Stage, namespace: str) -> Starts:
-    """Apply large jobs at once, and small jobs one after another until all large ones run."""
+    """Apply large jobs at once, and small jobs one after another."""
     large, audit = f"{namespace}-large", stage.audit()
     for each in (namespace, large):
         await stage.api.create_namespace(each)
@@ -33,11 +34,12 @@ async def beside_large_jobs(stage: Stage, namespace: str) -> Starts:
         began = time.time()
         names = [f"large{number}" for number in range(LARGE_JOBS)]
         await asyncio.gather(*(stage.api.apply_job(large, job(n, LARGE_NODES)) for n in names))
-        while len(times.times) < LARGE_JOBS:
-            name = f"small{len(applied)}"
+        for number in range(SMALL_JOBS):
+            name = f"small{number}"
             applied[name] = time.time()
             await stage.api.apply_job(namespace, job(name, SMALL_NODES))
             await asyncio.sleep(_APART_SECONDS)
+        await times.wait_for(LARGE_JOBS)
     created = last_pod_created(await stage.operator_requests(audit, large)) - began
     firsts = _first_pods(await stage.operator_requests(audit, namespace))
     for each in (namespace, large):
