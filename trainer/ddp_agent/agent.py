@@ -123,7 +123,7 @@ class Agent:
         self._reporter.cleared()
         self._reporter.update_from_ranks(launch)
         if interruption is not None:
-            self._conclude_interrupted(interruption)
+            self._conclude_interrupted(interruption, exits)
         else:
             self._conclude(process.failure(self._ticker.clock.wall()), exits)
         self._starter.finish_logs()
@@ -206,10 +206,19 @@ class Agent:
             self._ticker.tick()
         return None
 
-    def _conclude_interrupted(self, interruption: Interruption) -> None:
-        """Report the end of an interrupted attempt, unless the next attempt follows at once."""
+    def _conclude_interrupted(
+        self, interruption: Interruption, exits: ExitWatch | None = None
+    ) -> None:
+        """Report the end of an interrupted attempt, unless the next attempt follows at once.
+
+        Work that is done counts when this node is to stop. It does not if another pod was replaced:
+        the new pod has no result before it takes part in the next attempt.
+        """
         if interruption is Interruption.STOP:
-            self._reporter.enter(AgentPhase.PREEMPTED)
+            if exits is not None and exits.result == ExitCode.OK:
+                self._conclude(None, exits)
+            else:
+                self._reporter.enter(AgentPhase.PREEMPTED)
         elif interruption is Interruption.PEER_REPLACED:
             failure = Failure(
                 attempt=self._reporter.status.attempt,
