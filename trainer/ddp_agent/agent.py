@@ -16,7 +16,7 @@ from ddp_agent.hangs import HangDetector, describe_hang
 from ddp_agent.launcher import Launch, command_problem, prepare
 from ddp_agent.orders import AttemptOrders, Interruption, Stop
 from ddp_agent.reporter import AttemptReporter
-from ddp_agent.waits import WaitWatch, unreachable
+from ddp_agent.waits import Obstacle, WaitWatch, unreachable
 from ddp_wire.contract import AgentPhase, ExitCode, Failure, rendezvous_port
 from ddp_wire.delays import LONGEST_BACKOFF_SECONDS
 
@@ -170,7 +170,7 @@ class Agent:
                     return None
             except OSError as error:
                 # Node 0 has started, too, so no reason but the network may last.
-                obstacle = unreachable((host, port), error)._replace(is_network=True)
+                obstacle = Obstacle(unreachable((host, port), error).text, is_network=True)
             self._reporter.report_wait(waits.look(obstacle))
             if waits.overdue:
                 return self._unreachable(waits.overdue)
