@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from ddp_agent.arrivals import Arrival
-from ddp_agent.barrier import BarrierClient, BarrierServer, StartBarrier, start_barrier
+from ddp_agent.barrier import BarrierClient, BarrierServer, StartBarrier
 from ddp_agent.clock import Clock, Ticker
 from ddp_wire.contract import AgentPhase, Env, ExitCode
 from ddp_wire.signatures import random_text
 from tests.agent.harness import AgentHarness, phase, stub_torchrun
-from tests.agent.support import adopting_orphans, config, few_files, wait_until
+from tests.agent.support import adopting_orphans, few_files, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does")
 
@@ -46,25 +46,6 @@ def unsigned_server() -> Iterator[BarrierServer]:
     made = BarrierServer("127.0.0.1", 0, JOB, nodes=3)
     yield made
     made.close()
-
-
-@pytest.mark.parametrize(("limit", "warns"), [(419, True), (420, False)])
-def test_case_116_node_0_warns_if_its_job_may_need_more_open_files(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    limit: int,
-    warns: bool,
-) -> None:
-    monkeypatch.setattr("ddp_agent.barrier.open_file_limit", lambda: limit)
-    env = {Env.NODES: "100", Env.BARRIER_PORT: "0", Env.AGENT_BIND: "127.0.0.1"}
-    made = start_barrier(config(tmp_path, **env))
-    assert made is not None
-    made.close()
-    expected = (
-        "the agent of node 0 needs up to 420 open files for a job of 100 nodes, but the limit"
-    )
-    assert [one.getMessage().startswith(expected) for one in caplog.records] == [True] * warns
 
 
 def ticker() -> Ticker:

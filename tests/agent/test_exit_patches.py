@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.utils import store as store_util
 
 from ddp_agent import exit_patches
 from ddp_wire.contract import Env
@@ -51,7 +52,7 @@ def at_its_end(store: TCPStore) -> Thread:
 def test_case_101_node_waits_for_the_others_for_longer_than_torchrun_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gave_up, wait = Event(), api.store_util.barrier
+    gave_up, wait = Event(), store_util.barrier
 
     def barrier(**options: Any) -> None:
         try:
@@ -59,7 +60,7 @@ def test_case_101_node_waits_for_the_others_for_longer_than_torchrun_does(
         except RuntimeError:
             gave_up.set()
 
-    monkeypatch.setattr(api.store_util, "barrier", barrier)
+    monkeypatch.setattr(store_util, "barrier", barrier)
     host: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     guest: Any = TCPStore("127.0.0.1", host.port, is_master=False)
     first = at_its_end(host)
