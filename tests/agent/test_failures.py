@@ -143,6 +143,60 @@ def test_case_110_unknown_error_of_a_collective_is_a_secondary_failure() -> None
     assert described(pair).secondary
 
 
+BACKWARD = """[rank0]: Traceback (most recent call last):
+[rank0]:   File "/src/train.py", line 36, in <module>
+[rank0]:     y.backward()
+[rank0]:   File "/venv/lib/python3.11/site-packages/torch/_tensor.py", line 623, in backward
+[rank0]:     torch.autograd.backward(
+[rank0]:   File "/venv/lib/python3.11/site-packages/torch/autograd/__init__.py", line 395, in back
+[rank0]:     _engine_run_backward(
+[rank0]:   File "/venv/lib/python3.11/site-packages/torch/autograd/graph.py", line 979, in _engine
+[rank0]:     return Variable._execution_engine.run_backward(  # Calls into the C++ engine to run
+[rank0]:            ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+"""
+"""Traceback of torch 2.13 whose peer was killed in `backward`. Its last line follows."""
+HOOK = """[rank0]:   File "/src/train.py", line 20, in hook
+[rank0]:     raise RuntimeError("my own hook fails")
+[rank0]:     ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+"""
+"""Frames that follow if code of the user raises an error in `backward`."""
+_NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:"
+_GLOO = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:5"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        f"RuntimeError: {_GLOO}37] Read error [127.0.0.1]:41857: Connection reset by peer.",
+        f"RuntimeError: {_GLOO}11] writev [10.0.0.2]:4711: No route to host",
+        "RuntimeError: [enforce fail at ../gloo/gloo/transport/tcp/pair.cc:446] op.nbytes. 10 vs 9",
+        f"torch.distributed.DistBackendError: {_NCCL}317, internal error - please report",
+        f"RuntimeError: {_NCCL}9, new",
+    ],
+    ids=["reset", "no route", "enforce", "NCCL", "NCCL of an older torch"],
+)
+@pytest.mark.parametrize("frames", [BACKWARD, BACKWARD + HOOK], ids=["backward", "hook"])
+def test_case_110_error_of_a_collective_is_secondary_whatever_code_waits_for_it(
+    frames: str, error: str
+) -> None:
+    assert described(f"{frames}{error}").secondary
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        f"{HOOK}RuntimeError: my own hook fails",
+        f"{HOOK}RuntimeError: bucket_cap_mb of gloo/ddp.h is too small, see NCCL_DEBUG",
+        "RuntimeError: one of the variables needed for gradient computation has been modified",
+        "RuntimeError: CUDA error: device-side assert triggered",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.",
+    ],
+    ids=["hook", "words", "in place", "assert", "memory"],
+)
+def test_case_110_error_of_the_users_model_in_backward_is_no_secondary_failure(end: str) -> None:
+    assert not described(f"{BACKWARD}{end}").secondary
+
+
 @pytest.mark.parametrize("text", [TRACEBACK, "MemoryError", "", "AssertionError: loss is nan"])
 def test_rank_that_failed_by_itself_is_no_secondary_failure(text: str) -> None:
     assert not described(text).secondary

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -114,6 +114,44 @@ def test_case_117_order_ends_the_wait_for_the_imports_of_the_standby(
     code = node.run()
     assert code == (ExitCode.PREEMPTED if how == "stop" else ExitCode.OK)
     assert "1:Starting" not in node.phases()
+
+
+class LostStandby:
+    """Standby that has ended, and a replacement whose imports last (a fake)."""
+
+    imports_seconds = None
+
+    def __init__(self, made: list["LostStandby"], lost: int, look: Callable[[], None]) -> None:
+        made.append(self)
+        self._is_lost, self._look = len(made) <= lost, look
+
+    def is_alive(self) -> bool:
+        return not self._is_lost
+
+    def wait_ready(self, _seconds: float) -> bool:
+        self._look()
+        return False
+
+    def close(self) -> None:
+        """No process runs."""
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_case_117_order_ends_the_wait_for_the_replacement_of_a_lost_standby(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    """If the replacement is lost, too, the attempt starts cold."""
+    monkeypatch.setattr("ddp_agent.attempt_process.READY_SECONDS", 2.0)
+    stub_torchrun(monkeypatch, "")
+    node, made = AgentHarness(tmp_path, env={Env.STANDBY: "true"}), list[LostStandby]()
+    monkeypatch.setattr(
+        "ddp_agent.attempt_process.Standby",
+        lambda _environment: LostStandby(made, lost, node.orders.stop),
+    )
+    node.write_order("1")
+    assert node.run() == (ExitCode.PREEMPTED if lost == 1 else ExitCode.OK)
+    assert ("1:Starting" in node.phases()) is (lost == 2)
+    assert len(made) == 2
 
 
 @pytest.mark.parametrize(

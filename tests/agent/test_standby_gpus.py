@@ -68,6 +68,8 @@ def test_torch_without_these_functions_starts_cold(monkeypatch: pytest.MonkeyPat
 
 def run_cold(starter: AttemptStarter, launch: Launch) -> None:
     """Run an attempt to its end, without a fork of the standby."""
+    starter.ensure_standby()
+    wait_until(starter.wait_ready, "the imports of the standby end", 60)
     process = starter.start(launch)
     assert isinstance(process._tree, ColdTree)
     wait_until(lambda: process.poll() is not None, "the attempt ends")

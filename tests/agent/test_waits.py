@@ -29,8 +29,8 @@ def _reaper() -> Iterator[None]:
 class BlockedBarrier(StartBarrier):
     """Barrier that a node cannot reach (a fake)."""
 
-    def __init__(self, *, is_network: bool) -> None:
-        self.found = Obstacle(BLOCKED, is_network)
+    def __init__(self, found: Obstacle) -> None:
+        self.found = found
 
     def wait(self, attempt: int, ticker: Ticker) -> bool:
         ticker.tick()
@@ -44,38 +44,46 @@ class BlockedBarrier(StartBarrier):
         """Nothing is open."""
 
 
-def agent(home: Path, *, is_network: bool, detect: str = "true") -> AgentHarness:
+NETWORK, REFUSED = Obstacle(BLOCKED, is_network=True), Obstacle(BLOCKED, is_refused=True)
+
+
+def agent(home: Path, found: Obstacle, detect: str = "true") -> AgentHarness:
     hang = f'{{"startSeconds": 60, "detect": {detect}}}'
     env: dict[str, str | None] = {Env.NODE_INDEX: "1", Env.NODES: "2", Env.HANG: hang}
-    made = AgentHarness(
-        home, env=env, barrier=BlockedBarrier(is_network=is_network), tick_seconds=4.0
-    )
+    made = AgentHarness(home, env=env, barrier=BlockedBarrier(found), tick_seconds=4.0)
     made.write_order("1")
     return made
 
 
+@pytest.mark.parametrize(
+    ("found", "limit"), [(NETWORK, 60), (REFUSED, 240)], ids=["dropped", "refused"]
+)
 def test_case_118_network_that_keeps_a_node_from_the_barrier_is_reported_and_has_a_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Obstacle, limit: int
 ) -> None:
     stub_torchrun(monkeypatch, "")
-    node, reported = agent(tmp_path, is_network=True), list[float]()
+    node, reported = agent(tmp_path, found), list[float]()
     node.when(lambda status: status.waits_for == BLOCKED, lambda: reported.append(node.monotonic))
     node.when(phase("Failed"), node.orders.stop)
     assert node.run() == ExitCode.FAILED
     assert 15 <= reported[0] <= 24
-    assert 60 <= node.monotonic <= 80
+    assert limit <= node.monotonic <= limit + 20
     assert node.status.failure is not None
-    assert re.fullmatch(f"{BLOCKED}, for 6\\d s", node.status.failure.message)
+    assert re.fullmatch(rf"{BLOCKED}, for {limit // 10}\d s", node.status.failure.message)
     assert node.status.failure.network
     assert node.status.waits_for is None
 
 
-@pytest.mark.parametrize(("is_network", "detect"), [(False, "true"), (True, "false")])
+@pytest.mark.parametrize(
+    ("found", "detect"),
+    [(Obstacle(BLOCKED), "true"), (NETWORK, "false"), (REFUSED, "false")],
+    ids=["no pod", "without a limit", "refused without a limit"],
+)
 def test_case_118_node_waits_for_days_for_a_pod_that_does_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_network: bool, detect: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Obstacle, detect: str
 ) -> None:
     stub_torchrun(monkeypatch, "")
-    node = agent(tmp_path, is_network=is_network, detect=detect)
+    node = agent(tmp_path, found, detect)
     node.when(lambda status: status.waits_for == BLOCKED, lambda: None)
     node.when(lambda _: node.monotonic > 600, node.orders.stop)
     assert node.run() == ExitCode.PREEMPTED
@@ -91,12 +99,12 @@ def test_case_118_both_sides_of_the_barrier_state_who_is_missing() -> None:
         assert not server.wait(1, ticker)
     assert client.obstacle(1) is None
     found = f"waits on port {port} for the agents of nodes 2, 3, 4, 5, 6, 7, 8, 9 and 1 more"
-    assert server.obstacle(1) == (found, False)
+    assert server.obstacle(1) == Obstacle(found)
     server.close()
     late = BarrierClient("127.0.0.1", port, "uid-1", 2)
     assert not late.wait(1, ticker)
     refused = f"cannot reach 127.0.0.1 on port {port}: Connection refused"
-    assert late.obstacle(1) == (refused, False)
+    assert late.obstacle(1) == Obstacle(refused, is_refused=True)
     assert late.obstacle(2) is None
     client.close()
 
@@ -114,5 +122,5 @@ def test_case_118_both_sides_of_the_barrier_state_who_is_missing() -> None:
 def test_case_118_what_a_starting_pod_causes_is_not_blamed_on_the_network(
     error: OSError, reason: str, is_network: bool
 ) -> None:
-    expected = (f"cannot reach digits-0 on port 8471: {reason}", is_network)
+    expected = Obstacle(f"cannot reach digits-0 on port 8471: {reason}", is_network)
     assert unreachable(("digits-0", 8471), error) == expected

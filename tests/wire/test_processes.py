@@ -1,6 +1,9 @@
 """Limit of open files."""
 
+import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -31,3 +34,40 @@ def test_case_116_soft_limit_of_open_files_is_raised_but_not_without_bound(
     monkeypatch.setattr("ddp_wire.processes.MOST_FILES", 300)
     raise_open_file_limit()
     assert open_file_limit() == expected, "it is never lowered"
+
+
+PROGRAMS = {
+    "agent": "from ddp_agent import __main__ as program, warm as owner; name='start_standby_early'",
+    "trainer": "from ddp_trainer.commands import main as program; owner, name = program, '_run'",
+    "operator": "from ddp_operator import app as program; owner, name = program, '_run_and_reexec'",
+}
+"""Each program, and the function with which its work begins."""
+OPERATOR = {"DDP_OPERATOR_TRAINER_IMAGE": "trainer:1", "DDP_OPERATOR_LEADER_ELECTION": "false"}
+"""Variables without which the operator does not begin."""
+LOW_LIMIT = """
+import os, resource
+
+def report(*_):
+    print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], flush=True)
+    os._exit(0)
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+{program}
+setattr(owner, name, report)
+program.main()
+"""
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_case_116_each_program_raises_its_soft_limit_before_its_work(program: str) -> None:
+    script = LOW_LIMIT.format(program=PROGRAMS[program])
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **OPERATOR},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert ended.stdout, ended.stderr
+    assert int(ended.stdout) > 256 or hard <= 256

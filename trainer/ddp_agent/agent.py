@@ -16,7 +16,7 @@ from ddp_agent.hangs import HangDetector, describe_hang
 from ddp_agent.launcher import Launch, command_problem, prepare
 from ddp_agent.orders import AttemptOrders, Interruption, Stop
 from ddp_agent.reporter import AttemptReporter
-from ddp_agent.waits import WaitWatch, unreachable
+from ddp_agent.waits import Obstacle, WaitWatch, unreachable
 from ddp_wire.contract import AgentPhase, ExitCode, Failure, rendezvous_port
 from ddp_wire.delays import LONGEST_BACKOFF_SECONDS
 
@@ -123,7 +123,7 @@ class Agent:
         self._reporter.cleared()
         self._reporter.update_from_ranks(launch)
         if interruption is not None:
-            self._conclude_interrupted(interruption)
+            self._conclude_interrupted(interruption, exits)
         else:
             self._conclude(process.failure(self._ticker.clock.wall()), exits)
         self._starter.finish_logs()
@@ -170,7 +170,7 @@ class Agent:
                     return None
             except OSError as error:
                 # Node 0 has started, too, so no reason but the network may last.
-                obstacle = unreachable((host, port), error)._replace(is_network=True)
+                obstacle = Obstacle(unreachable((host, port), error).text, is_network=True)
             self._reporter.report_wait(waits.look(obstacle))
             if waits.overdue:
                 return self._unreachable(waits.overdue)
@@ -206,10 +206,19 @@ class Agent:
             self._ticker.tick()
         return None
 
-    def _conclude_interrupted(self, interruption: Interruption) -> None:
-        """Report the end of an interrupted attempt, unless the next attempt follows at once."""
+    def _conclude_interrupted(
+        self, interruption: Interruption, exits: ExitWatch | None = None
+    ) -> None:
+        """Report the end of an interrupted attempt, unless the next attempt follows at once.
+
+        Work that is done counts when this node is to stop. It does not if another pod was replaced:
+        the new pod has no result before it takes part in the next attempt.
+        """
         if interruption is Interruption.STOP:
-            self._reporter.enter(AgentPhase.PREEMPTED)
+            if exits is not None and exits.result == ExitCode.OK:
+                self._conclude(None, exits)
+            else:
+                self._reporter.enter(AgentPhase.PREEMPTED)
         elif interruption is Interruption.PEER_REPLACED:
             failure = Failure(
                 attempt=self._reporter.status.attempt,

@@ -143,6 +143,7 @@ class AttemptStarter:
         self._may_fork = config.standby
         self._mirror: LogMirror | None = None
         self._waits_since: float | None = None
+        self._has_replaced = False
 
     def ensure_standby(self) -> None:
         """Start a standby if attempts can be forked and none runs. Do not wait for its imports.
@@ -158,24 +159,38 @@ class AttemptStarter:
     def wait_ready(self) -> bool:
         """Wait for the imports of a standby, for about one tick. Return whether they have ended.
 
-        Without a standby, or if they take too long, there is nothing to wait for.
+        Without a standby, or if they take too long, there is nothing to wait for. A standby that
+        has ended is replaced here, because the agent obeys orders between these calls.
         """
-        if self._standby is None or self._standby.imports_seconds is not None:
+        if self._standby is None:
             return True
         clock = self._ticker.clock
         self._waits_since = self._waits_since or clock.monotonic()
         self._ticker.record()
+        if not self._standby.is_alive():
+            return self._replace_lost()
         try:
             ready = self._standby.wait_ready(TICK_SECONDS)
         except StandbyLostError:
-            ready = True  # The start replaces it.
+            return self._replace_lost()
         return ready or clock.monotonic() > self._waits_since + READY_SECONDS
+
+    def _replace_lost(self) -> bool:
+        """Replace a standby that has ended, once. Return whether there is nothing to wait for."""
+        self._close_standby()
+        if self._has_replaced:
+            _log.warning("two standbys have ended, so the attempt starts cold")
+            return True
+        _log.warning("the standby has ended, and another one starts")
+        self._has_replaced = True
+        self.ensure_standby()
+        return self._standby is None
 
     def start(self, launch: Launch) -> AttemptProcess:
         """Start the processes of an attempt, and the copying of its logs."""
         evidence = Evidence(self._xids)
         tree = self._start_warm(launch) or ColdTree(launch.command, launch.environment)
-        self._waits_since = None
+        self._waits_since, self._has_replaced = None, False
         self._mirror = LogMirror(launch.log_dir, launch.log_copy_dir)
         return AttemptProcess(tree, launch, evidence, self._config.stop_grace_seconds)
 
@@ -191,14 +206,11 @@ class AttemptStarter:
             self._mirror.wait()
 
     def _start_warm(self, launch: Launch) -> WarmTree | None:
-        """Fork the attempt from the standby, or from its replacement. Return None if both fail."""
-        for _ in range(2):
-            self.ensure_standby()
-            if self._standby is None:
-                return None
+        """Fork the attempt from the standby. Return None without one that is ready."""
+        if self._standby is None:
+            return None
+        if self._standby.imports_seconds is not None:
             try:
-                if not self._wait_ready(self._standby):
-                    break
                 return WarmTree(self._standby, launch.arguments, launch.environment)
             except StandbyLostError as error:
                 _log.warning("%s", error)
@@ -210,16 +222,6 @@ class AttemptStarter:
         _log.warning("the standby is not usable, so attempt %d starts cold", launch.attempt)
         self._close_standby()
         return None
-
-    def _wait_ready(self, standby: Standby) -> bool:
-        """Wait until the standby is ready. Return False if that takes too long."""
-        clock = self._ticker.clock
-        deadline = (self._waits_since or clock.monotonic()) + READY_SECONDS
-        while not standby.wait_ready(TICK_SECONDS):
-            self._ticker.record()
-            if clock.monotonic() > deadline:
-                return False
-        return True
 
     def _close_standby(self) -> None:
         if self._standby is not None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from ddp_wire import collective_errors
 from ddp_wire.contract import ExitCode, Failure
 
 FAILURE_FILE_ENV = "DDP_FAILURE_FILE"
@@ -26,13 +27,13 @@ _PEER_LOST = re.compile(
 """Messages of ranks and of torchrun that have lost a peer."""
 
 _PEER_ERROR = re.compile(
-    r'^  File "[^"]*/torch/distributed/[^"]*".*\n(?:    .*\n)*'
-    r"(?:RuntimeError|torch\.distributed\.Dist\w*Error): ",
-    re.MULTILINE,
+    r'^  File "[^"]*/torch/distributed/[^"]*".*\n(?:    .*\n)*RuntimeError: ', re.MULTILINE
 )
 """End of a traceback whose innermost code is torch's, in a call that waits for peers.
 
 Libraries choose the texts of such errors. One that is unknown does not make a rank the cause.
+Autograd raises the errors of DDP's collectives and those of the user's model from the same line, so
+only the library's mark tells them apart there.
 """
 
 _FRAME = re.compile(r"^[\s|+-]*File \"")
@@ -81,7 +82,8 @@ def describe(*, attempt: int, rank: int, returncode: int, text: str, at: float) 
 
 def _lost_peer(lines: list[str]) -> bool:
     text = "\n".join(lines)
-    return bool(_PEER_LOST.search(text) or _PEER_ERROR.search(text))
+    patterns = (_PEER_LOST, _PEER_ERROR, collective_errors.RAISED)
+    return any(pattern.search(text) for pattern in patterns)
 
 
 def reason(lines: list[str]) -> str:

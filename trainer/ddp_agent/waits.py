@@ -10,6 +10,9 @@ REPORT_SECONDS = 15.0
 """Seconds after which the agent reports what it waits for."""
 _NAMED = 8
 """Most nodes that a message names."""
+REFUSED_LIMITS = 4
+"""Limits of the network that may pass while the connection is refused. A pod has its address before
+its image is pulled and its init containers have run, but a NetworkPolicy may reject as well."""
 _UNRESOLVED = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 
 
@@ -19,19 +22,21 @@ class Obstacle(NamedTuple):
     text: str
     is_network: bool = False
     """Whether the network is the reason, and not a pod that does not run yet."""
+    is_refused: bool = False
+    """Whether the reason is either of both: something refuses the connection."""
 
 
 def unreachable(address: tuple[str, int], error: OSError) -> Obstacle:
     """Return the obstacle of a failed connection to node 0.
 
-    A name without an address, and a refused connection, are those of a pod that starts.
+    A name without an address is that of a pod that starts.
     """
     host, port = address
-    starting = isinstance(error, ConnectionRefusedError) or (
-        isinstance(error, socket.gaierror) and error.errno in _UNRESOLVED
-    )
+    starting = isinstance(error, socket.gaierror) and error.errno in _UNRESOLVED
+    refused = isinstance(error, ConnectionRefusedError)
     reason = error.strerror or str(error) or type(error).__name__
-    return Obstacle(f"cannot reach {host} on port {port}: {reason}", not starting)
+    text = f"cannot reach {host} on port {port}: {reason}"
+    return Obstacle(text, is_network=not (starting or refused), is_refused=refused)
 
 
 def late_nodes(port: int, nodes: Sequence[int]) -> Obstacle:
@@ -49,7 +54,8 @@ class WaitWatch:
 
         Args:
             clock: Clock of the agent's loop.
-            limit_seconds: Longest wait because of the network. None without a limit.
+            limit_seconds: Longest wait because of the network. A refused connection may last
+                `REFUSED_LIMITS` times as long. None without a limit.
         """
         self._now, self._limit = clock.monotonic, limit_seconds
         self._obstacle: Obstacle | None = None
@@ -58,15 +64,17 @@ class WaitWatch:
     def look(self, obstacle: Obstacle | None) -> str | None:
         """Take the present obstacle. Return its text once it has lasted for some seconds."""
         before, now = self._obstacle, self._now()
-        if before is None or obstacle is None or before.is_network != obstacle.is_network:
+        if before is None or obstacle is None or before[1:] != obstacle[1:]:
             self._since = now
         self._obstacle = obstacle
         return obstacle.text if obstacle and now - self._since >= REPORT_SECONDS else None
 
     @property
     def overdue(self) -> str | None:
-        """Sentence about an obstacle of the network that has lasted too long. None otherwise."""
-        waited = self._now() - self._since
-        if self._obstacle is None or not self._obstacle.is_network or self._limit is None:
+        """Sentence about an obstacle that has lasted longer than its limit. None otherwise."""
+        found, limit = self._obstacle, self._limit
+        if found is None or limit is None or not (found.is_network or found.is_refused):
             return None
-        return f"{self._obstacle.text}, for {waited:.0f} s" if waited >= self._limit else None
+        waited = self._now() - self._since
+        longest = limit if found.is_network else limit * REFUSED_LIMITS
+        return f"{found.text}, for {waited:.0f} s" if waited >= longest else None

@@ -206,7 +206,7 @@ def _precedence(loss: Loss) -> tuple[bool, bool, float]:
 def _pod_loss(world: World, index: int, *, started: bool) -> Loss | None:
     attempt = world.job.status.attempt
     pod = world.pod(index)
-    if pod is None and index in world.succeeded:
+    if index in world.succeeded and (pod is None or pod.deleting):
         return None
     if pod is None or _is_leaving(world, pod, started=started):
         if pod is not None and pod.attempt == str(attempt) and is_abandoned(world, pod):

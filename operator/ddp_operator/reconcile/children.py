@@ -55,11 +55,11 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
     replaced = pods_to_replace(job, status)
     for index in range(job.nodes):
         pod = world.pod(index)
+        if index in world.succeeded and (pod is None or pod.deleting):
+            continue  # Its result is recorded, so somebody may have deleted it.
         if pod is not None and not _is_replaceable(world, pod):
             actions += _ensure_living(world, pod, recreate=pod.name in replaced)
             continue
-        if pod is None and index in world.succeeded:
-            continue  # Its result is recorded, so somebody may have deleted it.
         if pod is not None and not pod.held:
             actions.append(_delete(pod, by_force=not pod.lingers))
         # Two pods of one node must never run at once, whatever their names.

@@ -99,7 +99,10 @@ def _begin(world: World, defaults: Defaults) -> Plan:
 
 
 def all_succeeded(world: World) -> bool:
-    """Return whether every rank of the attempt exited with code 0 and every container has ended."""
+    """Return whether every container of the attempt ended with code 0.
+
+    A pod that is deleted after the end of the work counts, although it may still exit.
+    """
     return world.succeeded >= set(range(world.job.nodes))
 
 

@@ -104,3 +104,38 @@ def test_case_105_command_without_a_checkpoint_may_start_from_the_beginning(
     running = plan_for(again, all_pods(again), statuses=reports)
     assert reason(running.status) == "Running"
     assert (warning in message(running)) == warns
+
+
+def done(result: int | None = 0, rank: int = 0) -> AgentStatus:
+    return agent_status(0, ranks=[heartbeat(rank=rank, phase=RankPhase.DONE, result=result)])
+
+
+@pytest.mark.parametrize("seconds", [1, 1000])
+@pytest.mark.parametrize("index", [0, 1])
+def test_case_195_pod_that_is_deleted_while_finished_ranks_exit_is_not_lost(
+    index: int, seconds: int
+) -> None:
+    job = active_job()
+    pods = [pod(job, i, deleting=i == index) for i in range(2)]
+    kept = plan_for(job, pods, statuses={0: done()}, deleting=seconds)
+    assert (kept.status.attempt, kept.status.succeeded_nodes) == (1, str(index))
+    assert not kept.actions
+    job = job.model_copy(update={"status": kept.status})
+    left = pod(job, 1 - index, phase="Succeeded", termination=ended(0, final=exited(1 - index)))
+    completed = plan_for(job, [left])
+    assert reason(completed.status) == "Completed"
+    assert completed.status.restarts == 0
+
+
+def test_case_195_pod_that_is_gone_after_the_work_is_done_is_not_lost() -> None:
+    job = active_job()
+    assert plan_for(job, [pod(job, 0)], statuses={0: done()}).status.succeeded_nodes == "1"
+
+
+@pytest.mark.parametrize("report", [done(85), done(None), done(0, rank=1)])
+def test_case_195_pod_that_is_deleted_before_the_end_of_the_run_is_lost(
+    report: AgentStatus,
+) -> None:
+    job = active_job()
+    plan = plan_for(job, [pod(job, 0), pod(job, 1, deleting=True)], statuses={0: report})
+    assert plan.status.attempt == 2

@@ -4,6 +4,7 @@ import os
 import pickle
 import re
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,26 @@ def test_case_110_text_of_an_error_does_not_decide_who_is_missing(entries: Any, 
     with pytest.raises(timeouts.StalledError, match="but rank 0 did not join"):
         timeouts.raise_if_peer_failed(error, ranks, "rank 1")
     assert entries.get("ddp-trainer/stalled") == b"2 in all_reduce\n1 in all_reduce\n"
+
+
+def test_case_110_wait_of_a_task_for_its_own_collective_is_a_stall(entries: Any) -> None:
+    text = "[/src/third_party/gloo/gloo/transport/tcp/pair.cc:511] new in torch 9"
+    error = raised_in("/home/me/task.py", text)
+    with pytest.raises(timeouts.StalledError, match="but ranks 0, 2 did not join"):
+        timeouts.raise_if_peer_failed(error, Ranks(1, 3, 1, 3), "rank 1")
+    assert entries.get("ddp-trainer/stalled") == b"1 in all_reduce\n"
+
+
+def test_case_110_unknown_error_of_a_collective_before_its_timeout_is_secondary(
+    entries: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeouts, "_unfinished", lambda: timeouts.Wait("in all_reduce", 0.2, 2.0))
+    text = "[/src/third_party/gloo/gloo/transport/tcp/pair.cc:511] new in torch 9"
+    error = raised_in("/site-packages/torch/autograd/graph.py", text)
+    timeouts.raise_if_peer_failed(error, Ranks(1, 3, 1, 3), "rank 1")  # It raises nothing.
+    assert entries.get("ddp-trainer/stalled") == b"1 ended\n"
+    printed = "".join(traceback.format_exception(error))
+    assert describe(attempt=0, rank=1, returncode=1, text=printed, at=0).secondary
 
 
 @pytest.mark.parametrize(

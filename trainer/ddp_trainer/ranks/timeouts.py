@@ -26,6 +26,7 @@ from torch.distributed import distributed_c10d
 from ddp_trainer.config import RunConfig
 from ddp_trainer.errors import ReportedError
 from ddp_trainer.ranks.environment import Ranks
+from ddp_wire import collective_errors
 from ddp_wire.files import PlantedFileError, open_file, open_folder, open_to_read
 
 FOLDER = "flight-recorder"
@@ -177,7 +178,7 @@ def _is_stall(error: Exception, newest: Wait, *, lost: bool) -> bool:
 
     The first rank that times out closes its connections. A rank that has waited for more than half
     of its timeout therefore has a stall, too. The text of its error can be any: libraries choose
-    it. So the innermost code decides.
+    it. So the innermost code decides, or the mark of the library where a task waits by itself.
 
     Args:
         error: Error of this rank.
@@ -188,6 +189,7 @@ def _is_stall(error: Exception, newest: Wait, *, lost: bool) -> bool:
         return True
     frames = traceback.extract_tb(error.__traceback__)
     in_collective = bool(frames and _COLLECTIVE_CODE.search(frames[-1].filename))
+    in_collective |= collective_errors.MARK.search(str(error)) is not None
     return (lost or in_collective) and newest.seconds > newest.limit / 2
 
 
