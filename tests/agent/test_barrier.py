@@ -362,7 +362,7 @@ def test_node_starts_when_the_store_of_node_0_accepts_connections(
     assert agent.phases() == ["1:Waiting", "1:Starting", "1:Succeeded"]
 
 
-def test_node_0_ends_an_attempt_whose_peer_was_replaced(
+def test_case_200_node_0_ends_an_attempt_whose_peer_was_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: socket.socket
 ) -> None:
     stub_torchrun(monkeypatch, "if attempt == 1: run_forever()")
@@ -383,4 +383,5 @@ def test_node_0_ends_an_attempt_whose_peer_was_replaced(
     failed = next(s for s in agent.statuses if s.phase is AgentPhase.FAILED)
     assert failed.failure is not None
     assert failed.failure.secondary
+    assert failed.failure.replaced_node == 1
     assert "was replaced" in failed.failure.message

@@ -323,13 +323,16 @@ async def test_other_values_of_the_chart_let_the_operator_create_its_pods(
             job["metadata"] |= {"namespace": namespace}
             pods, pod = path_of("pods", namespace), children_of(job, defaults)["pods"]
             assert await refusal(strict, "POST", pods, pod) == ""
-            for path, value in (
-                (("spec", "hostNetwork"), True),
-                (("spec", "securityContext", "runAsUser"), 0),
-                (("spec", "containers", 0, "securityContext", "seLinuxOptions"), {"type": "spc_t"}),
+            of_pod, of_worker = ("spec", "securityContext"), ("spec", "containers", 0)
+            selinux = (*of_worker, "securityContext", "seLinuxOptions")
+            for path, value, what, field in (
+                (("spec", "hostNetwork"), True, "this field,", ": hostNetwork"),
+                ((*of_pod, "runAsUser"), 0, "this value of spec.securityContext,", ""),
+                (selinux, {"type": "spc_t"}, "this security context of a container,", ""),
             ):
-                wrong = changed(pod, path, value)
-                assert CREATES_NO in await refusal(strict, "POST", pods, wrong)
+                answer = await refusal(strict, "POST", pods, changed(pod, path, value))
+                assert f"{CREATES_NO} {what}" in answer
+                assert field in answer
         elsewhere = changed(pod, ("metadata", "namespace"), SYSTEM_NAMESPACE)
         own = path_of("pods", SYSTEM_NAMESPACE)
         assert SERVED in await refusal(strict, "POST", own, elsewhere)

@@ -69,6 +69,10 @@ class FakeApi:
         assert self._runner is not None
         await self._runner.cleanup()
 
+    def watched(self) -> list[str]:
+        """Return the paths of the watches that were opened and not aborted."""
+        return [watch.path for watch in self._watches]
+
     def drop_watches(self) -> None:
         """Abort the connections of all watches."""
         for watch in self._watches:

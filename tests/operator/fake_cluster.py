@@ -6,6 +6,7 @@ It can kill the controller at its k-th write, before or after the write takes ef
 import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import TypeVar
 
 from ddp_operator.cluster.base import (
@@ -106,6 +107,15 @@ class FakeCluster:
         found = self.pod(name)
         found["status"] = {**found["status"], **status}
         return self._store_child("Pod", found)
+
+    def mark_deleted(self, name: str, deadline: datetime, grace_seconds: int) -> None:
+        """Begin the deletion of a pod, as the API server does. Its kubelet does not end it."""
+        found = self.pod(name)
+        found["metadata"] |= {
+            "deletionTimestamp": deadline.isoformat(),
+            "deletionGracePeriodSeconds": grace_seconds,
+        }
+        self._store_child("Pod", found)
 
     def remove_pod(self, name: str) -> None:
         """Remove the pod object."""

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -264,6 +265,50 @@ async def test_case_191_pod_that_no_watch_reports_as_deleted_is_found_by_its_sil
         await process.until_ready("ok")
         gone = True
         await eventually(lambda: 2 in attempts)
+
+
+@pytest.mark.slow
+async def test_case_138_watches_of_a_namespace_that_refuses_the_operator_go_on_trying(
+    api: FakeApi, tmp_path: Path
+) -> None:
+    """Kopf's watches of the other namespace go on, and those of this one need no restart."""
+    jobs: dict[str, Any] = {}
+    written, tries, refused = set[str](), list[str](), True
+    for namespace in ("a", "b"):
+        jobs[namespace] = job_manifest()
+        jobs[namespace]["metadata"]["namespace"] = namespace
+
+    def answer(request: web.Request) -> web.StreamResponse | None:
+        namespace = next((n for n in jobs if f"/namespaces/{n}/" in request.path), None)
+        if namespace is None:
+            return None
+        if namespace == "b" and refused:
+            tries.append(request.path.rpartition("/")[2])
+            return refusal(403, "no RoleBinding in b")
+        if request.method == "PUT" and request.path.endswith("/status"):
+            written.add(namespace)
+            return refusal(409, "the object has been modified")
+        if request.path.endswith("/ddpjobs/digits"):
+            return web.json_response(jobs[namespace])
+        if request.path.endswith("/ddpjobs") and request.query.get("watch") != "true":
+            listed = {"items": [jobs[namespace]], "metadata": {"resourceVersion": "9"}}
+            return web.json_response(listed)
+        return None
+
+    def watched() -> set[str]:
+        return {path.split("/")[-2] for path in api.watched() if path.endswith("/ddpjobs")}
+
+    api.fault = answer
+    async with operator(api, tmp_path, NAMESPACES="a,b") as process:
+        await process.until_ready("ok\nthe namespace b is not served: no RoleBinding in b")
+        await eventually(lambda: watched() == {"a"} == written)
+        await eventually(lambda: tries.count("ddpjobs") >= 4)
+        refused = False
+        await eventually(lambda: watched() == {"a", "b"} == written)
+        process.child.terminate()
+        code, log = await process.ended()
+        assert code == 0, log
+        assert "re-executing" not in log
 
 
 @pytest.mark.slow

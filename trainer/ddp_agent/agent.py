@@ -225,6 +225,7 @@ class Agent:
                 at=self._ticker.clock.wall(),
                 message="the pod of another node was replaced after the attempt had started",
                 secondary=True,
+                replaced_node=self._barrier.replaced_node() if self._barrier else None,
             )
             self._reporter.enter(AgentPhase.FAILED, failure)
         elif interruption is Interruption.UNREACHABLE:

@@ -78,8 +78,7 @@ def rendezvous_port(base: int, attempt: int) -> int:
 class WireModel(BaseModel):
     """Base of all documents that processes exchange. JSON field names are camelCase.
 
-    Unknown fields are ignored, so that an operator and an agent of neighbouring releases can read
-    each other's documents.
+    Unknown fields are ignored, so that neighbouring releases can read each other's documents.
     """
 
     # By default the process keeps the last 16,384 strings that it read, for ever.
@@ -318,6 +317,8 @@ class Failure(WireModel):
     """Whether the rank failed only because it lost a peer. Never the root cause."""
     network: bool | None = None
     """Whether no rank started here, because the network kept this node from node 0."""
+    replaced_node: Number | None = None
+    """Node whose pod was replaced after the start. Only node 0's agent sees it."""
 
 
 class AgentPhase(StrEnum):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from ddp_operator.api.status import Cause, FailureStatus
 from ddp_operator.builders import names
-from ddp_operator.reconcile import hangs
+from ddp_operator.reconcile import hangs, lost_peers
 from ddp_operator.reconcile.abandoned import UNREACHABLE_REASON, is_abandoned
 from ddp_operator.reconcile.containers import InitFailure
 from ddp_operator.reconcile.terminations import (
@@ -129,8 +129,11 @@ def root_cause(losses: list[Loss], world: World) -> Loss | None:
     if _may_wait(world):
         return None
     first = min(losses, key=lambda loss: loss.at)
-    silent = _silent_pods(world)
-    return _lost_peer(first, f"{silent[0]} does not answer", silent[0]) if silent else first
+    if silent := lost_peers.silent_pod(world):
+        return _lost_peer(first, f"{silent} does not answer", silent)
+    if replaced := lost_peers.replaced_pod(world):
+        return _lost_peer(first, f"{replaced} was replaced", replaced)
+    return first
 
 
 def _may_wait(world: World) -> bool:
@@ -148,11 +151,11 @@ def _stop_origin(stop: Loss, world: World) -> Loss | None:
     """
     stopped_pod = next((pod for pod in world.pods if pod.name == stop.failure.pod), None)
     stop_report = world.report(stopped_pod) if stopped_pod is not None else None
-    if stop_report is None or not _has_joined(stop_report):
+    if stop_report is None or not lost_peers.has_joined(stop_report):
         return stop
     for index in range(world.job.nodes):
         pod = world.pod(index)
-        if pod is None or pod.terminal or _takes_part(pod, world):
+        if pod is None or pod.terminal or lost_peers.takes_part(world, pod):
             continue
         if _may_wait(world):
             return None
@@ -160,25 +163,6 @@ def _stop_origin(stop: Loss, world: World) -> Loss | None:
         if pod.phase != "Running" or world.report(pod) is not None:
             return _lost_peer(stop, f"{pod.name} left the attempt", pod.name)
     return stop
-
-
-def _takes_part(pod: PodView, world: World) -> bool:
-    report = world.report(pod)
-    return report is not None and report.attempt == world.job.status.attempt and _has_joined(report)
-
-
-def _has_joined(report: AgentStatus) -> bool:
-    return report.timeline is not None and report.timeline.joined is not None
-
-
-def _silent_pods(world: World) -> list[str]:
-    """Return the names of all missing pods, and of all running pods without an agent report."""
-    found = []
-    for index in range(world.job.nodes):
-        pod = world.pod(index)
-        if pod is None or (world.report(pod) is None and not pod.terminal):
-            found.append(names.pod_name(world.job, index))
-    return found
 
 
 def _lost_peer(first: Loss, why: str, pod: str) -> Loss:
@@ -206,7 +190,7 @@ def _precedence(loss: Loss) -> tuple[bool, bool, float]:
 def _pod_loss(world: World, index: int, *, started: bool) -> Loss | None:
     attempt = world.job.status.attempt
     pod = world.pod(index)
-    if index in world.succeeded and (pod is None or pod.deleting):
+    if pod is None and index in world.succeeded:
         return None
     if pod is None or _is_leaving(world, pod, started=started):
         if pod is not None and pod.attempt == str(attempt) and is_abandoned(world, pod):

@@ -55,11 +55,11 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
     replaced = pods_to_replace(job, status)
     for index in range(job.nodes):
         pod = world.pod(index)
-        if index in world.succeeded and (pod is None or pod.deleting):
-            continue  # Its result is recorded, so somebody may have deleted it.
         if pod is not None and not _is_replaceable(world, pod):
             actions += _ensure_living(world, pod, recreate=pod.name in replaced)
             continue
+        if pod is None and index in world.succeeded:
+            continue  # Its result is recorded, so somebody may have deleted it.
         if pod is not None and not pod.held:
             actions.append(_delete(pod, by_force=not pod.lingers))
         # Two pods of one node must never run at once, whatever their names.
@@ -127,12 +127,10 @@ def _is_deletable(pod: PodView) -> bool:
     return not pod.held and (pod.terminal or not pod.deleting)
 
 
-def end_pods(world: World, *, stop: bool) -> list[Action]:
-    """Return actions that end every pod but keep it, so that its log stays readable.
+def end_pods(world: World) -> list[Action]:
+    """Return actions that end every pod of a finished job but keep it for its log.
 
-    Args:
-        world: The observed state of the job, which has finished.
-        stop: Whether to stop running ranks.
+    Ranks may still run: those of a failed attempt, or those that exit after their work was done.
     """
     actions: list[Action] = []
     for pod in world.pods:
@@ -143,7 +141,7 @@ def end_pods(world: World, *, stop: bool) -> list[Action]:
         elif pod.phase == "Pending":
             # It has no log and reads no order, but it may hold a GPU or make a cluster grow.
             actions.append(_delete(pod))
-        elif stop and not pod.terminal and pod.attempt != ATTEMPT_STOP:
+        elif not pod.terminal and pod.attempt != ATTEMPT_STOP:
             actions.append(SetAttempt(pod.name, pod.uid, ATTEMPT_STOP))
     return actions
 

@@ -12,6 +12,7 @@ from ddp_operator.reconcile import (
     budgets,
     checkpoint_owner,
     escalation,
+    exits,
     goodput,
     hangs,
     history,
@@ -30,7 +31,6 @@ from ddp_operator.reconcile.conditions import (
     sentence_about,
     start_over_warning,
 )
-from ddp_operator.reconcile.exits import exit_events
 from ddp_operator.reconcile.forbidden_pods import without_forbidden_pods
 from ddp_operator.reconcile.held_pods import held_sentence
 from ddp_operator.reconcile.images import mixed_image_events
@@ -66,15 +66,16 @@ def decide(world: World, defaults: Defaults) -> Plan:
 def _decide(world: World, defaults: Defaults) -> Plan:
     if lifecycle.is_finished(world.job.status):
         return lifecycle.after_finish(world)
+    status = world.job.status
+    is_current = status.attempt_spec_hash == world.job.spec_hash
+    if is_current and (completed := _completion(world)) is not None:
+        return completed
     if world.job.spec.suspend:
         return lifecycle.suspend(world)
-    status = world.job.status
     if status.attempt_spec_hash is None and refused_spec.is_waiting(world):
         return refused_spec.wait_for_edit(world)
-    if status.attempt_spec_hash != world.job.spec_hash:
+    if not is_current:
         return _begin(world, defaults)
-    if all_succeeded(world):
-        return _complete(world)  # Even if a deadline has passed before the operator looked.
     exceeded = lifecycle.exceeded_deadline(world)
     if exceeded is not None:
         return _fail_by_deadline(world, *exceeded)
@@ -98,11 +99,27 @@ def _begin(world: World, defaults: Defaults) -> Plan:
     return _restart_for_new_spec(world, defaults)
 
 
-def all_succeeded(world: World) -> bool:
-    """Return whether every container of the attempt ended with code 0.
+def _completion(world: World) -> Plan | None:
+    """Return the plan that completes the job, or None.
 
-    A pod that is deleted after the end of the work counts, although it may still exit.
+    Ranks that have done their work may exit by themselves. If something keeps them from it, the job
+    is complete all the same, because a new attempt would only find the finished run.
     """
+    if all_succeeded(world):
+        return _complete(world)  # Even if a deadline has passed before the operator looked.
+    if not exits.work_is_done(world):
+        return None
+    if world.job.spec.suspend:
+        return _complete(world, "spec.suspend was set")
+    exceeded = lifecycle.exceeded_deadline(world)
+    if exceeded is not None:
+        return _complete(world, exceeded[1])
+    losses = find_losses(world)
+    return _complete(world, losses[0].failure.message) if losses else None
+
+
+def all_succeeded(world: World) -> bool:
+    """Return whether every rank of the attempt exited with code 0 and every container has ended."""
     return world.succeeded >= set(range(world.job.nodes))
 
 
@@ -233,12 +250,19 @@ def _new_attempt(
     return Plan(out.status, tuple(actions), events, STARTING_REQUEUE_SECONDS)
 
 
-def _complete(world: World) -> Plan:
+def _complete(world: World, interrupted_by: str = "") -> Plan:
+    """Return the plan that completes the job.
+
+    Args:
+        world: The observed state of the job. All ranks have exited, or have done their work.
+        interrupted_by: Sentence about what keeps ranks from exiting by themselves, or "".
+    """
     status = with_progress(world, world.job.status, at_the_end=True)
     ranks = world.job.nodes * world.job.spec.ranks_per_node
-    problems = exit_events(world)
-    how = "have done their work" if problems else "exited with code 0"
-    message = f"all {ranks} ranks of attempt {status.attempt} {how}"
+    problems = exits.exit_events(world)
+    how = "have done their work" if problems or interrupted_by else "exited with code 0"
+    end = f"; while they exited, {interrupted_by}" if interrupted_by else ""
+    message = f"all {ranks} ranks of attempt {status.attempt} {how}{end}"
     status = escalation.reset_stalled_attempts(status)
     status = history.with_ended_attempt(
         status, world.now, cause=None, reason="Completed", message=message

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ddp_operator.reconcile.plan import Event, EventType
 from ddp_operator.reconcile.world import World
-from ddp_wire.contract import AgentPhase, AgentStatus, ExitProblem, RankPhase
+from ddp_wire.contract import AgentPhase, AgentStatus, ExitCode, ExitProblem, RankPhase
 
 EXIT_FAILED = "ExitFailed"
 """Reason of the Event about ranks that did not exit as they should."""
@@ -27,6 +27,24 @@ def all_done(report: AgentStatus) -> bool:
     """Return whether all ranks of a node have done their work and are exiting."""
     training = report.phase is AgentPhase.TRAINING
     return training and bool(report.ranks) and all(r.phase is RankPhase.DONE for r in report.ranks)
+
+
+def work_is_done(world: World) -> bool:
+    """Return whether all ranks of the current attempt have done their work, and saved it.
+
+    No rank of a task reports its result before all ranks have saved theirs. So one of them proves
+    it, whatever happens to the others since. A `command` may go on working after that report.
+    """
+    if world.job.spec.task is None:
+        return False
+    attempt = world.job.status.attempt
+    for pod in world.pods:
+        report = world.report(pod)
+        for rank in report.ranks if report is not None else ():
+            saved = rank.phase is RankPhase.DONE and rank.result == ExitCode.OK
+            if saved and rank.attempt == attempt:
+                return True
+    return False
 
 
 def _problems(world: World) -> Iterator[tuple[str, ExitProblem]]:

@@ -7,7 +7,7 @@ from ddp_operator.api.status import Cause, ConditionStatus, ConditionType, DDPJo
 from ddp_operator.reconcile import history, queueing
 from ddp_operator.reconcile.children import delete_pods, end_pods
 from ddp_operator.reconcile.conditions import ConditionWriter
-from ddp_operator.reconcile.plan import Action, DeleteJob, Event, EventType, Plan
+from ddp_operator.reconcile.plan import DeleteJob, Event, EventType, Plan
 from ddp_operator.reconcile.progress import with_progress
 from ddp_operator.reconcile.world import World
 
@@ -45,11 +45,8 @@ def finish(
 def after_finish(world: World) -> Plan:
     """Return the plan of a finished job: stop or delete its pods, then delete it after its TTL."""
     status, spec = world.job.status, world.job.spec
-    actions: list[Action] = []
-    if spec.clean_pod_policy is CleanPodPolicy.ALL:
-        actions = delete_pods(world)
-    else:
-        actions = end_pods(world, stop=not status.is_true(ConditionType.SUCCEEDED))
+    deletes = spec.clean_pod_policy is CleanPodPolicy.ALL
+    actions = delete_pods(world) if deletes else end_pods(world)
     status = status.model_copy(update={"replicas": len(world.pods)})
     ttl = spec.ttl_seconds_after_finished
     if ttl is None or status.completion_time is None:

@@ -22,7 +22,7 @@ _NAMED = 3
 def next_action(world: World, plan: Plan) -> str:
     """Return the sentence about a plan and about what follows it."""
     if is_finished(plan.status):
-        return _after_finish(world, plan.status)
+        return _after_finish(world)
     if plan.status.attempt_spec_hash is None:
         return _while_stopped(world, plan.status)
     if world.blocked is not None:
@@ -43,13 +43,12 @@ def next_action(world: World, plan: Plan) -> str:
     return f"the operator waits until all ranks of attempt {status.attempt} are training"
 
 
-def _after_finish(world: World, status: DDPJobStatus) -> str:
+def _after_finish(world: World) -> str:
     spec = world.job.spec
-    succeeded = status.is_true(ConditionType.SUCCEEDED)
     living = [pod.name for pod in world.pods if not pod.terminal]
     if spec.clean_pod_policy is CleanPodPolicy.ALL and world.pods:
         return f"the operator deletes {_listed(pod.name for pod in world.pods)}"
-    if living and not succeeded:
+    if living:
         return f"the operator waits for {_listed(living)} to end"
     if spec.ttl_seconds_after_finished is not None:
         seconds = spec.ttl_seconds_after_finished

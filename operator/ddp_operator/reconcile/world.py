@@ -15,7 +15,7 @@ from ddp_operator.builders.image_names import image_by_digest
 from ddp_operator.reconcile import containers, node_ranges
 from ddp_operator.reconcile.containers import InitFailure
 from ddp_wire import contract
-from ddp_wire.contract import AgentStatus, Env, ExitCode, RankPhase
+from ddp_wire.contract import AgentStatus, Env
 
 PROGRESS_INTERVAL = timedelta(seconds=5)
 """Minimum time between two status writes that change only the progress of one job."""
@@ -137,33 +137,11 @@ class World:
 
     @cached_property
     def succeeded(self) -> frozenset[int]:
-        """Nodes that ended the current attempt with exit code 0, even if their pods are gone.
-
-        A pod that is deleted while it exits after the end of the work counts, too.
-        """
+        """Nodes that ended the current attempt with exit code 0, even if their pods are gone."""
         status = self.job.status
         recorded = node_ranges.from_text(status.succeeded_nodes)
         ended = (p for p in self.pods if p.phase == "Succeeded" and self.ended_here(p))
-        removed = self._removed if self._work_is_done else frozenset[int]()
-        return recorded | {pod.index for pod in ended} | removed
-
-    @property
-    def _work_is_done(self) -> bool:
-        """Whether rank 0 reports the end of the run.
-
-        The ranks report it after a barrier that follows the last commit, so one report proves it
-        for all nodes.
-        """
-        attempt = self.job.status.attempt
-        ranks = (r for one in self.reports.values() if one.attempt == attempt for r in one.ranks)
-        done = (r for r in ranks if r.rank == 0 and r.phase is RankPhase.DONE)
-        return any(rank.result == ExitCode.OK for rank in done)
-
-    @property
-    def _removed(self) -> frozenset[int]:
-        """Nodes without a pod, or with one that is being deleted."""
-        pods = ((index, self.pod(index)) for index in range(self.job.nodes))
-        return frozenset(index for index, pod in pods if pod is None or pod.deleting)
+        return recorded | {pod.index for pod in ended}
 
     @cached_property
     def has_started(self) -> bool:

@@ -7,19 +7,22 @@ import pytest
 from ddp_operator.api.goodput import GoodputStatus
 from ddp_operator.api.status import CheckpointStatus, ConditionType
 from ddp_operator.reconcile.exits import exit_events
-from ddp_operator.reconcile.plan import Plan
-from ddp_wire.contract import AgentStatus, ExitProblem, RankPhase
+from ddp_operator.reconcile.plan import Plan, SetAttempt
+from ddp_wire.contract import AgentStatus, ExitProblem, RankPhase, Timeline
 from tests.agent.support import heartbeat
 from tests.operator.support import (
     NOW,
     active_job,
+    after,
     agent_status,
     all_pods,
     ended,
     failed_status,
+    only,
     plan_for,
     pod,
     reason,
+    with_status,
     world,
 )
 
@@ -73,6 +76,102 @@ def test_problem_of_an_earlier_attempt_is_not_reported() -> None:
     assert exit_events(world(job, all_pods(job), statuses={0: exited(0, STUCK)})) == ()
 
 
+def exiting(index: int, result: int | None = 0, **fields: Any) -> AgentStatus:
+    """Return the report of an agent whose rank has done its work and is exiting."""
+    done = heartbeat(rank=index, phase=RankPhase.DONE, result=result)
+    return agent_status(index, **({"ranks": [done]} | fields))
+
+
+EXPIRED: dict[str, Any] = {"activeDeadlineSeconds": 3600}
+
+
+def test_case_124_deadline_that_passes_while_the_ranks_exit_completes_the_job() -> None:
+    job = active_job(**EXPIRED)
+    plan = plan_for(job, all_pods(job), statuses={0: exiting(0)}, now=after(3601))
+    assert reason(plan.status) == "Completed"
+    assert message(plan) == (
+        "all 2 ranks of attempt 1 have done their work; while they exited, the job was active for"
+        " longer than activeDeadlineSeconds (3600)"
+    )
+    done = with_status(job, **dict(plan.status))
+    stopped = plan_for(done, all_pods(done))
+    assert [action.value for action in only(stopped.actions, SetAttempt)] == ["stop", "stop"]
+    assert stopped.status.next_action == "the operator waits for digits-0, digits-1 to end"
+
+
+def test_case_201_suspension_while_the_ranks_exit_completes_the_job() -> None:
+    """A resumption would start all pods once more, only to find the run complete."""
+    job = active_job(suspend=True)
+    plan = plan_for(job, all_pods(job), statuses={0: exiting(0)})
+    assert reason(plan.status) == "Completed"
+    assert message(plan).endswith("; while they exited, spec.suspend was set")
+    ends = [pod(job, i, phase="Succeeded", termination=ended(0, final=exited(i))) for i in range(2)]
+    assert reason(plan_for(job, ends).status) == "Completed"
+
+
+PREEMPTED = agent_status(1, phase="Preempted", ranks=[])
+LOST: dict[str, dict[str, Any] | None] = {
+    "its pod was deleted": None,
+    "its pod is being evicted": {"deleting": True, "disruption": "EvictionByEvictionAPI"},
+    "its Kubernetes node is gone": {"phase": "Failed", "disruption": "DeletionByPodGC"},
+    "it ran out of memory": {"phase": "Failed", "termination": ended(137, reason="OOMKilled")},
+    "it was stopped": {"phase": "Failed", "termination": ended(85, final=PREEMPTED)},
+}
+
+
+@pytest.mark.parametrize("fields", LOST.values(), ids=LOST.keys())
+@pytest.mark.parametrize("formed", [True, False])
+def test_case_201_pod_that_is_lost_while_the_ranks_exit_costs_no_attempt(
+    fields: dict[str, Any] | None, formed: bool
+) -> None:
+    """Its peer reports the result. The attempt may have begun before this operator looked."""
+    job = active_job(formed=formed)
+    timeline = Timeline(ordered=1.0, launched=2.0, joined=3.0)
+    others = [] if fields is None else [pod(job, 1, ready=False, **fields)]
+    statuses = {0: exiting(0, timeline=timeline)}
+    plan = plan_for(job, [pod(job, 0), *others], statuses=statuses)
+    assert reason(plan.status) == "Completed"
+    assert "have done their work; while they exited, digits-1 " in message(plan)
+    assert (plan.status.attempt, plan.status.restarts) == (1, 0)
+    assert (plan.status.infrastructure_restarts, plan.status.free_restarts) == (0, 0)
+
+
+def test_case_201_last_report_of_the_lost_pod_itself_proves_that_the_work_is_done() -> None:
+    """A termination message has one rank of a node only."""
+    job = active_job(nodes=1, procsPerNode=8)
+    stopped = exiting(0, phase="Preempted")
+    end = pod(job, phase="Failed", termination=ended(85, final=stopped))
+    assert reason(plan_for(job, [end]).status) == "Completed"
+
+
+STILL_WORKS: dict[str, tuple[AgentStatus, dict[str, Any]]] = {
+    "a rank trains": (agent_status(0, ranks=[heartbeat(result=0)]), {}),
+    "the ranks stop on request": (exiting(0, 85), {}),
+    "an older trainer reports no result": (exiting(0, None), {}),
+    "the report is of an earlier attempt": (exiting(0, attempt=1), {"attempt": 2}),
+    "the heartbeat is of an earlier attempt": (exiting(0, attempt=2), {"attempt": 2}),
+    "a command may go on": (exiting(0), {"command": ["python", "-m", "ddp_trainer"]}),
+}
+
+
+@pytest.mark.parametrize(("report", "spec"), STILL_WORKS.values(), ids=STILL_WORKS.keys())
+def test_job_whose_work_may_not_be_done_is_not_completed(
+    report: AgentStatus, spec: dict[str, Any]
+) -> None:
+    job = active_job(**EXPIRED | spec)
+    late = plan_for(job, all_pods(job), statuses={0: report}, now=after(3601))
+    assert reason(late.status) == "Failed"
+    lost = plan_for(job, [pod(job, 0)], statuses={0: report})
+    assert lost.status.attempt == job.status.attempt + 1
+    job = active_job(suspend=True, **spec)
+    assert reason(plan_for(job, all_pods(job), statuses={0: report}).status) == "Suspended"
+
+
+def test_edit_while_the_ranks_exit_starts_the_new_spec() -> None:
+    job = active_job(status={"attempt_spec_hash": "older"})
+    assert plan_for(job, all_pods(job), statuses={0: exiting(0)}).status.attempt == 2
+
+
 @pytest.mark.parametrize(("phase", "exits"), [(RankPhase.DONE, True), (RankPhase.TRAINING, False)])
 def test_message_tells_that_the_ranks_exit(phase: RankPhase, exits: bool) -> None:
     job = active_job()
@@ -104,38 +203,3 @@ def test_case_105_command_without_a_checkpoint_may_start_from_the_beginning(
     running = plan_for(again, all_pods(again), statuses=reports)
     assert reason(running.status) == "Running"
     assert (warning in message(running)) == warns
-
-
-def done(result: int | None = 0, rank: int = 0) -> AgentStatus:
-    return agent_status(0, ranks=[heartbeat(rank=rank, phase=RankPhase.DONE, result=result)])
-
-
-@pytest.mark.parametrize("seconds", [1, 1000])
-@pytest.mark.parametrize("index", [0, 1])
-def test_case_195_pod_that_is_deleted_while_finished_ranks_exit_is_not_lost(
-    index: int, seconds: int
-) -> None:
-    job = active_job()
-    pods = [pod(job, i, deleting=i == index) for i in range(2)]
-    kept = plan_for(job, pods, statuses={0: done()}, deleting=seconds)
-    assert (kept.status.attempt, kept.status.succeeded_nodes) == (1, str(index))
-    assert not kept.actions
-    job = job.model_copy(update={"status": kept.status})
-    left = pod(job, 1 - index, phase="Succeeded", termination=ended(0, final=exited(1 - index)))
-    completed = plan_for(job, [left])
-    assert reason(completed.status) == "Completed"
-    assert completed.status.restarts == 0
-
-
-def test_case_195_pod_that_is_gone_after_the_work_is_done_is_not_lost() -> None:
-    job = active_job()
-    assert plan_for(job, [pod(job, 0)], statuses={0: done()}).status.succeeded_nodes == "1"
-
-
-@pytest.mark.parametrize("report", [done(85), done(None), done(0, rank=1)])
-def test_case_195_pod_that_is_deleted_before_the_end_of_the_run_is_lost(
-    report: AgentStatus,
-) -> None:
-    job = active_job()
-    plan = plan_for(job, [pod(job, 0), pod(job, 1, deleting=True)], statuses={0: report})
-    assert plan.status.attempt == 2

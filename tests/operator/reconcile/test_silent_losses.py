@@ -6,7 +6,7 @@ import pytest
 
 from ddp_operator.api.status import Cause
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, Plan
-from ddp_wire.contract import ExitCode, Timeline
+from ddp_wire.contract import AgentStatus, ExitCode, Timeline
 from tests.operator.support import (
     active_job,
     after,
@@ -41,6 +41,76 @@ def test_secondary_failures_are_application_failures_when_every_agent_answers() 
     statuses = {
         0: failed_status(0, at=after(-3).timestamp(), secondary=True, message="peer gone"),
         1: agent_status(1, phase="Training"),
+    }
+    assert failure(plan_for(job, all_pods(job), statuses=statuses)).cause is Cause.APPLICATION
+
+
+LAUNCHED = Timeline(ordered=after(-9).timestamp(), launched=after(-8).timestamp())
+SPAWNED = LAUNCHED.model_copy(update={"spawned": after(-7).timestamp()})
+WAITS = Timeline(ordered=after(-2).timestamp())
+
+
+def lost_peer(index: int, timeline: Timeline, **failure: Any) -> AgentStatus:
+    """Return the report of an agent whose ranks failed because they lost a peer."""
+    found = failed_status(index, secondary=True, message="peer gone", **failure)
+    return found.model_copy(update={"timeline": timeline})
+
+
+@pytest.mark.parametrize("attempt", [1, 0], ids=["waits", "has no order yet"])
+@pytest.mark.parametrize("replaced", [0, 1])
+def test_case_200_pod_that_was_replaced_after_the_start_is_an_infrastructure_loss(
+    replaced: int, attempt: int
+) -> None:
+    """Its successor's agent answers, but no rank starts before torchrun runs on all nodes."""
+    job = active_job(formed=False)
+    statuses = {
+        replaced: agent_status(replaced, attempt=attempt, phase="Waiting", timeline=WAITS),
+        1 - replaced: lost_peer(1 - replaced, SPAWNED),
+    }
+    assert plan_for(job, all_pods(job), statuses=statuses, undecided=1).status.attempt == 1
+    plan = plan_for(job, all_pods(job), statuses=statuses)
+    found = failure(plan)
+    assert (found.reason, found.cause) == ("PeerLost", Cause.INFRASTRUCTURE)
+    assert (found.pod, found.node) == (f"digits-{replaced}", None)
+    assert found.message.startswith(
+        f"digits-{replaced} was replaced, and its peers could not continue: rank"
+    )
+    assert (plan.status.restarts, plan.status.infrastructure_restarts) == (0, 1)
+
+
+def test_case_200_agent_of_node_0_names_the_replaced_pod() -> None:
+    """The pod vanished before the rendezvous was complete. No timeline shows it."""
+    job = active_job(nodes=3, formed=False)
+    statuses = {
+        0: lost_peer(0, LAUNCHED, replaced_node=2),
+        1: agent_status(1, phase="Waiting", timeline=WAITS),
+        2: agent_status(2, phase="Waiting", timeline=WAITS),
+    }
+    found = failure(plan_for(job, all_pods(job), statuses=statuses))
+    assert (found.pod, found.cause) == ("digits-2", Cause.INFRASTRUCTURE)
+
+
+@pytest.mark.parametrize("claimed", [None, -1, 2, 2**53])
+@pytest.mark.parametrize("peer", [LAUNCHED, WAITS], ids=["has started torchrun", "waits"])
+def test_secondary_failure_without_a_lost_pod_is_an_application_failure(
+    peer: Timeline, claimed: int | None
+) -> None:
+    """Node 0 fails before the rendezvous: the others may still wait for its store."""
+    job = active_job(formed=False)
+    mine = SPAWNED if peer is LAUNCHED else LAUNCHED
+    phase = "Starting" if peer is LAUNCHED else "Waiting"
+    statuses = {
+        0: lost_peer(0, mine, replaced_node=claimed),
+        1: agent_status(1, phase=phase, timeline=peer),
+    }
+    assert failure(plan_for(job, all_pods(job), statuses=statuses)).cause is Cause.APPLICATION
+
+
+def test_own_failure_counts_although_another_pod_was_replaced() -> None:
+    job = active_job(formed=False)
+    statuses = {
+        0: failed_status(0, message="E: no", replaced_node=1),
+        1: agent_status(1, phase="Waiting", timeline=WAITS),
     }
     assert failure(plan_for(job, all_pods(job), statuses=statuses)).cause is Cause.APPLICATION
 

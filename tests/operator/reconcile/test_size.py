@@ -25,6 +25,32 @@ from tests.operator.support import (
 FEW, MANY = 100, 1600
 
 
+class CountedInt(int):
+    """Number whose comparisons are function calls, also within one call of `max` or `sorted`."""
+
+    def __lt__(self, other: object) -> bool:
+        return int(self) < int(other)  # type: ignore[call-overload,no-any-return]
+
+    def __gt__(self, other: object) -> bool:
+        return int(self) > int(other)  # type: ignore[call-overload,no-any-return]
+
+    def __eq__(self, other: object) -> bool:
+        return int(self) == other
+
+    def __hash__(self) -> int:
+        return hash(int(self))
+
+
+class CountedFloat(float):
+    """The same for durations."""
+
+    def __lt__(self, other: object) -> bool:
+        return float(self) < float(other)  # type: ignore[arg-type]
+
+    def __gt__(self, other: object) -> bool:
+        return float(self) > float(other)  # type: ignore[arg-type]
+
+
 def starting(nodes: int) -> World:
     return world(new_job(nodes=nodes))
 
@@ -44,23 +70,19 @@ def failing(nodes: int) -> World:
     return world(job, all_pods(job), statuses={0: failed_status(0)})
 
 
+def hung(index: int) -> HungRank:
+    """Return a rank that waits for rank 0. Its numbers have not been validated, but counted."""
+    waiting = RankInspection(waits=index > 0)
+    inspection = waiting.model_copy(update={"number": CountedInt(7 - (index == 0))})
+    rank = HungRank(rank=index, step=9, activity="backward", seconds=31.0)
+    counted = {"step": CountedInt(9), "seconds": CountedFloat(31.0), "inspection": inspection}
+    return rank.model_copy(update=counted)
+
+
 def hanging(nodes: int) -> World:
     job = active_job(nodes=nodes)
-    found = {
-        index: agent_status(
-            index,
-            hang=[
-                HungRank(
-                    rank=index,
-                    step=9,
-                    activity="backward",
-                    seconds=31.0,
-                    inspection=RankInspection(waits=index > 0, number=7 - (index == 0)),
-                )
-            ],
-        )
-        for index in range(nodes)
-    }
+    empty = {index: agent_status(index) for index in range(nodes)}
+    found = {i: one.model_copy(update={"hang": [hung(i)]}) for i, one in empty.items()}
     return world(job, all_pods(job), statuses=found)
 
 
@@ -75,7 +97,7 @@ def calls(seen: World) -> int:
 def test_decision_is_linear_in_the_number_of_pods(state: Callable[[int], World]) -> None:
     few, many = calls(state(FEW)), calls(state(MANY))
     assert many < 1.2 * few * MANY / FEW
-    assert many < (200 if state is hanging else 60) * MANY, (
+    assert many < (200 if state is hanging else 70) * MANY, (
         "a decision about one pod must stay cheap"
     )
 
