@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 from ddp_trainer import report
 from ddp_trainer.checkpoint import format as format_
 from ddp_trainer.checkpoint import volume
+from ddp_trainer.checkpoint.manager import CheckpointManager
+from ddp_trainer.checkpoint.snapshot import Snapshot
 from ddp_trainer.commands import main as main_
 from ddp_trainer.commands.main import main
 from ddp_trainer.config.settings import resolve
@@ -32,6 +35,7 @@ from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.tools.verify_buffers import compare_buffers
+from ddp_wire.contract import CheckpointInfo
 
 
 def profile_steady_step(config: dict[str, Any]) -> None:
@@ -199,6 +203,24 @@ def train_on_faulty_volume(given: list[str]) -> int:
     format_.crc32_of = crc32_of
     volume.RETRY_WAITS = (0.0,)  # type: ignore[assignment]
     main_.RANK_0_MESSAGE_SECONDS = 0.0
+    return main(["train", "--task=sample_tasks:build", "--global_batch=10", *arguments])
+
+
+def train_with_held_commit(given: list[str]) -> int:
+    """Train while rank 0 does not commit a checkpoint before a file `go` exists.
+
+    Args:
+        given: The folder of that file, and the arguments of the command.
+    """
+    folder, *arguments = given
+    commit = CheckpointManager.save
+
+    def save(self: CheckpointManager, taken: Snapshot) -> CheckpointInfo | None:
+        while not (Path(folder) / "go").exists():
+            time.sleep(0.01)
+        return commit(self, taken)
+
+    CheckpointManager.save = save  # type: ignore[method-assign]
     return main(["train", "--task=sample_tasks:build", "--global_batch=10", *arguments])
 
 

@@ -199,6 +199,14 @@ class TeacherTask(ProbeTask):
         self.steps, self.extra = state["steps"], state["extra"]
 
 
+class FullTask(TeacherTask, OwnTask):
+    """A task with every optional member."""
+
+
+def build_full(cfg: ProbeConfig, env: RunEnv) -> FullTask:
+    return FullTask(cfg, env)
+
+
 class HookTask(TeacherTask):
     """A task whose hook computes with the model, reads its weights and changes them."""
 

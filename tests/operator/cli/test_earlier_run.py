@@ -215,6 +215,19 @@ def test_sentence_of_a_stopped_run_is_true(
     assert stop_sentence(job, status, at_once=at_once) == expected
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("checkpoint", [None, CHECKPOINT], ids=["no section", "nothing reported"])
+def test_sentence_of_a_stopped_command_promises_no_resumption(
+    checkpoint: dict[str, Any] | None, at_once: bool
+) -> None:
+    job = new_job(command=["python", "a.py"], checkpoint=checkpoint)
+    stopped = "Stopped at once: nothing was saved." if at_once else "Stopped."
+    expected = f"{stopped} Run the same command again to start the program again."
+    assert stop_sentence(job, DDPJobStatus(), at_once=at_once) == expected
+    reported = stop_sentence(job, DDPJobStatus(last_checkpoint=saved(40)), at_once=at_once)
+    assert reported.endswith("Run the same command again to resume there.")
+
+
 def test_interrupt_promises_a_checkpoint_only_to_a_job_that_has_one() -> None:
     saves = interrupt_sentence(new_job(checkpoint=CHECKPOINT))
     assert saves.startswith("Interrupted: saving a checkpoint (press Ctrl-C again")

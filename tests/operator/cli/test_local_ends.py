@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,40 @@ async def test_case_176_finished_run_is_verified_and_reported_without_ranks(
     assert (code, started) == ((0, []) if whole else (7, [home]))
     shown = "Nothing is left to train: the checkpoint of update 120 passed its checks."
     assert (shown in out.getvalue(), "  attempts: 1" in out.getvalue()) == (whole, whole)
+
+
+FAILS_ONCE = """
+import json, pathlib, sys, time
+import torch.distributed as dist
+
+def trains(status):
+    found = {one["type"]: one["status"] for one in status.get("conditions", [])}
+    return found.get("Rendezvoused") == "True"
+
+dist.init_process_group("gloo")
+mark, job = map(pathlib.Path, sys.argv[1:])
+if not mark.exists():
+    mark.touch()
+    while not trains(json.loads(job.read_text())["status"]):
+        time.sleep(0.05)
+    sys.exit("the disk is gone")
+"""
+"""A script that fails once, as soon as the operator knows that it trains."""
+
+
+@pytest.mark.slow
+async def test_case_105_terminal_says_that_a_command_may_start_from_the_beginning(
+    tmp_path: Path,
+) -> None:
+    script, home = tmp_path / "script.py", tmp_path / "run"
+    script.write_text(FAILS_ONCE)
+    command = [sys.executable, str(script), str(tmp_path / "failed"), str(home / JOB_FILE)]
+    job = job_manifest(nodes=1, procsPerNode=1, command=command)
+    out = io.StringIO()
+    run = LocalRun(job, {}, home, Console(file=out, width=200), verbose=False)
+    assert await run.run() == 0, out.getvalue()
+    sentence = "the command has reported no checkpoint: it may start from the beginning"
+    assert f"NoCheckpoint: {sentence}" in out.getvalue()
 
 
 async def test_case_177_local_run_ends_when_its_volume_fails(tmp_path: Path) -> None:

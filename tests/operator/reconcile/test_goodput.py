@@ -195,6 +195,22 @@ def test_report_that_crosses_the_reached_step_is_split() -> None:
     assert found.goodput.redone_steps == 7
 
 
+def test_command_that_starts_again_repeats_the_updates_that_it_reports() -> None:
+    """`ddp_trainer.report` writes steps, but no times."""
+    known = GoodputStatus(recovering_milliseconds=3000, reached_step=20)
+    job = with_status(active_job(attempt=2, command=["python", "t.py"]), goodput=known)
+    begun = trained(10, times=None, attempt=2, resumed_from=0)
+    again = charged(job, 13, statuses=begun)
+    assert ledger_of(again) == {"recovering": 3000, "redone": 10_000}
+    later = job.model_copy(update={"status": again})
+    further = charged(later, 33, statuses=trained(30, times=None, attempt=2, resumed_from=0))
+    assert ledger_of(further) == {"recovering": 3000, "training": 10_000, "redone": 20_000}
+    assert further.goodput is not None
+    assert further.goodput.redone_steps == 20
+    silent = charged(job, 13)
+    assert ledger_of(silent) == {"recovering": 3000, "training": 10_000}
+
+
 def test_updates_of_a_killed_rank_0_after_its_last_times_are_redone_too() -> None:
     """The agent knows the last step exactly, but the times only up to the last heartbeat."""
     known = GoodputStatus(recovering_milliseconds=3000, reached_step=20)

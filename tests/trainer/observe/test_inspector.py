@@ -8,8 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from ddp_trainer.observe.inspector import inspect
 from ddp_wire.activity import ANSWER_SUFFIX, QUESTION_SUFFIX, Activity, read_activities
@@ -112,3 +114,62 @@ def test_only_a_thread_of_autograd_is_taken_for_a_hook(
         assert shown in inspect(training).stack
     finally:
         other.end.set()
+
+
+@pytest.fixture
+def answers() -> Iterator[list[bool]]:
+    """Answers whether a thread compiles: of each compilation, and of each run."""
+    torch._dynamo.reset()
+    yield []
+    torch._dynamo.reset()
+
+
+def test_case_102_answer_says_that_a_thread_compiles_code_for_a_new_shape(
+    answers: list[bool],
+) -> None:
+    def answer() -> None:
+        answers.append(inspect(_thread.get_ident()).compiles)
+
+    def compile_graph(graph: Any, _example: Any) -> Any:
+        answer()
+        return graph
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        run_uncompiled()
+        return x + 1
+
+    run_uncompiled = torch._dynamo.disable(answer)
+    compute = torch.compile(compute, backend=compile_graph, dynamic=False)
+    compute(torch.ones(2))
+    assert sorted(answers) == [False, True]
+    compute(torch.ones(2))
+    assert sorted(answers) == [False, False, True]
+    compute(torch.ones(3))
+    assert sorted(answers) == [False, False, False, True, True]
+
+
+def test_case_102_answer_says_that_the_backward_pass_compiles(answers: list[bool]) -> None:
+    """Inductor compiles the backward pass when it runs for the first time, outside of dynamo."""
+    from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415 (imports for seconds)
+
+    def compile_inner(graph: Any, _example: Any, **_settings: Any) -> Any:
+        answers.append(inspect(_thread.get_ident()).compiles)
+
+        def run(inputs: list[Any]) -> Any:
+            answers.append(inspect(_thread.get_ident()).compiles)
+            return graph(*inputs)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    def backend(graph: Any, example: Any) -> Any:
+        return compile_fx(graph, example, inner_compile=compile_inner)
+
+    loss = torch.compile(lambda x: x.sin().sum(), backend=backend)
+    result = loss(torch.ones(2, requires_grad=True))
+    assert answers == [True, False]
+    result.backward()
+    assert answers == [True, False, True, False]
+    loss(torch.ones(2, requires_grad=True)).backward()
+    assert answers == [True, False, True, False, False, False]

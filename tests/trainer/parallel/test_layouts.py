@@ -1,6 +1,7 @@
 """Weights of every layout in memory train, and resume, like contiguous ones."""
 
 import itertools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from ddp_trainer.parallel.dtensor import laid_out_like
 from ddp_trainer.parallel.layout import has_gaps, has_overlap, make_dense
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.tools.check_run import check_run
-from tests.trainer.layout_probes import STEPS, train
+from tests.trainer.layout_probes import STEPS, strategies, train
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import SGD, trained
 
@@ -119,6 +120,40 @@ def test_case_150_resumed_ranks_have_the_bits_of_a_whole_run(
     found = gang.events("probe")
     assert [probe["different"] for probe in found] == [[]] * len(cases)
     assert all(probe["compared"] > 20 for probe in found)
+
+
+@pytest.mark.slow
+def test_case_150_any_ranks_resume_and_roll_back_to_the_bits_of_any_others(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """Each strategy on each number of ranks resumes the checkpoint of each other."""
+    case, worlds = ADAM | {"precision": "fp64"}, (1, 2, 3)
+    source = tmp_path / "source"
+    gangs = {
+        world: launcher.call("layout_probes:write_checkpoints", (str(source), case), world=world)
+        for world in worlds
+    }
+    for world, gang in gangs.items():
+        assert gang.wait(timeout=120) == [0] * world, gang.err(0)
+    checkpoints = sorted(source.iterdir())
+    for world in worlds:
+        folders = [str(tmp_path / f"{world}-{one.name}") for one in checkpoints]
+        for (one, folder), strategy in itertools.product(
+            zip(checkpoints, folders, strict=True), strategies(world)
+        ):
+            shutil.copytree(one, Path(folder) / strategy)
+        gangs[world] = launcher.call(
+            "layout_probes:resume_checkpoints", (folders, case), world=world
+        )
+    for world, gang in gangs.items():
+        assert gang.wait(timeout=120) == [0] * world, gang.err(0)
+    found = [probe for gang in gangs.values() for probe in gang.events("probe")]
+    assert len(found) == sum(len(strategies(world)) for world in worlds) ** 2
+    assert [(one["resumed"], one["rolled_back"]) for one in found] == [([], [])] * len(found)
+    assert all(one["compared"] > 20 for one in found)
+    assert [one["trained"] for one in found] == pytest.approx(
+        [found[0]["trained"]] * len(found), rel=1e-7
+    )
 
 
 def test_case_150_run_resumes_into_another_layout(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
-"""Errors of NCCL that are the user's mistakes."""
+"""Errors of NCCL that are the user's mistakes, and the timeout of collectives."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from ddp_trainer.errors import InputError
 from ddp_trainer.ranks import process_group
@@ -44,3 +46,18 @@ def test_two_ranks_on_one_gpu_are_a_mistake_of_the_user(monkeypatch: pytest.Monk
 def test_other_errors_of_nccl_are_raised_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(dist.DistBackendError, match="unhandled system error"):
         join_with(monkeypatch, "ncclSystemError: unhandled system error")
+
+
+def test_timeout_is_set_without_a_warning_of_newer_releases_of_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Since 2.14 there is a public function, and the private one warns in each rank."""
+    used: list[tuple[str, timedelta]] = []
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    private = "_set_pg_timeout"
+    monkeypatch.setattr(distributed_c10d, private, lambda to: used.append((private, to)))
+    monkeypatch.delattr(dist, "set_timeout", raising=False)
+    process_group.set_timeout(7.5)
+    monkeypatch.setattr(dist, "set_timeout", lambda to: used.append(("public", to)), raising=False)
+    process_group.set_timeout(8.5)
+    assert used == [(private, timedelta(seconds=7.5)), ("public", timedelta(seconds=8.5))]

@@ -193,7 +193,9 @@ def test_case_111_rank_0_is_named_when_the_store_in_its_process_does_not_answer(
 
 
 @pytest.mark.usefixtures("entries")
-def test_rank_names_nobody_when_the_store_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_111_rank_0_is_named_when_the_store_has_ended_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class LostStore:
         def append(self, *_: str) -> None:
             raise RuntimeError("Connection reset by peer")
@@ -201,6 +203,10 @@ def test_rank_names_nobody_when_the_store_has_ended(monkeypatch: pytest.MonkeyPa
     default = "torch.distributed.distributed_c10d._get_default_store"
     monkeypatch.setattr(default, LostStore)
     late = RuntimeError("[/gloo/transport/unbound_buffer.cc:1] Timed out waiting 2000ms")
+    expected = "but rank 0, whose process hosts the store, has ended"
+    with pytest.raises(timeouts.StalledError, match=expected):
+        timeouts.raise_if_peer_failed(late, Ranks(2, 3, 2, 3, launched=True), "rank 2")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     with pytest.raises(timeouts.StalledError, match="could not read from the store"):
         timeouts.raise_if_peer_failed(late, Ranks(2, 3, 2, 3, launched=True), "rank 2")
 

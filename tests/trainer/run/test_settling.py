@@ -1,9 +1,11 @@
-"""The device finishes its updates before a rank counts as one that saves or evaluates."""
+"""A rank counts as one that saves, evaluates or rolls back only while it does."""
 
 from pathlib import Path
 
 import pytest
+import torch
 
+from ddp_trainer.checkpoint.snapshot import Snapshot
 from ddp_trainer.run import run as run_module
 from ddp_trainer.train import close, loop
 from ddp_wire.activity import Activity
@@ -39,3 +41,34 @@ def test_device_finishes_updates_before_a_save_and_before_an_evaluation(
         if name in {"CHECKPOINT", "EVALUATION"}:
             since = max(one for one in settled if one < at)
             assert not {"FORWARD", "BACKWARD", "OPTIMIZER"} & set(seen[since:at])
+
+
+def test_case_205_rollback_has_the_limit_of_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The volume may be slow. An exchange has the short limit of an update."""
+    run = opened(
+        max_steps=5,
+        global_batch=10,
+        log={"every_steps": 1},
+        nonfinite={"policy": "rollback"},
+        checkpoint={"directory": str(tmp_path), "every_steps": 9},
+        task={"nan_sample": 7},
+    )
+    run.save()
+    entered: list[Activity] = []
+    restored: list[Activity] = []
+    enter, receive = run.learner.trace.enter, run.checkpoints.receive
+
+    def entering(activity: Activity) -> None:
+        entered.append(activity)
+        enter(activity)
+
+    def receiving(device: torch.device) -> Snapshot:
+        restored.append(entered[-1])
+        return receive(device)
+
+    monkeypatch.setattr(run.learner.trace, "enter", entering)
+    monkeypatch.setattr(run.checkpoints, "receive", receiving)
+    loop(run)
+    assert restored == [Activity.CHECKPOINT]

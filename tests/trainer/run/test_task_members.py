@@ -1,6 +1,7 @@
 """Optional members of a task: its hook, its state in checkpoints, and the parts of its loss."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,22 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from ddp_trainer.config.settings import resolve
 from ddp_trainer.data.loader import by_update
 from ddp_trainer.errors import InputError
 from ddp_trainer.numerics.totals import PLACES, LossParts
+from ddp_trainer.observe.heartbeats import HeartbeatWriter
+from ddp_trainer.ranks.environment import Ranks
+from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.run.run import Run
 from ddp_trainer.step import train_step
+from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import Weighted, check_task, stateful
+from ddp_trainer.train import close, loop
+from ddp_wire.activity import Activity, read_activities
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import opened, trained
-from tests.trainer.sample_tasks import ProbeTask
+from tests.trainer.sample_tasks import FullTask, ProbeTask
 
 TEACHER = "sample_tasks:build_teacher"
 CPU = torch.device("cpu")
@@ -88,6 +96,47 @@ def test_hook_has_exact_weights_when_fsdp2_gathers_bf16(launcher: Launcher, tmp_
     for file, prefix in (("model.safetensors", ""), ("task.safetensors", "teacher/")):
         weight = load_file(newest / file)[f"{prefix}head.weight"]
         assert not weight.equal(weight.bfloat16().float()), file
+
+
+MEMBERS = {
+    "optimizer": {Activity.STARTING},
+    "load_state_dict": {Activity.STARTING, Activity.CHECKPOINT},
+    "collate": {Activity.STARTING, Activity.DATA, Activity.EVALUATION},
+    "loss": {Activity.STARTING, Activity.FORWARD},
+    "after_update": {Activity.HOOK},
+    "metrics": {Activity.EVALUATION},
+    "state_dict": {Activity.STARTING, Activity.CHECKPOINT},
+}
+"""Activities in which the agent may see a rank while it is in a member of the task."""
+
+
+def test_case_102_agent_sees_in_which_member_of_the_task_a_rank_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, set[Activity]] = {name: set() for name in MEMBERS}
+    beats = tmp_path / "beats"
+
+    def watched(name: str, member: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            seen[name].add(read_activities(beats)[0].activity)
+            return member(*arguments)
+
+        return call
+
+    for name in MEMBERS:
+        monkeypatch.setattr(FullTask, name, watched(name, getattr(FullTask, name)))
+    checkpoint = {"directory": str(tmp_path / "run"), "every_steps": 2}
+    settings: dict[str, Any] = {"checkpoint": checkpoint, "nonfinite": {"policy": "rollback"}}
+    settings |= {"global_batch": 10, "max_steps": 4, "device": "cpu", "data": {"workers": 0}}
+    for last in (2, 4):
+        config = resolve(settings | {"max_steps": last})
+        request = RunRequest("tests.trainer.sample_tasks:build_full", config)
+        heartbeats = HeartbeatWriter(beats, Ranks(), 0)
+        run = open_run(request, Ranks(), StopFlag(), heartbeats)
+        loop(run)
+        close(run, stopped=False)
+    run._roll_back()
+    assert seen == MEMBERS
 
 
 def test_rollback_restores_the_state_of_the_task(tmp_path: Path) -> None:

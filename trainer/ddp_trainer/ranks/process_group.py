@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,11 +18,6 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.ranks import nccl_log
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.ranks.reach import infiniband_devices, interface_to, wait_until_reachable
-
-# torch has a public function since 2.14, and the older one warns there.
-_set_timeout: Callable[[timedelta], object] = (
-    getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_timeout  # noqa: SLF001
-)
 
 
 def choose_device(wanted: Device, ranks: Ranks) -> torch.device:
@@ -135,8 +130,11 @@ def _route_of_nccl(log: Path | None, ranks: Ranks) -> Route:
 
 def set_timeout(seconds: float) -> None:
     """Set the longest wait in one collective. Do nothing without a process group."""
-    if dist.is_initialized():
-        _set_timeout(timedelta(seconds=seconds))
+    if not dist.is_initialized():
+        return
+    # torch has a public function since 2.14, and the older one warns there.
+    public: Any = getattr(dist, "set_timeout", None)
+    (public or distributed_c10d._set_pg_timeout)(timedelta(seconds=seconds))  # noqa: SLF001
 
 
 @contextmanager

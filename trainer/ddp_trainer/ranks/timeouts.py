@@ -292,8 +292,9 @@ def _diagnosis(waits: Mapping[int, str] | None, ranks: Ranks, own: str) -> str:
         ranks: This process's rank.
         own: Collective that this rank waited in.
     """
-    if waits is None and ranks.rank != 0 and os.environ.get(_AGENT_STORE) != str(True):
-        return "but rank 0, whose process hosts the store, does not answer"
+    if not waits and ranks.rank != 0 and os.environ.get(_AGENT_STORE) != str(True):
+        state = "does not answer" if waits is None else "has ended"
+        return f"but rank 0, whose process hosts the store, {state}"
     if not waits:
         return "and could not read from the store which ranks are missing"
     missing = [rank for rank in range(ranks.world_size) if rank not in waits]

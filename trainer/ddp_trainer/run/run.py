@@ -348,6 +348,8 @@ class Run:
                 "training: gradients were not finite, and there is no checkpoint yet to roll back"
                 " to"
             )
+        # A read from a slow volume may take much longer than an exchange.
+        self.learner.trace.enter(Activity.CHECKPOINT)
         with self._volume_timeout():
             saved = self.checkpoints.receive(self.learner.device)
             restore(self.learner, self.task, saved)

@@ -5,6 +5,7 @@ files of a data set. The ranks compare the fingerprints, and each checkpoint kee
 """
 
 import hashlib
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,23 +66,27 @@ class Fingerprints:
 
 
 def _files(top: str, modules: Mapping[str, ModuleType]) -> dict[str, Path]:
-    """Return the source files of a task's modules by name."""
+    """Return the source files of a task's modules by name.
+
+    Thousands of modules may be loaded, so that only those of the task become a `Path`.
+    """
     own = _source(modules.get(top))
-    siblings = own is not None and own.name != "__init__.py" and _is_of_the_user(own.parent)
+    folder, file_name = os.path.split(own or "")
+    siblings = own is not None and file_name != "__init__.py" and _is_of_the_user(Path(folder))
     found = {}
     for name, module in list(modules.items()):
         file = _source(module)
-        belongs = name.partition(".")[0] == top or (
-            siblings and file is not None and own is not None and file.parent == own.parent
-        )
-        if belongs and file is not None:
-            found[name] = file
+        if file is None:
+            continue
+        beside = siblings and os.path.split(file)[0] == folder
+        if beside or name.partition(".")[0] == top:
+            found[name] = Path(file)
     return found
 
 
-def _source(module: ModuleType | None) -> Path | None:
+def _source(module: ModuleType | None) -> str | None:
     file = getattr(module, "__file__", None)
-    return Path(file) if file and file.endswith(".py") else None
+    return file if file and file.endswith(".py") else None
 
 
 def _is_of_the_user(folder: Path) -> bool:
