@@ -10,7 +10,8 @@ import pytest
 
 from ddp_agent.agent import Agent
 from ddp_agent.attempt_process import AttemptStarter
-from ddp_agent.barrier import StartBarrier, start_barrier
+from ddp_agent.barrier import start_barrier
+from ddp_agent.barrier_client import StartBarrier
 from ddp_agent.clock import Clock, Ticker
 from ddp_agent.launcher import Launch
 from ddp_agent.orders import AttemptOrders

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddp_agent.agent import NEXT_ORDER_SECONDS
-from ddp_agent.barrier import StartBarrier
+from ddp_agent.barrier_client import StartBarrier
 from ddp_agent.clock import Ticker
 from ddp_wire.contract import AgentPhase, ExitCode
 from ddp_wire.delays import LONGEST_BACKOFF_SECONDS

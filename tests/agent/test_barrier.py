@@ -1,35 +1,25 @@
-"""Start barrier: whole agents of one job, each in a thread, with a script in place of torchrun."""
+"""Start barrier: its two sides, and what a hostile peer can do to it."""
 
+import contextlib
 import json
 import random
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 
-from ddp_agent.arrivals import Arrival
-from ddp_agent.barrier import BarrierClient, BarrierServer, StartBarrier
+from ddp_agent.arrivals import Arrival, send_challenge
+from ddp_agent.barrier import BarrierServer
+from ddp_agent.barrier_client import START, BarrierClient
 from ddp_agent.clock import Clock, Ticker
-from ddp_wire.contract import AgentPhase, Env, ExitCode
 from ddp_wire.signatures import random_text
-from tests.agent.harness import AgentHarness, phase, stub_torchrun
-from tests.agent.support import adopting_orphans, few_files, wait_until
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does")
+from tests.agent.support import few_files, wait_until
 
 JOB = "uid-1"
 SECRET, OTHER_SECRET = random_text(), random_text()
-
-
-@pytest.fixture(autouse=True)
-def _reaper() -> Iterator[None]:
-    with adopting_orphans():
-        yield
 
 
 @pytest.fixture
@@ -58,14 +48,54 @@ def arrive(
     """Return a client that has sent its arrival and does not yet have the start."""
     job, secret = changes.get("job", JOB), changes.get("secret", SECRET)
     client = BarrierClient("127.0.0.1", server.port, job, node_index, secret=secret)
-    assert not client.wait(attempt, ticker())
+    announce(server, client, attempt)
     return client
 
 
+def announce(server: BarrierServer, client: BarrierClient, attempt: int) -> None:
+    """Let a client connect and answer the challenge. Its arrival is then on its way."""
+    assert not client.wait(attempt, ticker())
+    while not client._announced:
+        server.replaced_node()
+        assert not client.wait(attempt, ticker())
+
+
 def send(server: BarrierServer, data: bytes) -> socket.socket:
-    link = socket.create_connection(("127.0.0.1", server.port), timeout=5)
+    link = idle(server)
     link.sendall(data)
     return link
+
+
+def recorded_with(
+    server: BarrierServer, message: Arrival, secret: str = SECRET
+) -> tuple[socket.socket, bytes]:
+    """Send a message on a new connection. Return the connection and what was sent."""
+    link = idle(server)
+    link.settimeout(0.05)
+    tap = _Tap(link)
+
+    def is_sent() -> bool:
+        server.replaced_node()
+        with contextlib.suppress(TimeoutError):
+            message.send(tap, secret)  # type: ignore[arg-type]
+        return bool(tap.sent)
+
+    wait_until(is_sent, "the challenge is answered")
+    return link, tap.sent
+
+
+class _Tap:
+    """A connection that records what is sent."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link, self.sent = link, b""
+
+    def recv(self, size: int) -> bytes:
+        return self._link.recv(size)
+
+    def sendall(self, data: bytes) -> None:
+        self.sent = data
+        self._link.sendall(data)
 
 
 def in_thread(wait: Callable[[], bool]) -> tuple[threading.Thread, list[bool]]:
@@ -98,7 +128,7 @@ def test_all_nodes_start_once_the_last_one_has_arrived(server: BarrierServer) ->
 def test_nodes_of_another_attempt_do_not_count(server: BarrierServer) -> None:
     first, second = arrive(server, 1, attempt=2), arrive(server, 2, attempt=1)
     assert not started(server)
-    assert not second.wait(2, ticker())
+    announce(server, second, 2)
     assert started(server, first, second, attempt=2)
 
 
@@ -162,14 +192,16 @@ def test_case_75_stranger_neither_takes_the_place_of_a_node_nor_completes_the_ba
     assert started(unsigned_server, *(arrive(unsigned_server, i, secret=secret) for i in (1, 2)))
 
 
-def test_signature_covers_all_of_a_message() -> None:
+def test_signature_covers_all_of_a_message_and_the_challenge() -> None:
     first, second = socket.socketpair()
     with first, second:
+        challenge = send_challenge(second)
         Arrival(job_uid=JOB, attempt=1, node_index=1).send(first, SECRET)
         sent = json.loads(second.recv(512))
     for change in ({"attempt": 2}, {"node_index": 2}, {"news": True}, {"agent": "x"}):
-        assert not Arrival.model_validate(sent | change).is_genuine(SECRET)
-    assert Arrival.model_validate(sent).is_genuine(SECRET)
+        assert not Arrival.model_validate(sent | change).is_genuine(SECRET, challenge)
+    assert not Arrival.model_validate(sent).is_genuine(SECRET, random_text())
+    assert Arrival.model_validate(sent).is_genuine(SECRET, challenge)
 
 
 def test_server_survives_random_input_and_idle_connections(server: BarrierServer) -> None:
@@ -193,11 +225,16 @@ def idle(server: BarrierServer) -> socket.socket:
 
 
 def is_closed(link: socket.socket) -> bool:
+    """Return whether the server has closed a connection, after any challenge."""
     link.setblocking(False)
     try:
-        return link.recv(1) == b""
+        while link.recv(512):
+            pass
     except BlockingIOError:
         return False
+    except ConnectionResetError:
+        pass
+    return True
 
 
 def test_case_115_idle_connections_keep_no_node_from_the_barrier(server: BarrierServer) -> None:
@@ -205,10 +242,44 @@ def test_case_115_idle_connections_keep_no_node_from_the_barrier(server: Barrier
     held = [idle(server) for _ in range(100)]
     for _ in held:
         server.replaced_node()
-    assert started(server, first, arrive(server, 2))
+    second = arrive(server, 2)
+    assert started(server, first, second)
     closed = [is_closed(link) for link in held]
     assert closed == sorted(closed, reverse=True), "the oldest are closed"
     assert 36 <= sum(closed) < 100
+
+
+def test_case_115_new_connections_displace_none_that_may_still_answer(
+    server: BarrierServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, who connects often enough keeps every node away."""
+    monkeypatch.setattr("ddp_agent.barrier._ANSWER_SECONDS", 60.0)
+    genuine = BarrierClient("127.0.0.1", server.port, JOB, 1, secret=SECRET)
+    assert not genuine.wait(1, ticker())
+    held = [idle(server) for _ in range(100)]
+    for _ in held:
+        server.replaced_node()
+    assert not any(is_closed(link) for link in held)
+    assert not genuine.wait(1, ticker())
+    server.replaced_node()
+    assert server.missing(1) == [2]
+    began = time.process_time()
+    server.wait(1, ticker())
+    assert time.process_time() < began + 0.05, "the server waits for answers without spinning"
+
+
+def test_all_nodes_may_connect_before_any_of_them_answers() -> None:
+    """The nodes of a large job start at the same time, and their answers take a while."""
+    nodes = 200
+    made = BarrierServer("127.0.0.1", 0, JOB, nodes, secret=SECRET)
+    links = [idle(made) for _ in range(1, nodes)]
+    for _ in links:
+        made.replaced_node()
+    for index, link in enumerate(links, 1):
+        Arrival(job_uid=JOB, attempt=1, node_index=index, agent=f"{index}").send(link, SECRET)
+    wait_until(lambda: made.wait(1, ticker()), "all nodes have arrived")
+    assert all(link.recv(512) == START for link in links)
+    made.close()
 
 
 def test_case_115_connection_without_an_arrival_is_closed_after_some_seconds(
@@ -222,38 +293,57 @@ def test_case_115_connection_without_an_arrival_is_closed_after_some_seconds(
     assert started(server, first, arrive(server, 2)), "a node that has arrived may wait for days"
 
 
-def test_case_115_replayed_arrival_of_a_replaced_agent_ends_no_attempt(
-    server: BarrierServer,
+def is_refused(server: BarrierServer, recording: bytes) -> None:
+    """Send a recorded message on a new connection, and check that the barrier closes that one."""
+    replay = partial(is_closed, send(server, recording))
+    wait_until(lambda: server.replaced_node() is None and replay(), "it is refused")
+
+
+def test_case_210_recorded_arrival_takes_no_place_and_keeps_no_node_away(
+    server: BarrierServer, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A recording of a living agent, also of this attempt, repeated before and after it arrives."""
+    message = Arrival(job_uid=JOB, attempt=1, node_index=1, agent="living")
+    second = arrive(server, 2)
+    earlier, recording = recorded_with(server, message)
+    wait_until(lambda: server.wait(1, ticker()), "the attempt starts")
+    assert second.wait(1, ticker())
+    assert earlier.recv(512) == START
+    for attempt in (1, 2):
+        message = message.model_copy(update={"attempt": attempt})
+        is_refused(server, recording)
+        assert server.missing(attempt) == [1, 2]
+    living, recording = recorded_with(server, message)
+    wait_until(lambda: not server.wait(2, ticker()) and server.missing(2) == [2], "it waits")
+    for _ in range(3):
+        is_refused(server, recording)
+        assert not is_closed(living)
+    announce(server, second, 2)
+    assert started(server, second, attempt=2)
+    assert "or is a recorded one" in caplog.text
+
+
+def test_case_115_agent_that_was_replaced_ends_no_attempt(server: BarrierServer) -> None:
+    """It may still run on a node that was cut off, and connect again."""
     old = Arrival(job_uid=JOB, attempt=1, node_index=1, agent="replaced")
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        old.send(ours, SECRET)
-        recorded = theirs.recv(512)
-    older = send(server, recorded)
-    for _ in range(3):
-        server.wait(1, ticker())
-    older.close()
+    link, _ = recorded_with(server, old)
+    wait_until(lambda: not server.wait(1, ticker()) and server.missing(1) == [2], "it arrives")
+    link.close()
     assert started(server, arrive(server, 1), arrive(server, 2))
-    for _ in range(3):
-        replay = send(server, recorded)
-        refused = partial(is_closed, replay)
-        wait_until(lambda: server.replaced_node() is None and refused(), "it is refused")  # noqa: B023
+    again, _ = recorded_with(server, old)
+    closed = partial(is_closed, again)
+    wait_until(lambda: server.replaced_node() is None and closed(), "it is refused")
 
 
-def test_case_115_replayed_news_count_once() -> None:
+def test_case_115_recorded_news_do_not_count() -> None:
     news: list[None] = []
     made = BarrierServer("127.0.0.1", 0, JOB, 2, lambda: news.append(None), secret=SECRET)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        for name in ("", "one"):  # An older agent gives its message no name.
-            Arrival(job_uid=JOB, attempt=1, node_index=1, news=True, agent=name).send(ours, SECRET)
-        unnamed, named, _ = theirs.recv(1024).split(b"\n")
-    for recorded, expected in ((unnamed, 3), (named, 4)):
-        for _ in range(3):
-            closed = partial(is_closed, send(made, recorded + b"\n"))
-            wait_until(lambda: made.replaced_node() is None and closed(), "it is read")  # noqa: B023
-        assert len(news) == expected
+    message = Arrival(job_uid=JOB, attempt=1, node_index=1, news=True)
+    for count in (1, 2):
+        _, recording = recorded_with(made, message)
+        wait_until(lambda: made.replaced_node() is None and len(news) == count, "it counts")  # noqa: B023
+        is_refused(made, recording)
+        assert len(news) == count
     made.close()
 
 
@@ -269,119 +359,14 @@ def test_case_116_barrier_without_free_files_says_so_and_does_not_spin(
     assert not second.wait(1, ticker())
     with few_files():
         wait_until(lambda: not server.wait(1, ticker()) and is_closed(stranger), "room is made")
+        announce(server, first, 1)
         wait_until(lambda: not server.wait(1, ticker()) and bool(caplog.messages), "it says so")
         began = time.process_time()
         for _ in range(3):
             server.wait(1, ticker())
         assert time.process_time() < began + 0.1
     assert "cannot accept the agents of all 2 other nodes: the limit is" in caplog.text
+    announce(server, second, 1)
     wait_until(lambda: server.wait(1, ticker()), "the barrier accepts again", 10)
     assert first.wait(1, ticker())
     assert second.wait(1, ticker())
-
-
-# --- Whole agents ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def store() -> Iterator[socket.socket]:
-    """Port without a listener, for the c10d store of attempt 1."""
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        yield made
-
-
-class OpenBarrier(StartBarrier):
-    """Barrier that has been complete since `attempt`."""
-
-    def __init__(self, attempt: int = 1) -> None:
-        self.attempt, self.replaced = attempt, False
-
-    def wait(self, attempt: int, ticker: Ticker) -> bool:
-        ticker.tick()
-        return attempt >= self.attempt
-
-    def obstacle(self, attempt: int) -> None:
-        """Nothing is in the way."""
-
-    def replaced_node(self) -> int | None:
-        return 1 if self.replaced else None
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-def node(home: Path, index: int, store: socket.socket, barrier: StartBarrier) -> AgentHarness:
-    """Return a node of two, whose attempt 1 uses the store's port."""
-    env: dict[str, str | None] = {
-        Env.NODE_INDEX.value: str(index),
-        Env.NODES.value: "2",
-        Env.RENDEZVOUS_HOST.value: "127.0.0.1",
-        Env.RENDEZVOUS_PORT_BASE.value: str(store.getsockname()[1] - 1),
-    }
-    return AgentHarness(home, env=env, barrier=barrier)
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_no_torchrun_starts_before_all_agents_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: socket.socket, index: int
-) -> None:
-    stub_torchrun(monkeypatch, "")
-    store.listen()
-    agent = node(tmp_path, index, store, OpenBarrier(attempt=2))
-    agent.write_order("1")
-    agent.when(phase("Waiting"), lambda: agent.write_order("2"))
-    if index:
-        monkeypatch.setattr("ddp_agent.agent.rendezvous_port", lambda *_: store.getsockname()[1])
-    assert agent.run() == ExitCode.OK
-    assert "1:Starting" not in agent.phases()
-    assert agent.phases()[-1] == "2:Succeeded"
-
-
-@pytest.mark.parametrize("complete", [True, False])
-def test_node_that_waits_can_be_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: socket.socket, complete: bool
-) -> None:
-    """It waits for the other agents, or afterwards for node 0's store, which does not listen."""
-    stub_torchrun(monkeypatch, "")
-    agent = node(tmp_path, 1, store, OpenBarrier(attempt=1 if complete else 9))
-    agent.write_order("1")
-    agent.when(phase("Waiting"), lambda: agent.write_order("stop"))
-    assert agent.run() == ExitCode.PREEMPTED
-    assert agent.phases() == ["1:Waiting", "1:Preempted"]
-
-
-def test_node_starts_when_the_store_of_node_0_accepts_connections(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: socket.socket
-) -> None:
-    stub_torchrun(monkeypatch, "")
-    agent = node(tmp_path, 1, store, OpenBarrier())
-    agent.write_order("1")
-    agent.when(phase("Waiting"), store.listen)
-    assert agent.run() == ExitCode.OK
-    assert agent.phases() == ["1:Waiting", "1:Starting", "1:Succeeded"]
-
-
-def test_case_200_node_0_ends_an_attempt_whose_peer_was_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: socket.socket
-) -> None:
-    stub_torchrun(monkeypatch, "if attempt == 1: run_forever()")
-    barrier = OpenBarrier()
-    agent = node(tmp_path, 0, store, barrier)
-    agent.write_order("1")
-
-    def replace_peer() -> None:
-        barrier.replaced = True
-
-    def order_next() -> None:
-        barrier.replaced = False
-        agent.write_order("2")
-
-    agent.when(phase("Starting"), replace_peer)
-    agent.when(phase("Failed"), order_next)
-    assert agent.run() == ExitCode.OK
-    failed = next(s for s in agent.statuses if s.phase is AgentPhase.FAILED)
-    assert failed.failure is not None
-    assert failed.failure.secondary
-    assert failed.failure.replaced_node == 1
-    assert "was replaced" in failed.failure.message

@@ -89,7 +89,8 @@ def test_only_a_status_on_which_the_operator_acts_is_news(
     cell.record_read(cell.current())
     status = cell.current()
     cell.set(status.model_copy(update={**change, "revision": status.revision + 1}))
-    wait_until(lambda: cell.waits >= 5, "the doorbell looks several times")
+    looked = "the doorbell looks several times"
+    wait_until(lambda: node_0.news() is not None and cell.waits >= 5, looked)
     if rings:
         wait_until(lambda: (node_0.news() or 0) >= 1, "node 0 hears it")
     else:

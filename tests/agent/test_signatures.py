@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from ddp_agent.arrivals import Arrival
 from ddp_wire.contract import AgentPhase, AgentStatus, AttemptOrder
 from ddp_wire.signatures import (
     NONCE_HEADER,
@@ -134,19 +133,3 @@ def test_case_75_agent_survives_ten_thousand_random_requests(guarded: Guarded) -
     guarded.agent.cell.enter(AgentPhase.FAILED, 5.0)
     assert guarded.request("GET", "/readyz")[0] == 503
     assert guarded.request("POST", "/attempt", ORDER, signed("POST", "/attempt", ORDER))[0] == 200
-
-
-ARRIVAL = (
-    b'{"job_uid":"uid-1","attempt":3,"node_index":1,"agent":"5b0c","news":false,"signature":'
-    b'"6f7cdea84b3604c8009fa966a1943758104b5a47b13a042083925afaf71d9f8b"}\n'
-)
-"""Written by the code of commit 56f00d8 with the secret below."""
-
-
-def test_arrival_of_the_previous_release_is_genuine_and_written_alike() -> None:
-    secret = "s" * 32
-    assert Arrival.model_validate_json(ARRIVAL).is_genuine(secret)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        Arrival(job_uid="uid-1", attempt=3, node_index=1, agent="5b0c").send(ours, secret)
-        assert theirs.recv(512) == ARRIVAL

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ddp_agent import logs
 from ddp_agent.attempt_process import AttemptProcess, AttemptStarter
-from ddp_agent.barrier import StartBarrier
+from ddp_agent.barrier_client import StartBarrier
 from ddp_agent.clock import Ticker
 from ddp_agent.config import AgentConfig
 from ddp_agent.exits import ExitWatch, as_problem

@@ -1,14 +1,20 @@
-"""Messages of the agents of a job to node 0's agent, and the connections for them."""
+"""Messages of the agents of a job to node 0's agent, and the connections for them.
 
+Node 0's agent sends a challenge first: one line of random text. The signature of the answer covers
+it, so a message that somebody has recorded is of no use on another connection.
+"""
+
+import contextlib
 import socket
 
 from pydantic import BaseModel
 
-from ddp_wire.signatures import is_genuine, sign_arrival
+from ddp_wire.signatures import is_genuine, random_text, sign_arrival
 
 _CONNECT_SECONDS = 0.5
 """Timeout of one connection attempt: the name may still resolve to a deleted pod."""
 _KEEPALIVE_SECONDS = 5
+_CHALLENGE_BYTES = len(random_text()) + 1
 
 
 class Arrival(BaseModel):
@@ -18,30 +24,49 @@ class Arrival(BaseModel):
     attempt: int
     node_index: int
     agent: str = ""
-    """Random name of the agent process. A replaced pod has another one. With `news` a random name
-    of the message, or "" from an older agent."""
+    """Random name of the agent process, or "" with `news`. A replaced pod has another one."""
     news: bool = False
     """The agent does not wait. It has a status that nobody has read."""
     signature: str = ""
     """Signature with the job's secret, or "" in a job of an older operator."""
 
     def send(self, link: socket.socket, secret: str) -> None:
-        """Sign this message with the job's secret, if it has one, and send it.
+        """Wait for the challenge. Then sign this message, if the job has a secret, and send it.
 
         Raises:
+            TimeoutError: The challenge has not come yet, within the timeout of the socket.
             OSError: The connection broke.
         """
-        signature = self._expected_signature(secret) if secret else ""
+        challenge = _received_challenge(link)
+        signature = self._expected_signature(secret, challenge) if secret else ""
         signed = self.model_copy(update={"signature": signature})
         link.sendall(signed.model_dump_json().encode() + b"\n")
 
-    def is_genuine(self, secret: str) -> bool:
-        """Return whether an agent of the job has sent this message. Without a secret, all count."""
-        return not secret or is_genuine(self.signature, self._expected_signature(secret))
+    def is_genuine(self, secret: str, challenge: str) -> bool:
+        """Return whether an agent of the job has answered this challenge with this message.
 
-    def _expected_signature(self, secret: str) -> str:
+        Without a secret, all messages count.
+        """
+        return not secret or is_genuine(self.signature, self._expected_signature(secret, challenge))
+
+    def _expected_signature(self, secret: str, challenge: str) -> str:
         body = self.model_dump_json(exclude={"signature"}).encode()
-        return sign_arrival(secret, body)
+        return sign_arrival(secret, challenge, body)
+
+
+def send_challenge(link: socket.socket) -> str:
+    """Send a new challenge on a new connection, without waiting, and return it."""
+    challenge = random_text()
+    with contextlib.suppress(OSError):  # The peer has gone, which the next read shows.
+        link.send(challenge.encode() + b"\n")
+    return challenge
+
+
+def _received_challenge(link: socket.socket) -> str:
+    line = link.recv(_CHALLENGE_BYTES)
+    if len(line) < _CHALLENGE_BYTES:  # So few bytes arrive at once.
+        raise ConnectionError("node 0's agent has closed the connection")
+    return line[:-1].decode("ascii", "replace")
 
 
 def connected(address: tuple[str, int]) -> socket.socket:

@@ -13,34 +13,34 @@ import logging
 import selectors
 import socket
 import time
-import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from ddp_agent.arrivals import Arrival, connected, keep_alive
+from ddp_agent.arrivals import Arrival, keep_alive, send_challenge
+from ddp_agent.barrier_client import START, BarrierClient, StartBarrier
 from ddp_agent.clock import TICK_SECONDS, Ticker
 from ddp_agent.config import AgentConfig
-from ddp_agent.waits import Obstacle, late_nodes, unreachable
+from ddp_agent.waits import Obstacle, late_nodes
 from ddp_wire.processes import describe_open_files, open_file_limit
 
 _log = logging.getLogger("ddp_agent")
 
-START = b"start\n"
 _NO_FILES = {errno.EMFILE, errno.ENFILE}
 _MAX_ARRIVAL_BYTES = 512
 _SPARE_CONNECTIONS = 64
-"""Most connections without an arrival. Beyond it, the oldest one is closed."""
+"""Connections beyond those of all nodes. When all are taken, the oldest without an arrival goes."""
 _OTHER_FILES = 256
 """Open files of an agent without its barrier: its HTTP server, logs and libraries."""
 _ARRIVAL_SECONDS = 5.0
 """Maximum time until a connection has sent its arrival."""
+_ANSWER_SECONDS = 0.25
+"""Time for the answer to the challenge, in which no newer connection displaces one."""
 _FULL_SECONDS = 1.0
 """Pause of accepting connections when the process has no file descriptor left."""
 _REMEMBERED = 4096
-"""Number of names of messages that the server remembers, to ignore a recorded one."""
+"""Number of replaced agents that the server remembers."""
 
 
 @dataclass(eq=False)
@@ -50,31 +50,10 @@ class _Connection:
     socket: socket.socket
     since: float
     """Monotonic seconds at which it was accepted."""
+    challenge: str
+    """Random text that the signature of its arrival must cover."""
     received: bytes = b""
     arrival: Arrival | None = None
-
-
-class StartBarrier(ABC):
-    """One node's side of the barrier. Only the agent's loop calls it, so it needs no thread."""
-
-    @abstractmethod
-    def wait(self, attempt: int, ticker: Ticker) -> bool:
-        """Wait for the start of an attempt, for about one tick. Return whether it starts now."""
-
-    def replaced_node(self) -> int | None:
-        """Return a node whose agent was replaced after the start of the attempt, or None.
-
-        The torchrun processes of the attempt can never meet the new one.
-        """
-        return None
-
-    @abstractmethod
-    def obstacle(self, attempt: int) -> Obstacle | None:
-        """Return why this node still waits for the start, or None."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close all connections."""
 
 
 class BarrierServer(StartBarrier):
@@ -120,8 +99,8 @@ class BarrierServer(StartBarrier):
         """Connection of each node that has arrived."""
         self._newest: dict[int, str] = {}
         """Newest agent of each node."""
-        self._used: dict[tuple[int, str], None] = {}
-        """Names of replaced agents and of read messages. They count only once."""
+        self._former: dict[tuple[int, str], None] = {}
+        """Replaced agents by node. One may still run on a node that was cut off."""
         self._accepting_from: float | None = None
         """Monotonic seconds from which connections are accepted again, after a pause."""
         self._started: int | None = None
@@ -186,27 +165,27 @@ class BarrierServer(StartBarrier):
             self._accept(now)
 
     def _accept(self, now: float) -> None:
+        full = len(self._strangers) + len(self._waiting) >= len(self._others) + _SPARE_CONNECTIONS
+        if full and self._strangers and not self._displace_oldest(now):
+            return
         try:
             accepted, _ = self._listener.accept()
         except OSError as error:
             if error.errno in _NO_FILES:
                 self._make_room(now)
             return  # Otherwise the client has gone.
-        if len(self._strangers) >= _SPARE_CONNECTIONS:
-            self._close(next(iter(self._strangers)))
         accepted.setblocking(False)
         keep_alive(accepted)
-        one = _Connection(accepted, now)
+        one = _Connection(accepted, now, send_challenge(accepted))
         self._strangers[one] = None
         self._selector.register(accepted, selectors.EVENT_READ, one)
 
     def _make_room(self, now: float) -> None:
         """Close the oldest connection without an arrival, or else stop accepting for a while."""
         if self._strangers:
-            self._close(next(iter(self._strangers)))
+            self._displace_oldest(now)
             return
-        self._selector.unregister(self._listener)
-        self._accepting_from = now + _FULL_SECONDS
+        self._pause(now + _FULL_SECONDS)
         if not self._warned_of_files:
             _log.error(
                 "the start barrier cannot accept the agents of all %d other nodes: %s",
@@ -214,6 +193,20 @@ class BarrierServer(StartBarrier):
                 describe_open_files(),
             )
         self._warned_of_files = True
+
+    def _displace_oldest(self, now: float) -> bool:
+        """Close the oldest connection without an arrival, unless it may still answer: then wait."""
+        oldest = next(iter(self._strangers))
+        if oldest.since + _ANSWER_SECONDS > now:
+            self._pause(oldest.since + _ANSWER_SECONDS)
+            return False
+        self._close(oldest)
+        return True
+
+    def _pause(self, until: float) -> None:
+        """Accept no connection until then, in monotonic seconds."""
+        self._selector.unregister(self._listener)
+        self._accepting_from = until
 
     def _read(self, one: _Connection) -> None:
         try:
@@ -237,15 +230,13 @@ class BarrierServer(StartBarrier):
             return
         index, name = arrival.node_index, (arrival.node_index, arrival.agent)
         known = arrival.job_uid == self._job_uid and index in self._others
-        if known and not arrival.is_genuine(self._secret):
+        if known and not arrival.is_genuine(self._secret, one.challenge):
             self._warn_of_stranger(arrival)
             known = False
         past = self._started is not None and arrival.attempt < self._started
-        if not known or name in self._used or (past and not arrival.news):
+        if not known or ((past or name in self._former) and not arrival.news):
             self._close(one)
         elif arrival.news:
-            if arrival.agent:
-                self._ignore_from_now(name)
             self._on_news()
             self._close(one)
         else:
@@ -258,7 +249,9 @@ class BarrierServer(StartBarrier):
             self._close(older)  # Its agent has reconnected, or was replaced.
         previous = self._newest.get(index, arrival.agent)
         if previous != arrival.agent:
-            self._ignore_from_now((index, previous))
+            self._former[index, previous] = None
+            if len(self._former) > _REMEMBERED:
+                del self._former[next(iter(self._former))]
         self._newest[index] = arrival.agent
         one.arrival = arrival
         del self._strangers[one]
@@ -270,18 +263,12 @@ class BarrierServer(StartBarrier):
         else:
             self._replaced = index
 
-    def _ignore_from_now(self, name: tuple[int, str]) -> None:
-        """Ignore messages of a replaced agent, or a message that was read: they are recordings."""
-        self._used[name] = None
-        if len(self._used) > _REMEMBERED:
-            del self._used[next(iter(self._used))]
-
     def _warn_of_stranger(self, arrival: Arrival) -> None:
         """Log the first message in the name of a node that lacks the job's signature."""
         if not self._warned:
             _log.warning(
                 "the start barrier ignores a message in the name of node %d: it is not signed with"
-                " this job's secret",
+                " this job's secret, or is a recorded one",
                 arrival.node_index,
             )
         self._warned = True
@@ -297,69 +284,6 @@ class BarrierServer(StartBarrier):
             del self._waiting[one.arrival.node_index]
         self._selector.unregister(one.socket)
         one.socket.close()
-
-
-class BarrierClient(StartBarrier):
-    """Side of every other node: it waits for node 0's start."""
-
-    def __init__(
-        self, host: str, port: int, job_uid: str, node_index: int, *, secret: str = ""
-    ) -> None:
-        """Create a client for the barrier at an address. It connects when it waits."""
-        self._secret = secret
-        self._address, self._job_uid, self._node_index = (host, port), job_uid, node_index
-        self._agent = uuid.uuid4().hex
-        self._socket: socket.socket | None = None
-        self._attempt = 0
-        self._obstacle: Obstacle | None = None
-
-    def wait(self, attempt: int, ticker: Ticker) -> bool:
-        """Announce this node to node 0, and wait for the start."""
-        if self._attempt != attempt:
-            self.close()
-        self._attempt = attempt
-        try:
-            link = self._socket or self._connect(attempt)
-            ticker.tick(0.0)
-            link.settimeout(TICK_SECONDS)
-            answer = link.recv(len(START))
-        except TimeoutError:
-            return False
-        except OSError as error:
-            answer = b""
-            self._obstacle = unreachable(self._address, error) if self._socket is None else None
-        self.close()
-        if not answer:
-            ticker.tick()  # Node 0 does not listen yet, or has ended.
-        return answer == START
-
-    def obstacle(self, attempt: int) -> Obstacle | None:
-        """Return why this node cannot reach node 0, or None."""
-        return self._obstacle if self._socket is None and attempt == self._attempt else None
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-    def _connect(self, attempt: int) -> socket.socket:
-        """Connect and announce this node.
-
-        Raises:
-            OSError: Node 0's agent does not accept the connection.
-        """
-        link = connected(self._address)
-        self._socket = link
-        keep_alive(link)
-        arrival = Arrival(
-            job_uid=self._job_uid,
-            attempt=attempt,
-            node_index=self._node_index,
-            agent=self._agent,
-        )
-        arrival.send(link, self._secret)
-        return link
 
 
 def start_barrier(

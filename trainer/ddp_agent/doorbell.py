@@ -12,11 +12,12 @@ from ddp_agent.arrivals import Arrival, connected
 from ddp_agent.config import AgentConfig
 from ddp_agent.status_cell import AgentStatusCell
 from ddp_wire.contract import AgentPhase, AgentStatus
-from ddp_wire.signatures import random_text
 
 _GRACE_SECONDS = 0.05
 """Time in which an operator that waits for this agent reads a new status."""
 _LONGEST_PAUSE_SECONDS = 30.0
+_CHALLENGE_SECONDS = 5.0
+"""Longest wait for node 0's agent, which looks at its connections about ten times per second."""
 _COURSE = frozenset({AgentPhase.WAITING, AgentPhase.STARTING, AgentPhase.TRAINING})
 """Phases of an attempt in which nothing has failed."""
 
@@ -52,13 +53,13 @@ class Doorbell:
             job_uid=config.job_uid,
             attempt=attempt,
             node_index=config.node_index,
-            agent=random_text(),
             news=True,
         )
         with (
             contextlib.suppress(OSError),  # Node 0 is being replaced: the next ring reaches it.
             connected((config.rendezvous_host, config.barrier_port)) as link,
         ):
+            link.settimeout(_CHALLENGE_SECONDS)
             message.send(link, config.job_secret)
 
 

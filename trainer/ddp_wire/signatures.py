@@ -50,9 +50,15 @@ def rendezvous_key(secret: str, run_id: str) -> str:
     return _sign(secret, "rendezvous key\n", run_id.encode()) if secret else ""
 
 
-def sign_arrival(secret: str, body: bytes) -> str:
-    """Return the signature of an agent's message to the start barrier."""
-    return _sign(secret, "arrival\n", body)
+def sign_arrival(secret: str, challenge: str, body: bytes) -> str:
+    """Return the signature of an agent's message to the start barrier.
+
+    Args:
+        secret: Secret of the job.
+        challenge: Random text that the barrier has sent on this connection.
+        body: The message.
+    """
+    return _sign(secret, f"arrival\n{challenge}\n", body)
 
 
 def is_genuine(given: str | None, expected: str) -> bool:

@@ -18,6 +18,7 @@ from ddp_trainer.checkpoint.format import names_in
 from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import FencedError
+from tests.trainer.checkpoint.test_manager import own_state
 from tests.trainer.rank_processes import Launcher
 
 
@@ -35,7 +36,7 @@ class Writer:
 
     def save(self, step: int) -> None:
         taken = snapshot.take(self.model, self.optimizer)
-        taken.state = {"step": step}
+        taken.state = own_state(step)
         self.manager.save(taken)
 
     def disable_fence(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddp_trainer.checkpoint.format import MANIFEST, names_in
-from tests.trainer.checkpoint.test_manager import chosen, saved
+from tests.trainer.checkpoint.test_manager import chosen, own_state, saved
 
 Act = Callable[[Path], object]
 
@@ -78,6 +78,12 @@ def tensor(shape: list[int], end: int) -> bytes:
     return json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}}).encode()
 
 
+def change_state(**changes: object) -> Act:
+    """Return an attack that changes fields of `state.json`, or removes those that are None."""
+    document = {k: v for k, v in (own_state(20) | changes).items() if v is not None}
+    return rewrite("state.json", json.dumps(document).encode())
+
+
 @pytest.mark.parametrize(
     ("plant", "reason"),
     [
@@ -105,6 +111,32 @@ def tensor(shape: list[int], end: int) -> bytes:
             "ema.safetensors cannot be",
         ),
         (rewrite("task.json", b"nothing"), "task.json is damaged"),
+        (
+            rewrite("state.json", b'{"step": 20}'),
+            "state.json is not what a trainer writes (samples: Field required)",
+        ),
+        (change_state(data_size=[]), "state.json is not what a trainer writes (data_size: Input"),
+        (change_state(samples=-1), "state.json is not what a trainer writes (samples: Input"),
+        (change_state(seconds=None), "state.json is not what a trainer writes (seconds: Field"),
+        (change_state(world_size=None), "state.json is not what a trainer writes (world_size: F"),
+        (change_state(config={}), "state.json is not what a trainer writes (config.seed: Field"),
+        (
+            change_state(scaler={"scale": 1.0}),
+            "state.json is not what a trainer writes (scaler: Value error, _growth_tracker is mis",
+        ),
+        (change_state(optimizer=5), "state.json is not what a trainer writes (optimizer: Input"),
+        (change_state(nonfinite={"updates": "x"}), "state.json is not what a trainer writes (non"),
+        (rewrite("optimizer.json", b"{}"), "optimizer.json is not what a trainer writes (state: F"),
+        (rewrite("model.safetensors", tensors_of(b"{}")), "model.safetensors holds no tensor"),
+        (
+            rewrite("task.json", b'{"moments": {"$tensor": "moments"}}'),
+            "task.json is not what a trainer writes (KeyError: 'moments')",
+        ),
+        (rewrite("task.json", b'{"$items": [5]}'), "task.json is not what a trainer writes (TypeE"),
+        (
+            rewrite("task.json", b'{"a":' * 5000 + b"1" + b"}" * 5000),
+            "task.json is ",  # The limit of the JSON decoder depends on the version of Python.
+        ),
     ],
 )
 def test_case_180_planted_checkpoint_is_damaged_and_an_older_one_is_used(
@@ -117,6 +149,14 @@ def test_case_180_planted_checkpoint_is_damaged_and_an_older_one_is_used(
     assert f"is damaged: {reason}" in skipped[0]
     # Its name is free again, so that the run can save this step.
     assert [str(name) for name in names_in(tmp_path)][-1].endswith(".broken")
+
+
+def test_tensors_of_another_model_are_no_damage(tmp_path: Path) -> None:
+    """The user has changed the model, and must learn so: an older checkpoint has no other names."""
+    saved(tmp_path, 10, 20)
+    header = json.dumps({"renamed": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}})
+    rewrite("model.safetensors", tensors_of(header.encode()))(tmp_path)
+    assert chosen(tmp_path) == (20, [])
 
 
 @pytest.mark.parametrize("name", [f"step-{10**20}.attempt-1", f"step-00000020.attempt-{10**30}"])

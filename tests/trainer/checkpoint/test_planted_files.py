@@ -25,7 +25,7 @@ from ddp_trainer.trackers.tensorboard import TensorBoard
 from ddp_trainer.trackers.trackers import STATE_FILE, Trackers
 from ddp_wire import files
 from ddp_wire.contract import HISTORY_FILE
-from tests.trainer.checkpoint.test_manager import chosen, saved, state
+from tests.trainer.checkpoint.test_manager import chosen, own_state, saved, state
 from tests.trainer.planted import content, hangs, unprotected
 
 Act = Callable[[Path], object]
@@ -234,7 +234,7 @@ def test_link_in_place_of_a_pending_checkpoint_is_removed_and_not_its_target(
     manager = CheckpointManager(CheckpointConfig(directory=str(run)))
     manager.open(2, {})
     taken = snapshot.take(*state(30))
-    taken.state = {"step": 30}
+    taken.state = own_state(30)
     assert manager.save(taken)
     assert content(victim) == {"secret": b"not yours"}
     assert names_in(run) == [CheckpointName(30, 2)]
@@ -250,7 +250,7 @@ def test_retention_removes_a_link_and_not_its_target(tmp_path: Path) -> None:
     manager = CheckpointManager(CheckpointConfig(directory=str(run), keep=1))
     manager.open(2, {})
     taken = snapshot.take(*state(30))
-    taken.state = {"step": 30}
+    taken.state = own_state(30)
     manager.save(taken)
     assert content(victim) == {"secret": b"not yours"}
     assert names_in(run) == [CheckpointName(30, 2)]

@@ -11,15 +11,24 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from ddp_trainer.checkpoint import (
+    contents,
+    initial,
+    load,
+    manager,
+    retention,
+    stream,
+    volume,
+    writer,
+)
 from ddp_trainer.checkpoint import format as format_
-from ddp_trainer.checkpoint import initial, load, manager, retention, stream, volume, writer
 from ddp_trainer.checkpoint.format import MANIFEST, CheckpointName
 from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import InputError, ReportedError, VolumeError, reported_error
 from ddp_wire.contract import ExitCode
 from ddp_wire.files import replace_file
-from tests.trainer.checkpoint.test_manager import saved, state
+from tests.trainer.checkpoint.test_manager import own_state, saved, state
 
 CPU = torch.device("cpu")
 
@@ -81,7 +90,7 @@ def test_case_84_burst_of_read_errors_sets_no_checkpoint_aside(
 ) -> None:
     saved(tmp_path, 10, 20)
     fault = Fault(getattr(format_, function), code, times=3)
-    for module in (format_, load, retention):
+    for module in (format_, contents, load, retention):
         if hasattr(module, function):
             monkeypatch.setattr(module, function, fault)
     checkpoints, sleep = new_manager(tmp_path)
@@ -196,6 +205,48 @@ def test_other_ranks_raise_the_same_error_as_rank_0() -> None:
     assert type(reported_error(ExitCode.FAILED, "x")) is ReportedError
 
 
+class Forbidden:
+    """`crc32_of` of a process that has no right to read some of the checkpoints."""
+
+    def __init__(self, real: Callable[[Path], str], *steps: int) -> None:
+        self.real = real
+        self.names = {str(CheckpointName(step, 1)) for step in steps}
+
+    def __call__(self, path: Path) -> str:
+        if path.parent.name in self.names:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return self.real(path)
+
+
+def test_case_180_checkpoint_that_nobody_may_read_is_set_aside_for_an_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, 10, 20)
+    monkeypatch.setattr(format_, "crc32_of", Forbidden(format_.crc32_of, 20))
+    checkpoints, _ = new_manager(tmp_path)
+    opened = checkpoints.open(2, {})
+    assert opened["resume"]["step"] == 10
+    path = tmp_path / "step-00000020.attempt-1"
+    (sentence,) = opened["skipped"]
+    assert sentence == (
+        f"checkpoint {path} is not usable: it cannot be read (Permission denied); it was renamed to"
+        " step-00000020.attempt-1.broken; trying the next older checkpoint"
+    )
+
+
+@pytest.mark.parametrize("start_over", [False, True])
+def test_case_180_missing_rights_to_all_checkpoints_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, start_over: bool
+) -> None:
+    saved(tmp_path, 10, 20)
+    damage(tmp_path, 10)
+    monkeypatch.setattr(format_, "crc32_of", Forbidden(format_.crc32_of, 20))
+    checkpoints, _ = new_manager(tmp_path, start_over=start_over)
+    with pytest.raises(InputError, match=r"step-00000020.* stays as it is: it cannot be read"):
+        checkpoints.open(2, {})
+    assert listing(tmp_path) == ["step-00000010.attempt-1", "step-00000020.attempt-1"]
+
+
 @pytest.mark.parametrize("start_over", [False, True])
 @pytest.mark.parametrize("number", [2, 99, "2.1"])
 def test_case_85_checkpoint_of_an_unknown_format_is_refused_and_left_as_it_is(
@@ -266,7 +317,7 @@ def test_case_86_start_over_keeps_the_old_checkpoints_from_retention(tmp_path: P
     )
     for step in (5, 15, 25):
         taken = load.receive(tmp_path / "set-aside-2" / "step-00000020.attempt-1", CPU)
-        taken.state = {"step": step}
+        taken.state = own_state(step)
         checkpoints.save(taken)
     assert listing(tmp_path) == ["step-00000025.attempt-2"]
     assert listing(tmp_path / "set-aside-2") == [

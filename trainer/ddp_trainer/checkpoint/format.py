@@ -67,6 +67,10 @@ class BrokenCheckpointError(Exception):
     """Evidence that a checkpoint is damaged; its text is the reason."""
 
 
+class UnreadableCheckpointError(BrokenCheckpointError):
+    """The process has no right to read a checkpoint, which may be complete."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointName:
     """Name of a checkpoint directory. Names are ordered by step, then by attempt."""

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError
 
+from ddp_trainer.checkpoint.contents import read_contents, verify_contents
 from ddp_trainer.checkpoint.format import (
     AVERAGE,
     BROKEN,
@@ -18,20 +19,16 @@ from ddp_trainer.checkpoint.format import (
     COMPRESSION,
     MODEL,
     OPTIMIZER,
-    OPTIMIZER_REST,
     PENDING,
     SET_ASIDE,
-    STATE,
     TASK,
-    TASK_REST,
     BrokenCheckpointError,
     CheckpointName,
+    UnreadableCheckpointError,
     names_in,
-    read_json,
-    verify,
 )
 from ddp_trainer.checkpoint.snapshot import Snapshot, Tensors
-from ddp_trainer.checkpoint.stream import TensorStream, describe, exists
+from ddp_trainer.checkpoint.stream import TensorStream
 from ddp_trainer.checkpoint.volume import Sleep, os_error, retried, volume_error
 from ddp_trainer.errors import InputError
 from ddp_trainer.ranks.collectives import on_first_rank
@@ -71,7 +68,7 @@ def choose(run_directory: Path, *, start_over: bool = False, sleep: Sleep = time
 
     Raises:
         InputError: If a checkpoint has an unknown format, or if there are checkpoints but none is
-            usable and the run must not start over.
+            usable and the run must not start over or lacks the right to read one.
         VolumeError: If the volume fails. This is no evidence that a checkpoint is damaged.
     """
     names = [
@@ -80,13 +77,14 @@ def choose(run_directory: Path, *, start_over: bool = False, sleep: Sleep = time
         if name.suffix != PENDING
     ]
     whole = [name for name in names if not name.suffix]
-    damaged: dict[CheckpointName, str] = {}
+    damaged: dict[CheckpointName, BrokenCheckpointError] = {}
     while whole and (reason := _damage(run_directory / str(whole[-1]), sleep)):
         damaged[whole.pop()] = reason
     if whole or not names:
         return Choice(
             whole, [_rename_broken(run_directory / str(n), r) for n, r in damaged.items()]
         )
+    _check_rights(run_directory, damaged)
     reasons = _listed(names, damaged)
     if not start_over:
         raise InputError(
@@ -124,7 +122,7 @@ def receive(path: Path | None, device: torch.device, sleep: Sleep = time.sleep) 
     """
     folder = path or Path()
     document = on_first_rank(
-        lambda: reading(folder, lambda: _checked(lambda: _document(folder)), sleep), device
+        lambda: reading(folder, lambda: _checked(lambda: read_contents(folder)), sleep), device
     )
 
     def read(act: Callable[[], Tensors]) -> Tensors:
@@ -162,34 +160,27 @@ def reading(path: Path, read: Callable[[], T], sleep: Sleep) -> T:
         raise volume_error(sentence, error) from error
 
 
-def _damage(path: Path, sleep: Sleep) -> str | None:
+def _damage(path: Path, sleep: Sleep) -> BrokenCheckpointError | None:
     """Return the evidence that a checkpoint is damaged, or None if it is complete."""
     try:
-        reading(path, lambda: _verify(path), sleep)
+        reading(path, lambda: verify_contents(path), sleep)
     except BrokenCheckpointError as error:
-        return str(error)
+        return error
     return None
 
 
-def _verify(path: Path) -> None:
-    """Compare a checkpoint with its manifest, and decode all of it but the numbers of its tensors.
-
-    A file whose CRC32 fits can still hold what no trainer wrote. If only a later read noticed, the
-    error would count as one of the volume, and every attempt would try this checkpoint again.
-
-    Raises:
-        BrokenCheckpointError: If it is damaged.
-        OSError: If the volume fails.
-    """
-    verify(path)
-    state = _document(path)["state"]
-    name = CheckpointName.parse(path.name)
-    step = state.get("step") if isinstance(state, dict) else None
-    if name and step != name.step:
-        raise BrokenCheckpointError(f"{STATE} is of step {step!r:.40}, not of step {name.step}")
+def _check_rights(run_directory: Path, damaged: Mapping[CheckpointName, Exception]) -> None:
+    """Refuse to start over because of missing rights, which the user can correct."""
+    for name, reason in damaged.items():
+        if isinstance(reason, UnreadableCheckpointError):
+            raise InputError(
+                f"checkpoint: {run_directory / str(name)} stays as it is: {reason}, and there is no"
+                " older complete checkpoint; give the user of the trainer the right to read it, or"
+                " remove it"
+            )
 
 
-def _listed(names: list[CheckpointName], damaged: Mapping[CheckpointName, str]) -> str:
+def _listed(names: list[CheckpointName], damaged: Mapping[CheckpointName, Exception]) -> str:
     """Return why no checkpoint is usable, newest first."""
     earlier = "it was damaged at an earlier start"
     reasons = [f"{name}: {damaged.get(name, earlier)}" for name in reversed(names)]
@@ -211,29 +202,6 @@ def _set_aside(run_directory: Path) -> Path:
     return folder
 
 
-def _document(path: Path) -> dict[str, Any]:
-    """Return all of a checkpoint except its tensors as JSON, and a description of these.
-
-    Raises:
-        BrokenCheckpointError: If a file cannot be decoded.
-        OSError: If the volume fails.
-    """
-    files = (MODEL, OPTIMIZER, AVERAGE, COMPRESSION, BUFFERS, TASK)
-    return {
-        "optimizer_rest": read_json(path / OPTIMIZER_REST),
-        "state": read_json(path / STATE),
-        "task_rest": read_json(path / TASK_REST) if exists(path / TASK_REST) else None,
-        "tensors": {file: _described(path / file) for file in files},
-    }
-
-
-def _described(file: Path) -> list[list[Any]]:
-    try:
-        return describe(file)
-    except SafetensorError as error:
-        raise BrokenCheckpointError(f"{file.name} cannot be decoded ({error})") from error
-
-
 def _checked(read: Callable[[], T]) -> T:
     """Read a checkpoint that has passed its check, so that each error is one of the volume."""
     try:
@@ -242,7 +210,7 @@ def _checked(read: Callable[[], T]) -> T:
         raise os_error(error) from error
 
 
-def _rename_broken(path: Path, reason: str) -> str:
+def _rename_broken(path: Path, reason: BrokenCheckpointError) -> str:
     """Rename a broken checkpoint, and return a sentence about it."""
     broken = path.name + BROKEN
     kept = f"it was renamed to {broken}"
@@ -251,4 +219,5 @@ def _rename_broken(path: Path, reason: str) -> str:
     except OSError as error:
         # For example, an earlier attempt left a directory of the new name.
         kept = f"it stays there, because renaming it to {broken} failed ({error.strerror})"
-    return f"checkpoint {path} is damaged: {reason}; {kept}; trying the next older checkpoint"
+    state = "is not usable" if isinstance(reason, UnreadableCheckpointError) else "is damaged"
+    return f"checkpoint {path} {state}: {reason}; {kept}; trying the next older checkpoint"

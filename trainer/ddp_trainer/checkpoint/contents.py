@@ -1,0 +1,161 @@
+"""What a checkpoint must hold besides the right sizes and checksums.
+
+A file whose CRC32 fits can still hold what no trainer wrote. If only a later read noticed, the run
+would fail in every attempt, although an older complete checkpoint exists. So all files are decoded
+and compared with what a trainer writes, before a checkpoint is chosen.
+
+Only what does not depend on the task counts. Tensors with other names or shapes are no damage:
+probably the user has changed the model, and must learn so.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from safetensors import SafetensorError
+
+from ddp_trainer.checkpoint.format import (
+    AVERAGE,
+    BUFFERS,
+    COMPRESSION,
+    LARGEST_NUMBER,
+    MODEL,
+    OPTIMIZER,
+    OPTIMIZER_REST,
+    STATE,
+    TASK,
+    TASK_REST,
+    BrokenCheckpointError,
+    CheckpointName,
+    UnreadableCheckpointError,
+    read_json,
+    verify,
+)
+from ddp_trainer.checkpoint.stream import Described, describe, exists
+from ddp_trainer.checkpoint.tree import decode
+
+_SCALER = frozenset(
+    {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
+)
+"""State of torch's `GradScaler`, which is empty if it is off."""
+
+
+class _Part(BaseModel):
+    """A JSON object with the fields that a resumed run cannot do without, and any others."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class _Config(_Part):
+    seed: int
+
+
+class _Counts(_Part):
+    updates: int = 0
+    rollbacks: int = 0
+
+
+class _State(_Part):
+    """`state.json`. Older releases wrote fewer fields: those have a default."""
+
+    samples: int = Field(ge=0, le=LARGEST_NUMBER)
+    seconds: float
+    data_size: int | None
+    world_size: int = Field(ge=1)
+    scaler: dict[str, float]
+    config: _Config
+    order_version: int = 1
+    optimizer: str | None = None
+    live_buffers: list[str] | None = None
+    nonfinite: _Counts = _Counts()
+
+    @field_validator("scaler")
+    @classmethod
+    def _is_whole(cls, scaler: dict[str, float]) -> dict[str, float]:
+        if scaler and (missing := _SCALER - scaler.keys()):
+            raise ValueError(f"{min(missing)} is missing")
+        return scaler
+
+
+class _OptimizerRest(_Part):
+    """`optimizer.json`."""
+
+    state: dict[str, Any]
+    groups: list[dict[str, Any]]
+
+
+def verify_contents(path: Path) -> None:
+    """Compare a checkpoint with its manifest, and decode all of it but the numbers of its tensors.
+
+    Raises:
+        BrokenCheckpointError: If it is damaged, or holds what no trainer writes.
+        UnreadableCheckpointError: If the process has no right to read it.
+        InputError: If it has an unknown format.
+        OSError: If the volume fails.
+    """
+    try:
+        verify(path)
+        contents = read_contents(path)
+    except PermissionError as error:
+        raise UnreadableCheckpointError(f"it cannot be read ({error.strerror})") from error
+    _check_state(path, contents["state"])
+    _check(OPTIMIZER_REST, _OptimizerRest, contents["optimizer_rest"])
+    if not contents["tensors"][MODEL]:
+        raise BrokenCheckpointError(f"{MODEL} holds no tensor")
+    _check_task(contents["tensors"][TASK], contents["task_rest"])
+
+
+def read_contents(path: Path) -> dict[str, Any]:
+    """Return all of a checkpoint except its tensors as JSON, and a description of these.
+
+    Raises:
+        BrokenCheckpointError: If a file cannot be decoded.
+        OSError: If the volume fails.
+    """
+    files = (MODEL, OPTIMIZER, AVERAGE, COMPRESSION, BUFFERS, TASK)
+    return {
+        "optimizer_rest": read_json(path / OPTIMIZER_REST),
+        "state": read_json(path / STATE),
+        "task_rest": read_json(path / TASK_REST) if exists(path / TASK_REST) else None,
+        "tensors": {file: _described(path / file) for file in files},
+    }
+
+
+def _described(file: Path) -> list[list[Any]]:
+    try:
+        return describe(file)
+    except SafetensorError as error:
+        raise BrokenCheckpointError(f"{file.name} cannot be decoded ({error})") from error
+
+
+def _check_state(path: Path, state: Any) -> None:
+    name = CheckpointName.parse(path.name)
+    step = state.get("step") if isinstance(state, dict) else None
+    if name and step != name.step:
+        raise BrokenCheckpointError(f"{STATE} is of step {step!r:.40}, not of step {name.step}")
+    _check(STATE, _State, state)
+
+
+def _check(file: str, kind: type[_Part], document: Any) -> None:
+    try:
+        kind.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise BrokenCheckpointError(
+            f"{file} is not what a trainer writes ({place}: {first['msg']:.80})"
+        ) from error
+
+
+def _check_task(described: list[list[Any]], document: Any) -> None:
+    """Check that the task's state can be put together, with tensors that have no numbers."""
+    try:
+        found = [Described.parse(each) for each in described]
+        empty = {d.name: torch.empty(d.shape, dtype=d.dtype, device="meta") for d in found}
+        decode(empty, document)
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        kind = type(error).__name__
+        raise BrokenCheckpointError(
+            f"{TASK_REST} is not what a trainer writes ({kind}: {error!s:.80})"
+        ) from error
