@@ -10,8 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ddp_trainer.checkpoint import format as format_
 from ddp_trainer.errors import InputError, VolumeError
 from ddp_trainer.tools import export
+from tests.trainer.checkpoint.test_manager import saved
+from tests.trainer.checkpoint.test_planted_checkpoints import rewrite
+from tests.trainer.checkpoint.test_volume_errors import Forbidden
 from tests.trainer.rank_processes import Gang, Launcher
 
 TASKS = {
@@ -187,8 +191,23 @@ def test_read_error_never_exports_an_older_checkpoint(
 
     for step in (10, 20):
         (tmp_path / f"step-000000{step}.attempt-1").mkdir()
-    monkeypatch.setattr(export, "verify", fail)
+    monkeypatch.setattr(export, "verify_contents", fail)
     with pytest.raises(VolumeError, match=r"export: cannot read .*step-00000020"):
         export.find_checkpoint(tmp_path, waits.append)
     assert set(tried) == {"step-00000020.attempt-1"}
     assert len(waits) == 4
+
+
+def test_checkpoint_that_no_trainer_wrote_is_skipped(tmp_path: Path) -> None:
+    saved(tmp_path, 10, 20)
+    rewrite("state.json", b'{"step": 20}')(tmp_path)
+    assert export.find_checkpoint(tmp_path).name == "step-00000010.attempt-1"
+
+
+def test_missing_rights_never_export_an_older_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, 10, 20)
+    monkeypatch.setattr(format_, "crc32_of", Forbidden(format_.crc32_of, 20))
+    with pytest.raises(InputError, match=r"step-00000020.*: it cannot be read \(Permission denied"):
+        export.find_checkpoint(tmp_path)

@@ -19,14 +19,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from ddp_trainer.checkpoint.contents import verify_contents
 from ddp_trainer.checkpoint.format import (
     AVERAGE,
     MODEL,
     STATE,
     BrokenCheckpointError,
+    UnreadableCheckpointError,
     names_in,
     read_json,
-    verify,
     write_json,
 )
 from ddp_trainer.checkpoint.snapshot import own_tensors, put_model
@@ -84,14 +85,17 @@ def find_checkpoint(path: Path, sleep: Sleep = time.sleep) -> Path:
         sleep: Function that waits between two tries to read.
 
     Raises:
-        InputError: If there is no complete checkpoint, or the newest has an unknown format.
+        InputError: If there is no complete checkpoint, or the newest has an unknown format, or the
+            process has no right to read it.
         VolumeError: If the volume fails. An older checkpoint would be a wrong result.
     """
     names = [path / str(name) for name in reversed(names_in(path)) if not name.suffix]
     reasons = []
     for candidate in names or [path]:
         try:
-            retried(partial(verify, candidate), sleep)
+            retried(partial(verify_contents, candidate), sleep)
+        except UnreadableCheckpointError as error:
+            raise InputError(f"export: {candidate}: {error}") from error
         except (BrokenCheckpointError, NotADirectoryError) as error:
             reasons.append(f"{candidate.name}: {error}")
         except OSError as error:
