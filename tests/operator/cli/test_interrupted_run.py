@@ -1,10 +1,11 @@
-"""Ctrl-C of a real `ddpjob run`: once saves and stops, twice stops at once."""
+"""A real `ddpjob run`: where it listens, and what one and two Ctrl-C do."""
 
+import contextlib
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,9 +28,9 @@ NAME = "ledger"
 class Run:
     """A `ddpjob run` of one node whose updates take the given time."""
 
-    def __init__(self, home: Path, update_seconds: float) -> None:
+    def __init__(self, home: Path, update_seconds: float, *, standby: bool) -> None:
         job = long_job(home)
-        job["spec"]["nodes"] = 1
+        job["spec"] |= {"nodes": 1, "standby": standby}
         job["spec"]["config"]["task"]["update_seconds"] = update_seconds
         file = home / "job.yaml"
         file.write_text(yaml.safe_dump(job))
@@ -47,8 +48,8 @@ class Run:
 
 
 @contextmanager
-def started(home: Path, update_seconds: float) -> Iterator[Run]:
-    run = Run(home, update_seconds)
+def started(home: Path, update_seconds: float, *, standby: bool) -> Iterator[Run]:
+    run = Run(home, update_seconds, standby=standby)
     try:
         yield run
     finally:
@@ -60,9 +61,34 @@ def checkpoints(home: Path) -> list[str]:
     return sorted(path.name for path in home.rglob("step-*"))
 
 
-def test_first_ctrl_c_saves_and_the_second_one_stops_at_once(tmp_path: Path) -> None:
-    with started(tmp_path, 0.01) as run:
+def listening(processes: Iterable[int]) -> list[str]:
+    """Return the addresses on which processes listen, as /proc/net writes them."""
+    sockets = set()
+    for process in processes:
+        with contextlib.suppress(OSError):
+            for descriptor in Path(f"/proc/{process}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    sockets.add(str(descriptor.readlink()))
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                found.append(fields[1].partition(":")[0])
+    return found
+
+
+def check_listeners(run: Run, home: Path) -> None:
+    """Check that a run whose ranks have joined listens on loopback addresses 127.x alone."""
+    addresses = listening([run.process.pid, *processes_of(home)])
+    assert len(addresses) >= 4, "the agent and its start barrier, two stores"
+    assert [one for one in addresses if len(one) != 8 or not one.endswith("7F")] == []
+
+
+def test_run_listens_on_loopback_and_ctrl_c_saves_once(tmp_path: Path) -> None:
+    with started(tmp_path, 0.01, standby=True) as run:
         wait_until((tmp_path / "1.txt").exists, "an update is complete", SECONDS)
+        check_listeners(run, tmp_path)
         run.process.send_signal(signal.SIGINT)
         assert run.process.wait(SECONDS) == 130, run.output()
     assert "Interrupted: saving a checkpoint (press Ctrl-C again to stop at once)" in run.output()
@@ -72,8 +98,9 @@ def test_first_ctrl_c_saves_and_the_second_one_stops_at_once(tmp_path: Path) -> 
     assert checkpoints(tmp_path) == [f"step-{step:08}.attempt-1"]
 
     # The update in progress takes so long that nothing can be saved before the second signal.
-    with started(tmp_path, 30) as again:
+    with started(tmp_path, 30, standby=False) as again:
         again.wait_for("all ranks of attempt 2 are training")
+        check_listeners(again, tmp_path)
         again.process.send_signal(signal.SIGINT)
         again.wait_for("Interrupted: ")
         again.process.send_signal(signal.SIGINT)

@@ -183,8 +183,7 @@ def test_run_loads_no_client_of_the_api_server() -> None:
         # The condition Succeeded is False at the end of a failed job, and Unknown before.
         (
             "wait",
-            "kubectl wait --for=condition=Complete ddpjob/JOB --timeout=24h"
-            " (a failed job gets the condition Failed instead)",
+            "kubectl wait --for=condition=Complete ddpjob/JOB --timeout=24h (a failed job gets",
         ),
     ],
 )
