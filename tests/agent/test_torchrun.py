@@ -122,7 +122,7 @@ def test_failure_of_torchrun_itself_is_written_to_the_failure_file(
             raise outcome
 
     file = tmp_path / "failure.json"
-    monkeypatch.setattr(torchrun, "run", run)
+    monkeypatch.setattr(torchrun, "_launch_interpreters", run)
     monkeypatch.setenv(Env.ATTEMPT, "2")
     monkeypatch.setenv(FAILURE_FILE_ENV, str(file))
     assert torchrun.main([f"--log-dir={tmp_path}", "train.py"]) == code

@@ -16,7 +16,7 @@ import torch
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import elastic_launch
-from torch.distributed.run import config_from_args, parse_args, run
+from torch.distributed.run import config_from_args, parse_args
 
 from ddp_agent import exit_patches, logs, rendezvous_store, torchrun_patches
 from ddp_agent.entry import run_rank
@@ -109,7 +109,7 @@ def main(arguments: list[str], *, warm: bool = False) -> int:
     attempt = int(os.environ[Env.ATTEMPT])
     exit_patches.apply(lambda rank, failed: _of_rank(rank, failed, attempt, Path(args.log_dir)))
     try:
-        _launch_forked(args) if warm else run(args)
+        _launch_forked(args) if warm else _launch_interpreters(args)
     except ChildFailedError as error:
         failure = first_failure(error, attempt, Path(args.log_dir))
     except SignalException as error:
@@ -122,6 +122,13 @@ def main(arguments: list[str], *, warm: bool = False) -> int:
         return 0
     Path(os.environ[FAILURE_FILE_ENV]).write_text(failure.to_json(), encoding="utf-8")
     return 1
+
+
+def _launch_interpreters(args: Any) -> None:
+    """Run torchrun, as its own `run` does, with the store where the agent listens."""
+    config, program, arguments = config_from_args(args)
+    with rendezvous_store.hosted(config):
+        elastic_launch(config, program)(*arguments)
 
 
 def _launch_forked(args: Any) -> None:

@@ -21,7 +21,10 @@ _WITH_KUBECTL = {
     "ls": "kubectl get ddpjobs",
     "status": "kubectl get ddpjobs",
     "watch": "kubectl get ddpjobs --watch",
-    "wait": "kubectl wait --for=condition=Succeeded ddpjob/JOB --timeout=24h",
+    "wait": (
+        "kubectl wait --for=condition=Complete ddpjob/JOB --timeout=24h"
+        " (a failed job gets the condition Failed instead)"
+    ),
     "log": "kubectl logs JOB-0 --follow",
     "logs": "kubectl logs JOB-0 --follow",
     "describe": "kubectl describe ddpjob JOB",

@@ -24,7 +24,7 @@ from ddp_operator.cluster.base import (
 from ddp_operator.cluster.local_network import LocalNetwork
 from ddp_operator.cluster.local_paths import inside
 from ddp_operator.cluster.local_pod import LocalPod, container_environment
-from ddp_operator.cluster.local_shape import check_shape
+from ddp_operator.cluster.local_shape import CHECKPOINT_VOLUME, check_shape
 from ddp_operator.cluster.local_volumes import (
     ConfigMaps,
     check_volumes,
@@ -290,7 +290,7 @@ def _timestamp() -> str:
 
 
 def _checkpoint_volumes(manifest: Manifest) -> list[dict[str, Any]]:
-    return [v for v in manifest["spec"]["volumes"] if v["name"] == "ddp-checkpoint"]
+    return [v for v in manifest["spec"]["volumes"] if v["name"] == CHECKPOINT_VOLUME]
 
 
 def check_runs_locally(manifest: Manifest, config_maps: ConfigMaps) -> None:

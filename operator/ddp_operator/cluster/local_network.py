@@ -34,10 +34,11 @@ class LocalNetwork:
 
     @property
     def rendezvous_ports(self) -> int:
-        """Base of the ports of this run's c10d stores.
+        """Base of the ports of this run's stores of torchrun.
 
-        A c10d store listens on all addresses of the machine, so that runs at the same time need
-        different ports. All of them lie below the ports that the kernel gives to clients.
+        Runs at the same time use different ports, and not only different addresses: a store that
+        torch hosts listens on all addresses. All ports lie below those that the kernel gives to
+        clients.
         """
         return _FIRST_RENDEZVOUS_PORT + self._number * contract.RENDEZVOUS_PORT_COUNT
 

@@ -201,5 +201,5 @@ def container_environment(manifest: Manifest) -> dict[str, str]:
             continue
         if "valueFrom" in variable:
             raise ClusterError(f"spec.env: {name} has valueFrom, which needs a cluster")
-        values[name] = expand(variable.get("value", ""), values)
+        values[name] = expand(variable.get("value") or "", values)
     return values

@@ -11,20 +11,26 @@ from pydantic.alias_generators import to_camel
 from ddp_operator.api.job import first_error
 from ddp_operator.cluster.base import ClusterError, Manifest
 
+CHECKPOINT_VOLUME = "ddp-checkpoint"
+"""Name of the volume with the checkpoints of a pod."""
+_ROOT = "the worker pod's spec"
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(strict=True, alias_generator=to_camel)
 
 
 class _Variable(_Part):
-    name: str
-    value: str | None = None
+    """Variable of a program. The system starts none with another name or value."""
+
+    name: Annotated[str, Field(pattern=r"^[^=\x00]+$")]
+    value: Annotated[str, Field(pattern=r"^[^\x00]*$")] | None = None
 
 
 class _Mount(_Part):
     name: str
     mount_path: str
-    sub_path: str = ""
+    sub_path: str | None = None
 
 
 class _Container(_Part):
@@ -38,9 +44,14 @@ class _ConfigMap(_Part):
     name: str
 
 
+class _Claim(_Part):
+    claim_name: str
+
+
 class _Volume(_Part):
     name: str
     config_map: _ConfigMap | None = None
+    persistent_volume_claim: _Claim | None = None
 
 
 class _PodSpec(_Part):
@@ -56,6 +67,9 @@ def check_shape(pod: Manifest) -> None:
         ClusterError: A part has the wrong type. The sentence names it.
     """
     try:
-        _PodSpec.model_validate(pod["spec"])
+        spec = _PodSpec.model_validate(pod["spec"])
     except ValidationError as error:
-        raise ClusterError(first_error(error, "the worker pod's spec")) from error
+        raise ClusterError(first_error(error, _ROOT)) from error
+    for volume in spec.volumes:
+        if volume.name == CHECKPOINT_VOLUME and volume.persistent_volume_claim is None:
+            raise ClusterError(f"{_ROOT}.volumes: {volume.name} must be a persistentVolumeClaim")

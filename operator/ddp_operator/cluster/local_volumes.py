@@ -73,7 +73,7 @@ def _local_paths(manifest: Manifest, home: Path) -> dict[str, Path]:
     for name in sources:
         inside(home, name, "spec.volumes")
     for mount in _mounts(manifest):
-        name, part = mount["name"], mount.get("subPath", "")
+        name, part = mount["name"], mount.get("subPath") or ""
         folder = inside(home, name, f"spec.volumeMounts: the name {name!r}")
         local = inside(folder, part, f"spec.volumeMounts: the subPath of {name}")
         if name in sources:

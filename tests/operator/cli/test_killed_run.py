@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from ddp_operator.cli.earlier_run import KILLED
+from ddp_operator.cli.report_data import read_directory
 from ddp_wire.contract import Env
 from tests.agent.support import wait_until
 from tests.operator.cli.test_local_goodput import job
@@ -38,6 +40,13 @@ def processes_of(home: Path) -> list[int]:
     return found
 
 
+def state_on_page(folder: Path) -> tuple[str, list[tuple[int, str, str]]]:
+    """Return the state of the job and its ended attempts, as `ddpjob report` shows them."""
+    job = read_directory(folder).job
+    assert job is not None
+    return job.state, [(one.number, one.reason, one.message) for one in job.attempts]
+
+
 @pytest.mark.slow
 def test_pods_of_a_killed_run_end(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
@@ -49,9 +58,12 @@ def test_pods_of_a_killed_run_end(tmp_path: Path) -> None:
     try:
         wait_until((tmp_path / "1.txt").exists, "the ranks train", 90)
         assert len(processes_of(tmp_path)) > 4
+        assert state_on_page(tmp_path / "ledger")[1] == []
         run.send_signal(signal.SIGKILL)
         run.wait()
         wait_until(lambda: not processes_of(tmp_path), "no process of a pod is left", 90)
+        end = (1, "Suspended", KILLED)
+        assert state_on_page(tmp_path / "ledger") == ("Suspended", [end])
         assert list(tmp_path.rglob("step-*")), "no checkpoint was saved at the end"
     finally:
         run.kill()

@@ -177,7 +177,15 @@ def test_run_loads_no_client_of_the_api_server() -> None:
 
 @pytest.mark.parametrize(
     ("command", "hint"),
-    [("submit", "kubectl apply -f FILE"), ("logs", "kubectl logs JOB-0 --follow")],
+    [
+        ("submit", "kubectl apply -f FILE"),
+        ("logs", "kubectl logs JOB-0 --follow"),
+        # The condition Succeeded is False at the end of a failed job, and Unknown before.
+        (
+            "wait",
+            "kubectl wait --for=condition=Complete ddpjob/JOB --timeout=24h (a failed job gets",
+        ),
+    ],
 )
 def test_command_of_a_cluster_names_that_of_kubectl(command: str, hint: str) -> None:
     ended = CliRunner().invoke(main, [command, "a.yaml"])

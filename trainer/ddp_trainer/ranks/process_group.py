@@ -18,6 +18,7 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.ranks import nccl_log
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.ranks.reach import infiniband_devices, interface_to, wait_until_reachable
+from ddp_trainer.ranks.store import store_of_rank_0
 
 
 def choose_device(wanted: Device, ranks: Ranks) -> torch.device:
@@ -88,11 +89,12 @@ def join(ranks: Ranks, device: torch.device, timeout_seconds: float) -> Route:
     on_gpu = device.type == "cuda"
     log = nccl_log.enable() if on_gpu else None
     try:
-        dist.init_process_group(
-            "nccl" if on_gpu else "gloo",
-            timeout=timedelta(seconds=timeout_seconds),
-            device_id=device if on_gpu else None,
-        )
+        with store_of_rank_0(ranks, os.environ):
+            dist.init_process_group(
+                "nccl" if on_gpu else "gloo",
+                timeout=timedelta(seconds=timeout_seconds),
+                device_id=device if on_gpu else None,
+            )
     except dist.DistBackendError as error:
         raise (_shared_gpu(str(error), ranks) or error) from error
     return _route_of_nccl(log, ranks) if on_gpu else _route_of_gloo(os.environ)

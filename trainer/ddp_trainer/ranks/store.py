@@ -1,0 +1,46 @@
+"""Store of the process group, on the address of the agent.
+
+torch lets the store of rank 0 listen on all addresses of the machine.
+"""
+
+import socket
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from ddp_trainer.ranks.environment import Ranks
+from ddp_wire.variables import Env
+
+_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Variable with which torch connects to a store that exists instead of hosting one."""
+_kept: list[TCPStore] = []
+"""The store, which ends with its object."""
+
+
+@contextmanager
+def store_of_rank_0(ranks: Ranks, environ: MutableMapping[str, str]) -> Iterator[None]:
+    """Host the store while the process group is created, if this is rank 0 of a local run.
+
+    `ddpjob run` binds its agents to loopback addresses, and the store listens there, too. In a pod
+    torch hosts it.
+    """
+    address = environ.get(Env.AGENT_BIND, "")
+    given = environ.get(_AGENT_STORE, str(False))  # torchrun always sets it.
+    if ranks.rank != 0 or not address or given == str(True):
+        yield
+        return
+    listener = socket.create_server((address, int(environ["MASTER_PORT"])), backlog=1024)
+    _kept[:] = [_host(environ["MASTER_ADDR"], listener)]
+    environ[_AGENT_STORE] = str(True)
+    try:
+        yield
+    finally:
+        environ[_AGENT_STORE] = given
+
+
+def _host(host: str, listener: socket.socket) -> TCPStore:
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
