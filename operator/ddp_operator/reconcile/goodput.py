@@ -26,8 +26,11 @@ _SUSPENDED = "Suspended"
 """Reason of a suspended job, and of the end of the attempt that the suspension stopped."""
 
 
-_WAITS = frozenset({_SUSPENDED, "Invalid"})
-"""Reasons of the end of an attempt after which the job waits for its user."""
+_WAITS = frozenset({_SUSPENDED, "Invalid", "Completed"})
+"""Reasons of the end of an attempt after which the job waits for its user.
+
+`ddpjob run` resumes a completed job if its config asks for more.
+"""
 
 
 def advance(world: World, status: DDPJobStatus) -> DDPJobStatus:

@@ -110,6 +110,22 @@ def test_case_172_resume_of_a_killed_local_run_continues_its_ledger(tmp_path: Pa
     assert started.goodput.recovering_milliseconds == 0
 
 
+def test_resume_of_a_completed_local_run_is_no_recovery(tmp_path: Path) -> None:
+    """The config may ask for more epochs."""
+    end = AttemptStatus(number=1, end_time=after(25), reason="Completed")
+    completed = training_job(
+        attempts=[end],
+        completion_time=after(25),
+        conditions=[condition(ConditionType.SUCCEEDED, "True", "Completed")],
+    )
+    begun = next_state(completed, with_run_directory(tmp_path))
+    plan = decide(World(begun, after(100)), DEFAULTS)
+    starting = begun.model_copy(update={"status": plan.status})
+    ledger = decide(World(with_status(starting, ready="1/2"), after(110)), DEFAULTS).status.goodput
+    assert ledger is not None
+    assert (total(ledger), ledger.recovering_milliseconds) == (110_000, 0)
+
+
 def test_end_of_a_stopped_run_names_what_its_pods_saved_at_last() -> None:
     job = training_job()
     newest = CheckpointInfo(step=61, path="/c/step-61", at=after(29).timestamp())

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from ddp_operator.cli import report_data
 from ddp_operator.cli.main import main
 from ddp_operator.cli.report_data import read_directory
 from ddp_operator.cli.run_folder import JOB_FILE
+from ddp_operator.report.figures import build_figures
+from ddp_operator.report.scale import duration_text
+from ddp_operator.report.timeline import build_timeline
 from ddp_wire.contract import HISTORY_FILE
 from tests.operator.fake_api import FakeApi, refusal
 from tests.operator.report.support import START, Checker, job, line, progress, two_attempts
@@ -241,7 +245,7 @@ async def test_unknown_context_ends_with_exit_code_2(api: FakeApi, tmp_path: Pat
 
 @pytest.mark.slow
 def test_report_of_a_real_local_run_has_its_points(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ddp_operator.cli.main"]
+    command, began = [sys.executable, "-m", "ddp_operator.cli.main"], time.time()
     settings = ["--set", "config.epochs=6", "--set", "nodes=1", "--dir", str(tmp_path)]
     done = subprocess.run(
         [*command, "run", str(SAMPLE), *settings],
@@ -280,6 +284,28 @@ def test_report_of_a_real_local_run_has_its_points(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stdout + again.stderr
     assert "attempt 2 resumed from step 36" in again.stdout, "attempts count on"
     assert "fail" not in again.stdout
+    check_resumed(tmp_path / "digits", time.time() - began)
+
+
+def check_resumed(folder: Path, seconds: float) -> None:
+    """Check the page about a completed run that was resumed and completed in this time."""
+    found = read_directory(folder)
+    assert found.job is not None
+    timeline = build_timeline(found.job, found.history, found.now)
+    rows = [(row.number, row.kind, row.start_step, row.end_step) for row in timeline.rows]
+    assert rows == [(1, "completed", None, 36), (2, "completed", 36, 42)]
+    goodput = found.job.goodput
+    # The times of the status have whole seconds. The start of two interpreters takes the rest.
+    assert sum(goodput.values()) == pytest.approx(timeline.seconds, abs=2)
+    assert timeline.rows[1].end - timeline.rows[0].start <= timeline.seconds < seconds + 1
+    assert "recovering" not in goodput, "nothing was lost"
+    assert goodput["suspended"] > 0
+    named = build_figures(found.job, found.history, timeline, goodput)
+    figures = {figure.name: figure.value for figure in named}
+    assert figures["Duration"] == duration_text(timeline.seconds)
+    assert figures["Attempts"] == "2"
+    share = 100 * goodput["training"] / (sum(goodput.values()) - goodput["suspended"])
+    assert figures["Goodput"] == f"{share:.1f}%"
 
 
 def test_name_that_is_neither_folder_nor_job_says_so(
