@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 LARGE_JOB = 500
 """Number of pods from which a decision takes long enough to delay other jobs on the event loop."""
-PAUSE_FACTOR = 2.0
+PAUSE_FACTOR = 6.0
 """Pause of a job after a decision, as a multiple of the time that the decision took."""
 _SHORTEST_PAUSE_SECONDS = 0.02
 TURN_FACTOR = 5.0
