@@ -11,8 +11,8 @@ REPORT_SECONDS = 15.0
 _NAMED = 8
 """Most nodes that a message names."""
 REFUSED_LIMITS = 4
-"""Limits of the network that may pass while the connection is refused. A pod has its address before
-its image is pulled and its init containers have run, but a NetworkPolicy may reject as well."""
+"""Limit while node 0 refuses connections, as a multiple of the limit of the network. Perhaps its
+pod pulls its image or runs its init containers, and perhaps a NetworkPolicy rejects connections."""
 _UNRESOLVED = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 
 
@@ -23,7 +23,7 @@ class Obstacle(NamedTuple):
     is_network: bool = False
     """Whether the network is the reason, and not a pod that does not run yet."""
     is_refused: bool = False
-    """Whether the reason is either of both: something refuses the connection."""
+    """Whether the connection is refused, by the network or because the pod does not run yet."""
 
 
 def unreachable(address: tuple[str, int], error: OSError) -> Obstacle:
