@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.benchmarks.gangs import RANKS, MeasuredGang
+from bench.gangs import RANKS, MeasuredGang
 from tests.fault_player import faults
 
 JSON = dict[str, Any]

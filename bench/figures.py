@@ -5,8 +5,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tests.benchmarks.cases import Case
-from tests.benchmarks.gangs import PHASES
+from bench.cases import Case
+from bench.gangs import PHASES
 
 OURS = "ours"
 LIMIT_SECONDS = 120.0

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from ddp_wire.contract import Env, Heartbeat, RankPhase
 from tests.cluster.support import Job, UnaskedJob
+from tests.harness import install
 from tests.harness.cluster import Cluster
-from tests.tools import install
-from tests.tools.install import eventually
+from tests.harness.install import eventually
 
 JSON = dict[str, Any]
 

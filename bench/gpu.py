@@ -1,6 +1,6 @@
 """Measure ResNet-50 and GPT-2 in bf16 on one GPU, beside a hand-written loop.
 
-    python -m tests.benchmarks.gpu [--seed 0] [--out docs/benchmarks] [--rounds 3] [--tiny]
+    python -m bench.gpu [--seed 0] [--out docs/benchmarks] [--rounds 3] [--tiny]
 
 The exit code is 1 if a goal is missed and 4 without a CUDA device. `--tiny` runs small models on
 the CPU to test the benchmark itself; its figures mean nothing.
@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
+from bench.loops.systems import Train, Weights, minimal, ours
+from bench.loops.workloads import Setting, StepTimer, Workload, build
 from ddp_trainer.ranks import process_group
 from ddp_trainer.ranks.environment import Ranks
-from tests.benchmarks.loops.systems import Train, Weights, minimal, ours
-from tests.benchmarks.loops.workloads import Setting, StepTimer, Workload, build
 
 NO_DEVICE = 4
 MAX_RATIO = 1.02
@@ -99,9 +99,7 @@ def _workload(
     name: str, task: str, batch: int, sizes: dict[str, Any], optimizer: dict[str, Any]
 ) -> Workload:
     settings = {"batch": batch, **sizes}
-    return Workload(
-        name, f"tests.benchmarks.loops.large:{task}", settings, batch, optimizer, precision="bf16"
-    )
+    return Workload(name, f"bench.loops.large:{task}", settings, batch, optimizer, precision="bf16")
 
 
 def measure(case: Case, at: Setting, report: "ReportPage", rounds: int) -> None:

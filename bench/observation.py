@@ -1,6 +1,6 @@
 """Measure what observation costs: in an update, in a scrape of an agent and of the operator.
 
-    python -m tests.benchmarks.observation [--rounds 300]
+    python -m bench.observation [--rounds 300]
 
 One rank trains on the CPU, with and without observation in turns of a few updates. The exit code
 is 1 if a goal is missed. A ratio misses its goal only if its whole interval is above it.
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from bench.host import Host
 from ddp_agent.config import AgentConfig
 from ddp_agent.gpus import Gpu
 from ddp_agent.metrics import AgentCollector
@@ -46,7 +47,6 @@ from ddp_wire.contract import (
 from ddp_wire.exposition import render
 from ddp_wire.families import UPDATE_SECONDS_BUCKETS
 from tests.agent.support import environment
-from tests.benchmarks.host import Host
 from tests.harness import ending
 
 TURN = 20

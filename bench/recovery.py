@@ -1,6 +1,6 @@
 """Measure how long a run stands still after a fault, beside torchrun without an operator.
 
-    python -m tests.benchmarks.recovery [--repeats 10] [--torchrun-repeats 10] [--seed 0]
+    python -m bench.recovery [--repeats 10] [--torchrun-repeats 10] [--seed 0]
                                    [--wheels DIR] [--only CASE] [--without-torchrun]
                                    [--unreachable-agents]
 
@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tests.benchmarks.cases import CASES, Case
-from tests.benchmarks.figures import (
+from bench.cases import CASES, Case
+from bench.figures import (
     LIMIT_SECONDS,
     Recovery,
     Result,
@@ -31,7 +31,7 @@ from tests.benchmarks.figures import (
     phases_table,
     table,
 )
-from tests.benchmarks.gangs import (
+from bench.gangs import (
     MeasuredGang,
     Ours,
     UnreachableOurs,
@@ -41,12 +41,11 @@ from tests.benchmarks.gangs import (
     trains,
     tuned_torchrun,
 )
-from tests.benchmarks.host import Host
+from bench.host import Host
 from tests.fault_player.unreachable import unreachable_agents
-from tests.harness import ending
+from tests.harness import ending, install
 from tests.harness.cluster import Cluster
-from tests.tools import install
-from tests.tools.install import Images, eventually
+from tests.harness.install import Images, eventually
 
 NAMESPACE = "bench"
 GIVE_UP_AFTER = 2

@@ -1,6 +1,6 @@
 """Measure the time per step of the product's loop beside a hand-written loop and other frameworks.
 
-    python -m tests.benchmarks.trainer [--seconds 600] [--seed 0] [--out docs/benchmarks]
+    python -m bench.trainer [--seconds 600] [--seed 0] [--out docs/benchmarks]
 
 Two ranks on this machine's CPU (gloo), or one per GPU (NCCL). The exit code is 1 if a goal is
 missed, and 3 if the machine was too noisy for a verdict.
@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from packaging.requirements import Requirement
 
-from tests.benchmarks.host import Host
-from tests.benchmarks.loops.findings import (
+from bench.host import Host
+from bench.loops.findings import (
     CONFIDENCE,
     CONTROL,
     CONTROL_AGAIN,
@@ -36,8 +36,8 @@ from tests.benchmarks.loops.findings import (
     State,
     decided,
 )
-from tests.benchmarks.loops.worker import WORKLOADS
-from tests.benchmarks.loops.workloads import TURN
+from bench.loops.worker import WORKLOADS
+from bench.loops.workloads import TURN
 from tests.harness import ending
 
 MAX_WEIGHT_DIFFERENCE = 1e-6
@@ -81,7 +81,7 @@ def measure(seconds: float, seed: int) -> list[Findings]:
     with tempfile.TemporaryDirectory() as folder:
         out, log = Path(folder) / "findings.json", Path(folder) / "log"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={ranks}", "-m", "tests.benchmarks.loops.worker"]
+        command += [f"--nproc-per-node={ranks}", "-m", "bench.loops.worker"]
         command += [f"--out={out}", f"--seconds={seconds}", f"--seed={seed}"]
         environ = os.environ | {"OMP_NUM_THREADS": "1"}
         with log.open("w") as sink:

@@ -1,6 +1,6 @@
 """Measure an update with zero1 beside torch's ZeroRedundancyOptimizer and the other strategies.
 
-    python -m tests.benchmarks.zero1 [--rounds 12] [--seed 0]
+    python -m bench.zero1 [--rounds 12] [--seed 0]
 
 Two ranks on this machine's CPU (gloo), or one per GPU (NCCL). All loops train the same GPT with the
 same fused AdamW and take turns of a few updates. torch's optimizer runs in a hand-written DDP loop:
@@ -30,13 +30,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer.ranks import process_group
-from ddp_trainer.ranks.environment import Ranks
-from tests.benchmarks.host import Host
-from tests.benchmarks.loops.findings import CONFIDENCE, Block, Findings
-from tests.benchmarks.loops.systems import Train, Weights, minimal, ours
-from tests.benchmarks.loops.worker import play_round
-from tests.benchmarks.loops.workloads import (
+from bench.host import Host
+from bench.loops.findings import CONFIDENCE, Block, Findings
+from bench.loops.systems import Train, Weights, minimal, ours
+from bench.loops.worker import play_round
+from bench.loops.workloads import (
     REPORT_EVERY,
     TURN,
     Setting,
@@ -47,6 +45,8 @@ from tests.benchmarks.loops.workloads import (
     sharded_loader,
     to_device,
 )
+from ddp_trainer.ranks import process_group
+from ddp_trainer.ranks.environment import Ranks
 from tests.harness import ending
 
 RANKS = 2
@@ -57,7 +57,7 @@ ZERO1 = "zero1"
 TORCH = "ZeroRedundancyOptimizer"
 WORK = Workload(
     "characters",
-    "tests.benchmarks.loops.workloads:characters",
+    "bench.loops.workloads:characters",
     {"context": 64, "layers": 4, "width": 256},
     local_batch=2,
     # torch's overlapped optimizer permits one parameter group only.
@@ -184,7 +184,7 @@ def main() -> None:
         return
     ranks = min(RANKS, torch.cuda.device_count()) or RANKS
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={ranks}", "-m", "tests.benchmarks.zero1"]
+    command += [f"--nproc-per-node={ranks}", "-m", "bench.zero1"]
     command += [f"--rounds={options.rounds}", f"--seed={options.seed}"]
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     sys.exit(ending.wait_for(subprocess.Popen(command, env=environ)))

@@ -20,6 +20,7 @@ _SET_BY_API_SERVER: Mapping[str, JSON] = {
 
 
 def quoted(words: Iterable[str]) -> str:
+    """Return the CEL list of these strings."""
     return "[" + ", ".join(f"'{word}'" for word in words) + "]"
 
 

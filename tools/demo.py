@@ -5,9 +5,9 @@ import sys
 import time
 from pathlib import Path
 
+from tests.harness import install
 from tests.harness.cluster import Cluster
 from tests.harness.errors import HarnessError
-from tests.tools import install
 
 NAMESPACE = "demo"
 

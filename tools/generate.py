@@ -7,14 +7,14 @@ from pathlib import Path
 from ddp_operator.api.crd import build_crd, to_yaml
 from ddp_operator.api.reference import build_reference
 from tests.harness.errors import HarnessError
-from tests.tools.admission import build_pod_template_rules
-from tests.tools.dashboards.build import build_dashboards
-from tests.tools.install_manifest import INSTALL, build_install_manifest, is_current
-from tests.tools.metrics_page import build_metrics_page
-from tests.tools.operator_policy import build_operator_rules
-from tests.tools.values_page import build_values_page
+from tools.admission import build_pod_template_rules
+from tools.dashboards.build import build_dashboards
+from tools.install_manifest import INSTALL, build_install_manifest, is_current
+from tools.metrics_page import build_metrics_page
+from tools.operator_policy import build_operator_rules
+from tools.values_page import build_values_page
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def generated() -> dict[Path, str]:

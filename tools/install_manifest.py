@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 
 from tests.harness import binaries
+from tests.harness.install import EXAMPLE_IMAGES, RELEASE, ROOT, SYSTEM_NAMESPACE
 from tests.harness.run import command
-from tests.tools.install import EXAMPLE_IMAGES, RELEASE, ROOT, SYSTEM_NAMESPACE
 
 INSTALL = ROOT / "manifests" / "install.yaml"
 CHART = ROOT / "charts"

@@ -23,12 +23,12 @@ from ddp_operator.builders.network import PolicyPeer, build_network_policy
 from ddp_operator.builders.pod import Defaults, build_pod
 from ddp_operator.builders.service import build_service
 from ddp_wire import contract
-from tests.tools.cel import FREE, OWNER_UID, keys, literal, quoted, same
+from tools.cel import FREE, OWNER_UID, keys, literal, quoted, same
 
 JSON = dict[str, Any]
 
 _HEAD = """\
-# Generated from tests/tools/operator_policy.py and the builders of the operator by `make generate`.
+# Generated from tools/operator_policy.py and the builders of the operator by `make generate`.
 # Rules of the ValidatingAdmissionPolicy on the operator's own writes: for pods by value of
 # podTemplate, and for the other objects. The chart fills in the names in __UNDERSCORES__.
 """

@@ -1,6 +1,6 @@
 """Run all tests that CI runs, in two processes at once.
 
-    python -m tests.tools.run_all
+    python -m tools.run_all
 
 A machine has one cluster. Its tests often wait, and the other process runs the rest meanwhile, one
 folder after another. Its output follows at the end. Once the tests of the cluster have passed, the

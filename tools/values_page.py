@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-VALUES = Path(__file__).parents[2] / "charts" / "values.yaml"
+VALUES = Path(__file__).parents[1] / "charts" / "values.yaml"
 _TEXT = """\
 # Chart of ddp-trainer
 

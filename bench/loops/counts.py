@@ -4,8 +4,8 @@ from collections import Counter
 
 from torch.profiler import ProfilerActivity, profile
 
-from tests.benchmarks.loops.systems import Train
-from tests.benchmarks.loops.workloads import Setting, StepTimer, Workload
+from bench.loops.systems import Train
+from bench.loops.workloads import Setting, StepTimer, Workload
 
 FIRST, STEPS = 25, 20
 """First profiled step and their number, away from the first steps and from reads of the loss."""

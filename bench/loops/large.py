@@ -9,9 +9,9 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bench.loops.workloads import TimedTask
 from ddp_trainer.task import RunEnv, Weighted
 from ddp_trainer.tasks.gpt import Gpt, GptConfig
-from tests.benchmarks.loops.workloads import TimedTask
 
 POOL = 8
 """Number of random batches that are used in turn."""

@@ -14,13 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from ddp_trainer.numerics.optimizer import build_optimizer
-from ddp_trainer.numerics.precision import autocast, grad_scaler
-from ddp_trainer.observe.heartbeats import MIN_SECONDS, HeartbeatWriter
-from ddp_trainer.run.opening import RunRequest, open_run
-from ddp_trainer.stop import StopFlag
-from ddp_trainer.train import loop
-from tests.benchmarks.loops.workloads import (
+from bench.loops.workloads import (
     REPORT_EVERY,
     Setting,
     StepTimer,
@@ -31,6 +25,12 @@ from tests.benchmarks.loops.workloads import (
     sharded_loader,
     to_device,
 )
+from ddp_trainer.numerics.optimizer import build_optimizer
+from ddp_trainer.numerics.precision import autocast, grad_scaler
+from ddp_trainer.observe.heartbeats import MIN_SECONDS, HeartbeatWriter
+from ddp_trainer.run.opening import RunRequest, open_run
+from ddp_trainer.stop import StopFlag
+from ddp_trainer.train import loop
 
 Weights = dict[str, Tensor]
 Train = Callable[[Workload, Setting, StepTimer], Weights]

@@ -1,6 +1,6 @@
 """Run one rank of the comparison under torchrun, and write the findings of rank 0 as JSON.
 
-torchrun --nproc-per-node 2 -m tests.benchmarks.loops.worker --out FILE
+torchrun --nproc-per-node 2 -m bench.loops.worker --out FILE
 """
 
 import argparse
@@ -17,11 +17,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ddp_trainer.ranks import process_group
-from ddp_trainer.ranks.collectives import broadcast_json
-from ddp_trainer.ranks.environment import Ranks
-from tests.benchmarks.loops.counts import FIRST, STEPS, count
-from tests.benchmarks.loops.findings import (
+from bench.loops.counts import FIRST, STEPS, count
+from bench.loops.findings import (
     CONTROL,
     CONTROL_AGAIN,
     MIN_ROUNDS,
@@ -30,9 +27,12 @@ from tests.benchmarks.loops.findings import (
     Findings,
     decided,
 )
-from tests.benchmarks.loops.systems import SYSTEMS, Train, Weights
-from tests.benchmarks.loops.turns import Turn, take_turns
-from tests.benchmarks.loops.workloads import TURN, Setting, StepTimer, Workload
+from bench.loops.systems import SYSTEMS, Train, Weights
+from bench.loops.turns import Turn, take_turns
+from bench.loops.workloads import TURN, Setting, StepTimer, Workload
+from ddp_trainer.ranks import process_group
+from ddp_trainer.ranks.collectives import broadcast_json
+from ddp_trainer.ranks.environment import Ranks
 
 EQUAL_AFTER = 10
 """Steps after which the weights are compared."""
@@ -43,21 +43,21 @@ LONG = "characters, long update"
 WORKLOADS = [
     Workload(
         "digits",
-        "tests.benchmarks.loops.workloads:digits",
+        "bench.loops.workloads:digits",
         {},
         local_batch=32,
         optimizer={"name": "sgd", "lr": 0.001},
     ),
     Workload(
         "characters",
-        "tests.benchmarks.loops.workloads:characters",
+        "bench.loops.workloads:characters",
         {"context": 64, "layers": 2, "width": 64},
         local_batch=8,
         optimizer={"name": "sgd", "lr": 0.001},
     ),
     Workload(
         LONG,
-        "tests.benchmarks.loops.workloads:characters",
+        "bench.loops.workloads:characters",
         {"context": 128, "layers": 4, "width": 128},
         local_batch=8,
         optimizer={"name": "sgd", "lr": 0.001},

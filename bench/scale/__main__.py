@@ -1,6 +1,6 @@
 """Measure the operator with large jobs and with many, on a real control plane with fake nodes.
 
-    python -m tests.benchmarks.scale [--repeats 5] [--rounds 3] [--pods 1000] [--jobs 1000]
+    python -m bench.scale [--repeats 5] [--rounds 3] [--pods 1000] [--jobs 1000]
                                      [--large 9999]
                                      [--only one,starts,neighbours,many,large,policy,peers]
 
@@ -17,16 +17,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.host import Host
+from bench.scale import bare_client, goals
+from bench.scale.goals import Figure
+from bench.scale.loads import many_jobs, one_job
+from bench.scale.neighbours import beside_crowds
+from bench.scale.peers import beside_peers
+from bench.scale.policy import with_and_without_policy
+from bench.scale.stage import FAKE_NODES, Stage
+from bench.scale.starts import beside_large_jobs
 from tests.api.client import path_of
-from tests.benchmarks.host import Host
-from tests.benchmarks.scale import bare_client, goals
-from tests.benchmarks.scale.goals import Figure
-from tests.benchmarks.scale.loads import many_jobs, one_job
-from tests.benchmarks.scale.neighbours import beside_crowds
-from tests.benchmarks.scale.peers import beside_peers
-from tests.benchmarks.scale.policy import with_and_without_policy
-from tests.benchmarks.scale.stage import FAKE_NODES, Stage
-from tests.benchmarks.scale.starts import beside_large_jobs
 from tests.harness import ending
 
 _ALONE = {"one", "starts", "neighbours", "many", "large"}

@@ -1,6 +1,6 @@
 """One process that answers for the agents of all fake pods.
 
-    python -m tests.benchmarks.scale.agents
+    python -m bench.scale.agents
 
 It needs a running cluster with fake nodes, whose pod addresses are all local to this machine.
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
+from bench.scale.conduct import Conduct, be_hostile, be_silent
 from ddp_operator.reconcile.world import view_pod
 from ddp_wire import contract
 from ddp_wire.contract import AgentPhase, AgentStatus, Heartbeat, Progress, RankPhase
@@ -25,7 +26,6 @@ from ddp_wire.signatures import (
     sign_request,
 )
 from tests.api.client import Api
-from tests.benchmarks.scale.conduct import Conduct, be_hostile, be_silent
 from tests.harness import ending
 from tests.harness.cluster import Cluster
 

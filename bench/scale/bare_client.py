@@ -8,15 +8,15 @@ from ddp_wire import contract
 from tests.api.client import Api
 from tests.harness import gobuild, paths
 from tests.harness.cluster import Cluster
+from tests.harness.install import ROOT
 from tests.harness.pki import Authority, Pair
 from tests.harness.run import command
-from tests.tools.install import ROOT
 
 CONNECTIONS = 32
 """Requests at the same time, which is the operator's limit too."""
 POD_NUMBER = "POD-NUMBER"
 """Text in a pod that the client replaces by the number of each copy."""
-_SOURCE = ROOT / "tests" / "benchmarks" / "scale" / "bare"
+_SOURCE = ROOT / "bench" / "scale" / "bare"
 _BUILD_SECONDS = 600.0
 _RUN_SECONDS = 600.0
 

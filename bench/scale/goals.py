@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-from tests.benchmarks.scale.conduct import Conduct
-from tests.benchmarks.scale.loads import ManyJobs, OneJob
-from tests.benchmarks.scale.neighbours import Neighbours
-from tests.benchmarks.scale.peers import Comparison
-from tests.benchmarks.scale.policy import PolicyCost
-from tests.benchmarks.scale.starts import LARGE_JOBS, LARGE_NODES, Starts
+from bench.scale.conduct import Conduct
+from bench.scale.loads import ManyJobs, OneJob
+from bench.scale.neighbours import Neighbours
+from bench.scale.peers import Comparison
+from bench.scale.policy import PolicyCost
+from bench.scale.starts import LARGE_JOBS, LARGE_NODES, Starts
 
 _FURTHER_REQUESTS = 8
 _BARE_RATIO = 1.2

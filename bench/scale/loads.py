@@ -5,9 +5,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.api.client import path_of
-from tests.benchmarks.scale.audit import by_verb, last_pod_changes, last_pod_created
-from tests.benchmarks.scale.meter import (
+from bench.scale.audit import by_verb, last_pod_changes, last_pod_created
+from bench.scale.meter import (
     LoopProbe,
     cpu_seconds,
     peak_megabytes,
@@ -15,7 +14,8 @@ from tests.benchmarks.scale.meter import (
     reset_peak,
     resident_megabytes,
 )
-from tests.benchmarks.scale.stage import RunningTimes, Stage, job
+from bench.scale.stage import RunningTimes, Stage, job
+from tests.api.client import path_of
 
 _REST_SECONDS = 10.0
 _RELIST_SECONDS = 75.0

@@ -5,11 +5,11 @@ import json
 import time
 from dataclasses import dataclass, field
 
+from bench.scale.audit import last_pod_created
+from bench.scale.conduct import Conduct
+from bench.scale.meter import peak_megabytes, reset_peak
+from bench.scale.stage import RunningTimes, Stage, job
 from tests.api.client import eventually
-from tests.benchmarks.scale.audit import last_pod_created
-from tests.benchmarks.scale.conduct import Conduct
-from tests.benchmarks.scale.meter import peak_megabytes, reset_peak
-from tests.benchmarks.scale.stage import RunningTimes, Stage, job
 
 _NODES = 4
 _SETTLE_SECONDS = 15.0

@@ -7,12 +7,12 @@ from typing import Any
 
 import yaml
 
-from tests.benchmarks.scale import peer_manifests as manifests
-from tests.benchmarks.scale.peer_process import Manager, Ports, restart_controller_manager
+from bench.scale import peer_manifests as manifests
+from bench.scale.peer_process import Manager, Ports, restart_controller_manager
 from tests.harness import gobuild
 from tests.harness.cluster import Cluster
+from tests.harness.ports import free_port
 from tests.harness.run import Figures
-from tests.tools.ports import free_port
 
 _Change = dict[str, Any]
 TRAINING_OPERATOR, TRAINER, JOBSET = "training-operator", "trainer", "jobset"

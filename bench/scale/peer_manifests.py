@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from tests.benchmarks.scale import bare_client
+from bench.scale import bare_client
 
 JSON = dict[str, Any]
 

@@ -25,19 +25,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.api.client import Api, eventually, path_of
-from tests.api.control_plane import OPERATOR
-from tests.benchmarks.scale import peer_manifests as manifests
-from tests.benchmarks.scale.audit import Audit, Request, by_verb, last_pod_created
-from tests.benchmarks.scale.meter import cpu_seconds
-from tests.benchmarks.scale.peer_install import JOBSET, TRAINER, TRAINING_OPERATOR, Peers
-from tests.benchmarks.scale.peer_process import (
+from bench.scale import peer_manifests as manifests
+from bench.scale.audit import Audit, Request, by_verb, last_pod_created
+from bench.scale.meter import cpu_seconds
+from bench.scale.peer_install import JOBSET, TRAINER, TRAINING_OPERATOR, Peers
+from bench.scale.peer_process import (
     Manager,
     controller_manager,
     controller_manager_pid,
     running,
 )
-from tests.benchmarks.scale.stage import Stage, job
+from bench.scale.stage import Stage, job
+from tests.api.client import Api, eventually, path_of
+from tests.api.control_plane import OPERATOR
 
 _NAME = "gang"
 _JOB_CONTROLLER = "system:serviceaccount:kube-system:job-controller"
@@ -222,7 +222,6 @@ class _Bench:
 
 async def _delete(api: Api, namespace: str, jobs: str) -> float:
     """Delete the job. Return the seconds until its pods were gone; wait for its Services too."""
-
     jobs, pods = jobs.format(namespace=namespace), path_of("pods", namespace)
 
     async def is_gone(*paths: str) -> bool:

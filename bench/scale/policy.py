@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.scale import bare_client
+from bench.scale.stage import job
 from ddp_operator.api.job import parse_job
 from ddp_operator.builders.pod import build_pod
 from ddp_wire import contract
 from tests.api.client import Api, path_of
 from tests.api.control_plane import OPERATOR, ControlPlane
-from tests.benchmarks.scale import bare_client
-from tests.benchmarks.scale.stage import job
 from tests.harness import paths
 from tests.harness.cluster import Cluster
+from tests.harness.install import eventually
 from tests.harness.pki import Authority, Pair
 from tests.operator.support import DEFAULTS
-from tests.tools.install import eventually
 
 _POLICY = "ddp-trainer-operator"
 _LIMIT_SECONDS = 60.0

@@ -12,12 +12,12 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from bench.scale.audit import Audit, Request
 from tests.api.client import Api, RefusedError, eventually, path_of
 from tests.api.control_plane import OPERATOR, ControlPlane
 from tests.api.operator_process import OperatorProcess
-from tests.benchmarks.scale.audit import Audit, Request
 from tests.harness import fake_nodes
-from tests.tools.install import ROOT, SYSTEM_NAMESPACE
+from tests.harness.install import ROOT, SYSTEM_NAMESPACE
 
 FAKE_NODES = 20
 _LIMIT_SECONDS = 300.0
@@ -166,7 +166,7 @@ class _agents:  # noqa: N801 (a context manager)
         command = ["setpriv", "--pdeathsig", "KILL", sys.executable]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, "-m", "tests.benchmarks.scale.agents"], cwd=ROOT, stdout=log, stderr=log
+                [*command, "-m", "bench.scale.agents"], cwd=ROOT, stdout=log, stderr=log
             )
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

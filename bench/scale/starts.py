@@ -4,9 +4,9 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
+from bench.scale.audit import Request, last_pod_created
+from bench.scale.stage import RunningTimes, Stage, job
 from tests.api.client import path_of
-from tests.benchmarks.scale.audit import Request, last_pod_created
-from tests.benchmarks.scale.stage import RunningTimes, Stage, job
 
 LARGE_JOBS, LARGE_NODES = 4, 500
 SMALL_JOBS, SMALL_NODES = 12, 4

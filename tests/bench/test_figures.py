@@ -2,8 +2,8 @@
 
 import math
 
-from tests.benchmarks.cases import CASES
-from tests.benchmarks.figures import Recovery, Result, missed, phases_table, table
+from bench.cases import CASES
+from bench.figures import Recovery, Result, missed, phases_table, table
 
 CRASH, LOST = CASES[0], CASES[-1]
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.benchmarks import trainer
-from tests.benchmarks.loops.findings import CONTROL, CONTROL_AGAIN, OURS, Block, Findings, decided
+from bench import trainer
+from bench.loops.findings import CONTROL, CONTROL_AGAIN, OURS, Block, Findings, decided
 
 STEPS = 10
 COUNTS = {"collectives": 1.0, "host syncs": 0.0, "aten ops": 400.0}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.host import Host
+from bench.host import Host
 
 
 def account(file: Path, *, user: int, idle: int, stolen: int) -> Path:

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_wire import contract
-from tests.benchmarks.scale.goals import of_peers
-from tests.benchmarks.scale.peer_manifests import (
+from bench.scale.goals import of_peers
+from bench.scale.peer_manifests import (
     configuration,
     pod_template,
     pytorch_job,
@@ -15,7 +14,8 @@ from tests.benchmarks.scale.peer_manifests import (
     train_job,
     training_runtime,
 )
-from tests.benchmarks.scale.peers import Comparison, Run
+from bench.scale.peers import Comparison, Run
+from ddp_wire import contract
 from tests.harness import gobuild
 
 POD: dict[str, Any] = {

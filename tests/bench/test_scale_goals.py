@@ -2,8 +2,8 @@
 
 import random
 
-from tests.benchmarks.scale.conduct import Conduct
-from tests.benchmarks.scale.goals import (
+from bench.scale.conduct import Conduct
+from bench.scale.goals import (
     of_bare_client,
     of_many_jobs,
     of_neighbours,
@@ -12,10 +12,10 @@ from tests.benchmarks.scale.goals import (
     of_starts,
     table,
 )
-from tests.benchmarks.scale.loads import ManyJobs, OneJob
-from tests.benchmarks.scale.neighbours import Neighbours
-from tests.benchmarks.scale.policy import PolicyCost
-from tests.benchmarks.scale.starts import Starts
+from bench.scale.loads import ManyJobs, OneJob
+from bench.scale.neighbours import Neighbours
+from bench.scale.policy import PolicyCost
+from bench.scale.starts import Starts
 
 
 def test_one_request_too_many_misses_the_goal() -> None:

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from tests.benchmarks.loops.turns import Turn, take_turns
+from bench.loops.turns import Turn, take_turns
 
 NAMES = ("a", "b", "c")
 STEPS = 20

@@ -15,13 +15,13 @@ from typing import Any, Self
 
 import yaml
 
+from tests.cluster.pod_discovery import targets_of
+from tests.cluster.scrape_config import Discovery, configuration
 from tests.harness import binaries
 from tests.harness.cluster import Cluster
 from tests.harness.errors import HarnessError
+from tests.harness.ports import free_port
 from tests.harness.run import poll, tail
-from tests.tools.pod_discovery import targets_of
-from tests.tools.ports import free_port
-from tests.tools.scrape_config import Discovery, configuration
 
 _DISCOVERY_S = 1.0
 _START_LIMIT_S = 30.0

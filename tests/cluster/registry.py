@@ -15,8 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import IO, Any
 
-from tests.tools.ports import free_port
-from tests.tools.release.oci_archive import OciArchive
+from tests.harness.ports import free_port
+from tools.release.oci_archive import OciArchive
 
 JSON = dict[str, Any]
 _HOST = "127.0.0.1"

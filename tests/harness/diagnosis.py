@@ -4,8 +4,8 @@ import pytest
 
 from tests.harness import processes
 from tests.harness.cluster import Cluster
+from tests.harness.install import RELEASE, SYSTEM_NAMESPACE
 from tests.harness.run import tail
-from tests.tools.install import RELEASE, SYSTEM_NAMESPACE
 
 _LINES = 40
 _SORTED = "--sort-by=.metadata.creationTimestamp"

@@ -10,12 +10,12 @@ import pytest
 
 from tests.agent.support import wait_until
 from tests.harness.ending import INTERRUPTED
-from tests.tools.run_all import CLUSTER, OTHERS, run_both
+from tools.run_all import CLUSTER, OTHERS, run_both
 
 SCRIPT = """
 import sys
 from tests.harness import ending
-from tests.tools.run_all import run_both
+from tools.run_all import run_both
 
 first, second = [["sh", "-c", text] for text in sys.argv[1:]]
 ending.script(lambda: sys.exit(run_both(first, [second])))

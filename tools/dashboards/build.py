@@ -1,9 +1,9 @@
 """All dashboards as files."""
 
-from tests.tools.dashboards.fleet import fleet
-from tests.tools.dashboards.frame import to_json
-from tests.tools.dashboards.job import job
-from tests.tools.dashboards.operator import operator
+from tools.dashboards.fleet import fleet
+from tools.dashboards.frame import to_json
+from tools.dashboards.job import job
+from tools.dashboards.operator import operator
 
 
 def build_dashboards() -> dict[str, str]:

@@ -6,16 +6,16 @@ from grafana_foundation_sdk.models import dashboard as models
 from ddp_agent import metrics as agent
 from ddp_operator.runtime import job_metrics as jobs
 from ddp_operator.runtime import metrics as operator
-from tests.tools.dashboards import states
-from tests.tools.dashboards.frame import (
+from tools.dashboards import states
+from tools.dashboards.frame import (
     Row,
     build,
     job_link,
     label_variable,
     source_variable,
 )
-from tests.tools.dashboards.panels import Panel, Query, Text, time_series, values
-from tests.tools.dashboards.promql import (
+from tools.dashboards.panels import Panel, Query, Text, time_series, values
+from tools.dashboards.promql import (
     JOBS,
     RANGE_WINDOW,
     aggregate,
@@ -25,7 +25,7 @@ from tests.tools.dashboards.promql import (
     quantile,
     series,
 )
-from tests.tools.dashboards.tables import Column, LabelColumn, rows
+from tools.dashboards.tables import Column, LabelColumn, rows
 
 _KEY = "namespace, ddpjob"
 _NO_JOBS = "No jobs in these namespaces"

@@ -12,8 +12,8 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.common import TimeZoneBrowser
 
 from ddp_wire.families import Family
-from tests.tools.dashboards.panels import SOURCE, Panel
-from tests.tools.dashboards.promql import series
+from tools.dashboards.panels import SOURCE, Panel
+from tools.dashboards.promql import series
 
 TAG = "ddp-trainer"
 JOB_UID = "ddp-trainer-job"

@@ -6,16 +6,16 @@ from grafana_foundation_sdk.models import dashboard as models
 
 from ddp_agent import metrics as agent
 from ddp_operator.runtime import job_metrics as jobs
-from tests.tools.dashboards import job_training, job_workers, states
-from tests.tools.dashboards.frame import (
+from tools.dashboards import job_training, job_workers, states
+from tools.dashboards.frame import (
     JOB_UID,
     Row,
     build,
     label_variable,
     source_variable,
 )
-from tests.tools.dashboards.panels import SOURCE, Panel, Query, Text, time_series, timeline, values
-from tests.tools.dashboards.promql import JOB, age, newest, series
+from tools.dashboards.panels import SOURCE, Panel, Query, Text, time_series, timeline, values
+from tools.dashboards.promql import JOB, age, newest, series
 
 _EMPTY = "No such job, or the operator is not scraped"
 _NO_PROGRESS = "No progress reported yet"

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from ddp_agent import metrics as agent
 from ddp_operator.runtime import job_metrics as jobs
 from ddp_wire.families import Family
-from tests.tools.dashboards.panels import Panel, Query, Text, free_scale, time_series
-from tests.tools.dashboards.promql import JOB, WORKERS, aggregate, newest, quantile, rate, series
+from tools.dashboards.panels import Panel, Query, Text, free_scale, time_series
+from tools.dashboards.promql import JOB, WORKERS, aggregate, newest, quantile, rate, series
 
 _EMPTY = "No updates yet, or the worker pods are not scraped"
 _NO_TIMES = "No measured updates in this time"

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from ddp_agent import metrics as agent
 from ddp_operator.runtime import job_metrics as jobs
-from tests.tools.dashboards.frame import job_link
-from tests.tools.dashboards.panels import Panel, Query, Text, time_series, values
-from tests.tools.dashboards.promql import (
+from tools.dashboards.frame import job_link
+from tools.dashboards.panels import Panel, Query, Text, time_series, values
+from tools.dashboards.promql import (
     JOB,
     RANGE_WINDOW,
     WORKERS,

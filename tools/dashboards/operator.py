@@ -4,9 +4,9 @@ from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as models
 
 from ddp_operator.runtime import metrics
-from tests.tools.dashboards.frame import Row, build, label_variable, source_variable
-from tests.tools.dashboards.panels import Panel, Query, Text, time_series, values
-from tests.tools.dashboards.promql import (
+from tools.dashboards.frame import Row, build, label_variable, source_variable
+from tools.dashboards.panels import Panel, Query, Text, time_series, values
+from tools.dashboards.promql import (
     OPERATORS,
     increase,
     newest,

@@ -7,7 +7,7 @@ from grafana_foundation_sdk.builders import common as common_builders
 from grafana_foundation_sdk.builders import dashboard, table
 from grafana_foundation_sdk.models import dashboard as models
 
-from tests.tools.dashboards.panels import (
+from tools.dashboards.panels import (
     SOURCE,
     WIDTH,
     Panel,

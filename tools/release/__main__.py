@@ -1,4 +1,4 @@
-"""`python -m tests.tools.release`: build the images and the other files of a release.
+"""`python -m tools.release`: build the images and the other files of a release.
 
 It writes the images and compares their sizes with the goals. With --all it also writes their bills
 of materials, the chart and SHA256SUMS.
@@ -16,11 +16,11 @@ from pathlib import Path
 from tests.harness import binaries, images
 from tests.harness.errors import HarnessError
 from tests.harness.run import command, print_line
-from tests.tools.release.oci_archive import OciArchive
-from tests.tools.release.sbom import bill_of_materials
-from tests.tools.release.sizes import report
+from tools.release.oci_archive import OciArchive
+from tools.release.sbom import bill_of_materials
+from tools.release.sizes import report
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 DIST = ROOT / "dist"
 _PREFIX = "localhost/ddp-trainer-release"
 

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
-from tests.tools.release.oci_archive import OciArchive
+from tools.release.oci_archive import OciArchive
 
 _STATUS = "var/lib/dpkg/status"
 _PYTHON = "*.dist-info/METADATA"

@@ -4,7 +4,7 @@ import csv
 import re
 from pathlib import PurePosixPath
 
-from tests.tools.release.oci_archive import OciArchive
+from tools.release.oci_archive import OciArchive
 
 _MB = 1_000_000
 OPERATOR_REGISTRY_MB = 150

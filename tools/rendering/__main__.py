@@ -1,6 +1,6 @@
 """Render the dashboards of the chart from the data of a Prometheus.
 
-    python -m tests.tools.rendering --url http://127.0.0.1:9090 --minutes 30 --output DIR \
+python -m tools.rendering --url http://127.0.0.1:9090 --minutes 30 --output DIR \
         --variable namespace=team-a --variable ddpjob=digits
 """
 
@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.tools.install import ROOT
-from tests.tools.rendering.page import build_page
-from tests.tools.rendering.source import Source, prometheus
+from tests.harness.install import ROOT
+from tools.rendering.page import build_page
+from tools.rendering.source import Source, prometheus
 
 DASHBOARDS = ROOT / "charts" / "dashboards"
 

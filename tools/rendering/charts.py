@@ -17,9 +17,9 @@ from ddp_operator.report.chart import (
 )
 from ddp_operator.report.scale import Scale, elapsed, linear
 from ddp_operator.report.text import html_text
-from tests.tools.rendering.colors import number_of
-from tests.tools.rendering.source import Series, Source
-from tests.tools.rendering.units import divisor, value_text
+from tools.rendering.colors import number_of
+from tools.rendering.source import Series, Source
+from tools.rendering.units import divisor, value_text
 
 JSON = dict[str, Any]
 _PIXELS_PER_COLUMN = 66

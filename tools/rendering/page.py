@@ -7,10 +7,10 @@ from ddp_operator.report.chart import Mark
 from ddp_operator.report.scale import duration_text, time_text
 from ddp_operator.report.style import STYLE
 from ddp_operator.report.text import html_text
-from tests.tools.rendering import charts, colors
-from tests.tools.rendering.source import Series, Source, legend
-from tests.tools.rendering.tables import table
-from tests.tools.rendering.units import value_text
+from tools.rendering import charts, colors
+from tools.rendering.source import Series, Source, legend
+from tools.rendering.tables import table
+from tools.rendering.units import value_text
 
 JSON = dict[str, Any]
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"

@@ -1,6 +1,6 @@
 """Run jobs with faults on a real two-node cluster, and render the dashboards from their metrics.
 
-    python -m tests.tools.rendering.record --wheels DIR --output DIR
+    python -m tools.rendering.record --wheels DIR --output DIR
 
 Needs Linux and root, as `tests/cluster` does. The values of the GPUs are those of a stub.
 """
@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 from tests.cluster.observed_job import observed_job
+from tests.cluster.prometheus import Prometheus
 from tests.cluster.support import Job, script_job
 from tests.fault_player.faults import delete_pod, kill_rank
+from tests.harness import install
 from tests.harness.cluster import Cluster
-from tests.tools import install
-from tests.tools.install import SYSTEM_NAMESPACE, eventually
-from tests.tools.prometheus import Prometheus
-from tests.tools.rendering.__main__ import render
+from tests.harness.install import SYSTEM_NAMESPACE, eventually
+from tools.rendering.__main__ import render
 
 NAMESPACE = "team-a"
 _QUIET_SECONDS = 60

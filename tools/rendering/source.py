@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.tools.dashboards.queries import VALUES, fill
+from tools.dashboards.queries import VALUES, fill
 
 JSON = dict[str, Any]
 Ask = Callable[[str, Mapping[str, str]], list[JSON]]

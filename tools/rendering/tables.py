@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddp_operator.report.text import html_text
-from tests.tools.rendering.colors import NAMED, properties
-from tests.tools.rendering.source import Series
-from tests.tools.rendering.units import value_text
+from tools.rendering.colors import NAMED, properties
+from tools.rendering.source import Series
+from tools.rendering.units import value_text
 
 JSON = dict[str, Any]
 Row = dict[str, str | float | None]
