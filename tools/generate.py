@@ -1,6 +1,7 @@
 """Write the generated files, or with --check name those that differ from the code."""
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from ddp_operator.api.reference import build_reference
 from tests.harness.errors import HarnessError
 from tools.admission import build_pod_template_rules
 from tools.dashboards.build import build_dashboards
+from tools.dashboards.page import build_dashboards_page
 from tools.install_manifest import INSTALL, build_install_manifest, is_current
 from tools.metrics_page import build_metrics_page
 from tools.operator_policy import build_operator_rules
@@ -30,6 +32,9 @@ def generated() -> dict[Path, str]:
         ROOT / "charts" / "files" / "operator-rules.yaml": build_operator_rules(),
         ROOT / "charts" / "README.md": build_values_page(),
         ROOT / "docs" / "reference" / "api.md": build_reference(),
+        ROOT / "docs" / "reference" / "dashboards.md": build_dashboards_page(
+            [json.loads(text) for text in dashboards.values()]
+        ),
         ROOT / "docs" / "reference" / "metrics.md": build_metrics_page(),
         **{ROOT / "charts" / "dashboards" / name: text for name, text in dashboards.items()},
     }
