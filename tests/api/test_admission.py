@@ -57,7 +57,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
 async def test_case_37_edit_of_the_pod_spec_starts_a_free_attempt(
     environment: OperatorEnvironment, namespace: str
 ) -> None:
-    """docs/decisions/0005-editing-a-job.md explains why such an edit is allowed."""
+    """docs/develop/decisions/0005-editing-a-job.md explains why such an edit is allowed."""
     simulated = SimulatedJob(environment, namespace)
     await simulated.apply()
     await simulated.run_until("Running")
