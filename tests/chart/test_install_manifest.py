@@ -10,8 +10,8 @@ import yaml
 
 from tests.chart.test_chart import find_one, rendered
 from tests.harness import binaries
-from tests.tools.install import ROOT
-from tests.tools.install_manifest import INSTALL, build_install_manifest
+from tests.harness.install import ROOT
+from tools.install_manifest import INSTALL, build_install_manifest
 
 pytestmark = pytest.mark.api
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from tests.tools.install import ROOT
-from tests.tools.values_page import read_values
+from tests.harness.install import ROOT
+from tools.values_page import read_values
 
 JSON = dict[str, Any]
 CHART = ROOT / "charts"
