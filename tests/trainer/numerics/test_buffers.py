@@ -144,7 +144,7 @@ def test_buffer_that_grows_is_refused(launcher: Launcher) -> None:
     assert len(gang.err(0).splitlines()) == 1
 
 
-def test_case_153_buffer_of_another_shape_is_refused_before_it_is_saved(tmp_path: Path) -> None:
+def test_buffer_of_another_shape_is_refused_before_it_is_saved(tmp_path: Path) -> None:
     folder = {"checkpoint": {"directory": str(tmp_path)}}
     task = {"name": "buffer_that_grows"}
     run = trained("model_mistakes:build", global_batch=8, max_steps=2, task=task, **folder)

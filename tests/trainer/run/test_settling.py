@@ -43,9 +43,7 @@ def test_device_finishes_updates_before_a_save_and_before_an_evaluation(
             assert not {"FORWARD", "BACKWARD", "OPTIMIZER"} & set(seen[since:at])
 
 
-def test_case_205_rollback_has_the_limit_of_a_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rollback_has_the_limit_of_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The volume may be slow. An exchange has the short limit of an update."""
     run = opened(
         max_steps=5,

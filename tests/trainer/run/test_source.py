@@ -78,7 +78,7 @@ def test_same_code_and_data_and_old_checkpoints_cause_no_warning(
     assert Fingerprints("a", "Folder, 9 samples").warnings(before) == []
 
 
-def test_case_181_run_that_resumes_with_other_code_or_data_warns(
+def test_run_that_resumes_with_other_code_or_data_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, run = tmp_path / "code", tmp_path / "run"

@@ -110,7 +110,7 @@ MEMBERS = {
 """Activities in which the agent may see a rank while it is in a member of the task."""
 
 
-def test_case_102_agent_sees_in_which_member_of_the_task_a_rank_is(
+def test_agent_sees_in_which_member_of_the_task_a_rank_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, set[Activity]] = {name: set() for name in MEMBERS}
