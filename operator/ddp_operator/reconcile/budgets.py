@@ -4,8 +4,8 @@ from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Cause, DDPJobStatus
-from ddp_operator.reconcile.attempts import Loss
 from ddp_operator.reconcile.escalation import STALLED_LIMIT
+from ddp_operator.reconcile.faults import Loss
 
 _TIMES = 32
 """Maximum number of failure times in the status."""

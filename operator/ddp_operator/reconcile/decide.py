@@ -23,7 +23,6 @@ from ddp_operator.reconcile import (
     recovery,
     refused_spec,
 )
-from ddp_operator.reconcile.attempts import Loss, find_losses, root_cause
 from ddp_operator.reconcile.children import ensure_attempt, fresh_pods
 from ddp_operator.reconcile.conditions import (
     ConditionWriter,
@@ -31,6 +30,7 @@ from ddp_operator.reconcile.conditions import (
     sentence_about,
     start_over_warning,
 )
+from ddp_operator.reconcile.faults import Loss, find_losses, root_cause
 from ddp_operator.reconcile.forbidden_pods import without_forbidden_pods
 from ddp_operator.reconcile.held_pods import held_sentence
 from ddp_operator.reconcile.images import mixed_image_events

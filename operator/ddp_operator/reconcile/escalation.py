@@ -7,7 +7,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Cause, DDPJobStatus, StrikeStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.affinity import valid_strikes
-from ddp_operator.reconcile.attempts import Loss
+from ddp_operator.reconcile.faults import Loss
 from ddp_operator.reconcile.hangs import HUNG
 from ddp_operator.reconcile.terminations import NETWORK_FAILED, VOLUME_FAILED
 from ddp_operator.reconcile.world import World

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ddp_operator.api.status import Cause, DDPJobStatus
 from ddp_operator.reconcile import budgets, lifecycle
-from ddp_operator.reconcile.attempts import PEER_LOST, Loss, ended_pod
+from ddp_operator.reconcile.faults import PEER_LOST, Loss, ended_pod
 from ddp_operator.reconcile.plan import Event, EventType, Plan
 from ddp_operator.reconcile.world import PodView, World
 

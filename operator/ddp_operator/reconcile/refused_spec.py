@@ -6,10 +6,10 @@ The checkpoints are those of a run that was right before the edit, so that the j
 
 from ddp_operator.api.status import Cause, ConditionType, DDPJobStatus
 from ddp_operator.reconcile import history
-from ddp_operator.reconcile.attempts import Loss
 from ddp_operator.reconcile.backoff import STEADY
 from ddp_operator.reconcile.children import delete_pods
 from ddp_operator.reconcile.conditions import ConditionWriter
+from ddp_operator.reconcile.faults import Loss
 from ddp_operator.reconcile.invalid_spec import INVALID
 from ddp_operator.reconcile.plan import Event, EventType, Plan
 from ddp_operator.reconcile.world import World
