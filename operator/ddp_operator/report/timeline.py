@@ -28,11 +28,6 @@ class Row:
     end_step: int | None = None
 
     @property
-    def fault(self) -> bool:
-        """Return whether a failure or a loss ended the attempt."""
-        return self.cause in {Cause.APPLICATION, Cause.INFRASTRUCTURE}
-
-    @property
     def kind(self) -> str:
         """Return the class of the end: running, completed, application, infrastructure or free."""
         if self.reason in {"Running", "Completed"}:
