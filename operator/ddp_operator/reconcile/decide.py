@@ -11,11 +11,11 @@ from ddp_operator.reconcile import (
     backoff,
     budgets,
     checkpoint_owner,
+    ended_attempts,
     escalation,
     exits,
     goodput,
     hangs,
-    history,
     late_cause,
     lifecycle,
     node_ranges,
@@ -155,7 +155,7 @@ def _restart_for_new_spec(world: World, defaults: Defaults) -> Plan:
     status = world.job.status
     text = f"attempt {status.attempt + 1} starts because the spec was changed"
     event = Event(EventType.NORMAL, refused_spec.SPEC_CHANGED, text)
-    status = history.with_ended_attempt(
+    status = ended_attempts.with_ended_attempt(
         status,
         world.now,
         cause=Cause.FREE,
@@ -172,7 +172,7 @@ def _restart_for_new_spec(world: World, defaults: Defaults) -> Plan:
 
 def _fail_by_deadline(world: World, reason: str, message: str) -> Plan:
     """Return the plan that fails the job because a deadline has passed."""
-    status = history.with_ended_attempt(
+    status = ended_attempts.with_ended_attempt(
         world.job.status, world.now, cause=None, reason=reason, message=message
     )
     event = Event(EventType.WARNING, reason, message)
@@ -191,7 +191,7 @@ def _handle_faults(world: World, faults: Sequence[Fault], defaults: Defaults) ->
         return refused_spec.refuse(world, status, fault)
     status = status.model_copy(update={"last_failure": failure})
     status = escalation.count_stalled_attempt(world, status, fault, faults)
-    status = history.with_ended_attempt(
+    status = ended_attempts.with_ended_attempt(
         status, now, cause=failure.cause, reason=failure.reason, message=failure.message
     )
     why_not = budgets.why_not_retried(world.job, status, fault, now)
@@ -266,7 +266,7 @@ def _complete(world: World, interrupted_by: str = "") -> Plan:
     end = f"; while they exited, {interrupted_by}" if interrupted_by else ""
     message = f"all {ranks} ranks of attempt {status.attempt} {how}{end}"
     status = escalation.reset_stalled_attempts(status)
-    status = history.with_ended_attempt(
+    status = ended_attempts.with_ended_attempt(
         status, world.now, cause=None, reason="Completed", message=message
     )
     plan = lifecycle.finish(world, status, succeeded=True, reason="Completed", message=message)

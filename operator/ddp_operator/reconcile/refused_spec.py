@@ -5,7 +5,7 @@ The checkpoints are those of a run that was right before the edit, so that the j
 """
 
 from ddp_operator.api.status import Cause, ConditionType, DDPJobStatus
-from ddp_operator.reconcile import history
+from ddp_operator.reconcile import ended_attempts
 from ddp_operator.reconcile.backoff import STEADY
 from ddp_operator.reconcile.children import delete_pods
 from ddp_operator.reconcile.conditions import ConditionWriter
@@ -58,7 +58,7 @@ def refuse(world: World, status: DDPJobStatus, fault: Fault) -> Plan:
     """Return the plan that ends the attempt and its pods, and lets the job wait for an edit."""
     cause = fault.failure.message
     message = f"{cause}; no budget is charged, and an edit of the job starts it again"
-    status = history.with_ended_attempt(
+    status = ended_attempts.with_ended_attempt(
         status, world.now, cause=Cause.FREE, reason=INVALID, message=cause
     )
     out = ConditionWriter(world, status)
