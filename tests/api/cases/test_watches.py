@@ -55,7 +55,7 @@ async def test_expired_watch_causes_one_list_and_one_attempt(
     async def relisted() -> bool:
         return all(lists().values())
 
-    # The attempt does not wait for the lists, because the agents reported the loss.
+    # The attempt does not wait for the lists, because the agents reported the fault.
     await eventually(relisted, "the operator lists each kind again")
     await job.start_training(attempt=2)
     await job.wait_for("Running")

@@ -87,6 +87,6 @@ def test_other_ends_leave_the_cause(fields: dict[str, Any]) -> None:
     assert (status.infrastructure_restarts, status.restarts) == (1, 0)
 
 
-def test_end_in_the_new_attempt_is_a_loss_of_its_own() -> None:
+def test_end_in_the_new_attempt_is_a_fault_of_its_own() -> None:
     status = late(blaming(), **OOM, first_attempt="2").status
     assert (status.attempt, status.infrastructure_restarts, status.restarts) == (3, 1, 1)

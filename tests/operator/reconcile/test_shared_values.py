@@ -111,7 +111,7 @@ def test_forced_replacement_never_has_the_number_of_the_pod_it_replaces(
     assert [a.grace_seconds for a in only(plan.actions, DeletePod)] == [0]
 
 
-def test_attempt_after_a_loss_keeps_the_record() -> None:
+def test_attempt_after_a_fault_keeps_the_record() -> None:
     job = active_job()
     status: DDPJobStatus = plan_for(job, all_pods(job), statuses={0: failed_status(0)}).status
     assert status.pods == job.status.pods

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.cluster.base import Listing, Manifest, Snapshot
+from ddp_operator.cluster.base import ClusterSnapshot, Listing, Manifest
 from ddp_operator.runtime.cache import Cache, job_key
 from ddp_wire import contract
 from tests.operator.support import UID, active_job, job_manifest, pod_manifest
@@ -31,8 +31,10 @@ def listing(version: int, *items: Manifest) -> Listing:
     return Listing(items, version)
 
 
-def snapshot(version: int, jobs: Any = (), pods: Any = ()) -> Snapshot:
-    return Snapshot(listing(version, *jobs), listing(version, *pods), *2 * [listing(version)])
+def snapshot(version: int, jobs: Any = (), pods: Any = ()) -> ClusterSnapshot:
+    return ClusterSnapshot(
+        listing(version, *jobs), listing(version, *pods), *2 * [listing(version)]
+    )
 
 
 def known(cache: Cache) -> list[tuple[str, str]]:
@@ -320,7 +322,9 @@ def test_deletion_before_a_request_does_not_hide_its_answer() -> None:
 
 def test_snapshots_of_several_namespaces_have_the_oldest_version() -> None:
     """A job that was created between two lists is newer than the merged list, and stays."""
-    merged = Snapshot.merge([snapshot(5, [job(3)], [pod(4)]), snapshot(9, [job(8, name="b")])])
+    merged = ClusterSnapshot.merge(
+        [snapshot(5, [job(3)], [pod(4)]), snapshot(9, [job(8, name="b")])]
+    )
     assert merged == snapshot(5, [job(3), job(8, name="b")], [pod(4)])
 
 

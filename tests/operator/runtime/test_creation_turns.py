@@ -12,7 +12,7 @@ from ddp_operator.runtime.actions import LONGEST_TURN_SECONDS
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.queue import WorkQueue
-from ddp_operator.runtime.workers import Activity, all_workers
+from ddp_operator.runtime.workers import WorkerActivity, all_workers
 from tests.operator.fake_cluster import DirectReports, FakeCluster
 from tests.operator.fake_time import run_in_fake_time
 from tests.operator.support import DEFAULTS, NOW, job_manifest
@@ -96,7 +96,7 @@ class Bench:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run 8 workers for the time of the context."""
-        coroutines = all_workers(8, self.queue, self.controller, Activity(), lambda *_: None)
+        coroutines = all_workers(8, self.queue, self.controller, WorkerActivity(), lambda *_: None)
         workers = [asyncio.ensure_future(one) for one in coroutines]
         yield
         for worker in workers:

@@ -22,7 +22,7 @@ from ddp_trainer.learner import Learner
 from ddp_trainer.numerics.batch_norm import average_norm_statistics
 from ddp_trainer.numerics.guard import NonFiniteError, NonFiniteTracker
 from ddp_trainer.observe import stragglers
-from ddp_trainer.observe.report import Reporter
+from ddp_trainer.observe.reporter import Reporter
 from ddp_trainer.observe.starvation import DataWaitMonitor
 from ddp_trainer.observe.stragglers import StragglerMonitor
 from ddp_trainer.observe.work import WorkMeter

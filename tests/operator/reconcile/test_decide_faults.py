@@ -1,4 +1,4 @@
-"""The losses that end an attempt, their root cause, their budget and the actions that follow."""
+"""The faults that end an attempt, their root cause, their budget and the actions that follow."""
 
 from typing import Any
 
@@ -213,23 +213,23 @@ def test_succeeded_pod_runs_again_when_a_peer_fails() -> None:
     assert restarted_in_place(plan) == {"digits-1": "2"}
 
 
-def test_report_about_an_earlier_attempt_is_no_loss() -> None:
+def test_report_about_an_earlier_attempt_is_no_fault() -> None:
     job = active_job(attempt=2, formed=False)
     plan = plan_for(job, all_pods(job), statuses={0: failed_status(0, attempt=1)})
     assert plan.status.attempt == 2
 
 
-def test_failed_pod_of_an_earlier_attempt_is_no_loss() -> None:
+def test_failed_pod_of_an_earlier_attempt_is_no_fault() -> None:
     job = active_job(attempt=2, formed=False)
     plan = plan_for(job, [pod(job, 0), pod(job, 1, phase="Failed", attempt="1")])
     assert plan.status.attempt == 2
     assert recreated(plan) == ["digits-1"]
 
 
-# --- Root cause of several losses --------------------------------------------------------------
+# --- Root cause of several faults --------------------------------------------------------------
 
 
-def test_earliest_loss_is_the_root_cause() -> None:
+def test_earliest_fault_is_the_root_cause() -> None:
     job = active_job(nodes=3)
     statuses = {
         0: failed_status(0, at=after(-1).timestamp(), message="late"),
@@ -275,7 +275,7 @@ def test_operator_waits_two_seconds_for_the_root_cause_whatever_the_clocks(
         assert 0 < (plan.requeue_seconds or 0) <= 0.5
 
 
-def test_several_losses_of_one_attempt_cost_one_restart() -> None:
+def test_several_faults_of_one_attempt_cost_one_restart() -> None:
     job = active_job(nodes=3)
     statuses = {i: failed_status(i) for i in range(3)}
     plan = plan_for(job, all_pods(job), statuses=statuses)
@@ -347,7 +347,7 @@ def test_bad_input_is_never_retried(how: str) -> None:
     assert plan.status.condition(ConditionType.PODS_READY) is not None
 
 
-def test_bad_input_takes_precedence_over_an_earlier_loss() -> None:
+def test_bad_input_takes_precedence_over_an_earlier_fault() -> None:
     job = active_job()
     statuses = {
         0: failed_status(0, at=after(-9).timestamp()),

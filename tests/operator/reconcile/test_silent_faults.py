@@ -1,4 +1,4 @@
-"""Losses without a report, or with a late one: silent peers and offline kubelets."""
+"""Faults without a report, or with a late one: silent peers and offline kubelets."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def lost_peer(index: int, timeline: Timeline, **failure: Any) -> AgentStatus:
 
 @pytest.mark.parametrize("attempt", [1, 0], ids=["waits", "has no order yet"])
 @pytest.mark.parametrize("replaced", [0, 1])
-def test_pod_that_was_replaced_after_the_start_is_an_infrastructure_loss(
+def test_pod_that_was_replaced_after_the_start_is_an_infrastructure_fault(
     replaced: int, attempt: int
 ) -> None:
     """Its successor's agent answers, but no rank starts before torchrun runs on all nodes."""
