@@ -17,7 +17,7 @@ CHART = ROOT / "charts"
 _FINGERPRINT = "# Fingerprint of the chart and of this file: "
 _HEAD = f"""\
 # The chart with its default values, for `kubectl apply`. `make generate` writes this file.
-# docs/operations.md says how to set the images. `kubectl delete -f` also deletes all DDPJobs.
+# docs/operate/operations.md says how to set the images. `kubectl delete -f` deletes all DDPJobs.
 {_FINGERPRINT}
 apiVersion: v1
 kind: Namespace

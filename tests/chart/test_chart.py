@@ -307,7 +307,7 @@ def test_worker_pods_cannot_name_the_series_of_other_jobs() -> None:
     assert also == named | {"namespace", "pod"}
 
 
-def test_case_162_only_pods_of_the_operators_namespace_can_be_the_operator() -> None:
+def test_only_pods_of_the_operators_namespace_can_be_the_operator() -> None:
     """Its series keep the namespace that they name, and the alerts believe it."""
     monitor = find_one(rendered(*POD_MONITORS), "PodMonitor", "ddp-trainer-operator")
     assert "namespaceSelector" not in monitor["spec"]  # Its own namespace, that of the release.

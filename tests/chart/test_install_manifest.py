@@ -71,7 +71,7 @@ def test_kustomize_base_is_the_install_manifest() -> None:
 
 
 def test_overlay_of_the_documentation_sets_both_images(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "operations.md").read_text("utf-8")
+    text = (ROOT / "docs" / "operate" / "operations.md").read_text("utf-8")
     [overlay] = re.findall(
         r"```yaml\n(resources: \[ddp-trainer/manifests\]\n.*?)```", text, re.DOTALL
     )

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.status import AttemptStatus, Cause, CheckpointStatus, DDPJobStatus
-from ddp_operator.reconcile.history import with_ended_attempt
+from ddp_operator.reconcile.ended_attempts import with_ended_attempt
 from ddp_wire.contract import CheckpointInfo
 from tests.operator.support import (
     NOW,

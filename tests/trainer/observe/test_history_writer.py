@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ddp_trainer.observe import history
+from ddp_trainer.observe import history_writer
 from ddp_trainer.observe.events import EventLog
-from ddp_trainer.observe.history import HistoryWriter
-from ddp_trainer.observe.report import _by_rank
+from ddp_trainer.observe.history_writer import HistoryWriter
+from ddp_trainer.observe.reporter import _by_rank
 from ddp_trainer.ranks.environment import Ranks
 from ddp_wire.contract import HISTORY_FILE
 
@@ -85,7 +85,7 @@ def test_start_of_each_attempt_is_kept_however_old_the_run_is(tmp_path: Path) ->
 
 
 def test_file_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "LARGEST_FILE", 1000)
+    monkeypatch.setattr(history_writer, "LARGEST_FILE", 1000)
     write(tmp_path, *(("start", float(second)) for second in range(100)))
     assert 900 < (tmp_path / HISTORY_FILE).stat().st_size <= 1000
 
@@ -113,7 +113,7 @@ def test_missing_directory_does_not_end_the_run(tmp_path: Path) -> None:
 def test_hanging_volume_delays_the_end_of_a_run_only_briefly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history, "_CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(history_writer, "_CLOSE_SECONDS", 0.05)
     release = threading.Event()
 
     def hang(*_: object) -> int:

@@ -1,15 +1,25 @@
-"""Find the losses that end an attempt, and select the root cause among them."""
+"""Find the faults because of which the current attempt cannot go on.
+
+Judge each node of the job by itself, so that one event may cause several faults. The agent's status
+decides first, then the exit code of the container, then the state of the pod. A disruption that
+Kubernetes announced for the pod overrides them, because it explains why the ranks failed. The job
+as a whole may have hung only if no node has a fault.
+
+A missing pod is a fault only after torchrun has started on all nodes. Before, the operator creates
+the pod and the others wait for it at the start barrier. `root_cause` selects the fault to act on.
+"""
 
 import math
 import statistics
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, datetime
 
 from ddp_operator.api.status import Cause, FailureStatus
 from ddp_operator.builders import names
-from ddp_operator.reconcile import hangs, lost_peers
+from ddp_operator.reconcile import hangs
 from ddp_operator.reconcile.abandoned import UNREACHABLE_REASON, is_abandoned
 from ddp_operator.reconcile.containers import InitFailure
+from ddp_operator.reconcile.fault import STOPPED, Fault
 from ddp_operator.reconcile.terminations import (
     NETWORK_FAILED,
     NOT_STARTED,
@@ -20,10 +30,7 @@ from ddp_operator.reconcile.terminations import (
 from ddp_operator.reconcile.world import PodView, World
 from ddp_wire.contract import AgentPhase, AgentStatus, ExitCode, Failure
 
-_STOPPED = "Preempted"
 _ENDED = frozenset({AgentPhase.FAILED, AgentPhase.PREEMPTED})
-PEER_LOST = "PeerLost"
-"""Reason of an attempt whose ranks lost a peer that does not answer."""
 _REASONS: dict[int | None, str] = {
     ExitCode.BAD_INPUT: "BadInput",
     ExitCode.VOLUME_FAILED: VOLUME_FAILED,
@@ -55,40 +62,19 @@ _DISRUPTIONS = {
 _SYNCHRONISED_SECONDS = 2.0
 """Difference of two clocks up to which they count as synchronised. Below it, the difference between
 the starts of two agents may be larger than that between their clocks."""
-ROOT_CAUSE_WAIT = timedelta(seconds=2)
-"""Maximum wait for the root cause of a secondary failure, whose report may arrive later."""
 
 
-@dataclass(frozen=True)
-class Loss:
-    """One finding that the current attempt cannot go on."""
-
-    failure: FailureStatus
-    at: float = math.inf
-    """Time of the failure in unix seconds, for comparison with other losses: see `_comparable`.
-    Infinite if only the operator has seen the loss."""
-    secondary: bool = False
-    """Whether the ranks only lost a peer, so that this loss is never the root cause."""
-    permanent: bool = False
-    """Whether every further attempt would fail in the same way."""
-
-    @property
-    def free(self) -> bool:
-        """Return whether the loss costs no budget."""
-        return self.failure.cause is Cause.FREE
-
-
-def find_losses(world: World) -> list[Loss]:
-    """Return all losses of the current attempt. The list is empty while the attempt can go on."""
+def find_faults(world: World) -> list[Fault]:
+    """Return all faults of the current attempt. The list is empty while the attempt can go on."""
     found = []
     offsets = _clock_offsets(world)
     for index in range(world.job.nodes):
-        loss = _pod_loss(world, index, started=world.has_started)
-        if loss is not None:
+        fault = _pod_fault(world, index, started=world.has_started)
+        if fault is not None:
             offset = offsets.get(names.pod_name(world.job, index), 0.0)
-            found.append(replace(loss, at=loss.at - offset))
+            found.append(replace(fault, at=fault.at - offset))
     if not found and hangs.has_hung(world):
-        found.append(Loss(hangs.failure(world)))
+        found.append(Fault(hangs.failure(world)))
     return found
 
 
@@ -112,82 +98,7 @@ def _clock_offsets(world: World) -> dict[str, float]:
     return {name: o for name, o in offsets.items() if abs(o) > _SYNCHRONISED_SECONDS}
 
 
-def root_cause(losses: list[Loss], world: World) -> Loss | None:
-    """Return the loss to act on, or None while a report about it may still arrive.
-
-    Raises:
-        ValueError: `losses` is empty.
-    """
-    if not losses:
-        raise ValueError("losses must hold at least one loss, but the list is empty")
-    primary = [loss for loss in losses if not loss.secondary]
-    if primary and primary[0].failure.reason == hangs.HUNG and not hangs.is_complete(world):
-        return None
-    if primary:
-        found = min(primary, key=_precedence)
-        return _stop_origin(found, world) if found.failure.reason == _STOPPED else found
-    if _may_wait(world):
-        return None
-    first = min(losses, key=lambda loss: loss.at)
-    if silent := lost_peers.silent_pod(world):
-        return _lost_peer(first, f"{silent} does not answer", silent)
-    if replaced := lost_peers.replaced_pod(world):
-        return _lost_peer(first, f"{replaced} was replaced", replaced)
-    return first
-
-
-def _may_wait(world: World) -> bool:
-    """Return whether the root cause may still arrive."""
-    return world.undecided_for is None or world.undecided_for < ROOT_CAUSE_WAIT
-
-
-def _stop_origin(stop: Loss, world: World) -> Loss | None:
-    """Return the loss that made the ranks of a pod save and stop, or None while it is unknown.
-
-    All ranks stop when one pod is deleted. If that pod was deleted before the operator saw that all
-    ranks had joined, the operator has taken it for a late pod, and may have replaced it already.
-    The agent reports identify that pod: it has not joined this attempt. Timestamps cannot identify
-    it, because the clocks of two machines differ.
-    """
-    stopped_pod = next((pod for pod in world.pods if pod.name == stop.failure.pod), None)
-    stop_report = world.report(stopped_pod) if stopped_pod is not None else None
-    if stop_report is None or not lost_peers.has_joined(stop_report):
-        return stop
-    for index in range(world.job.nodes):
-        pod = world.pod(index)
-        if pod is None or pod.terminal or lost_peers.takes_part(world, pod):
-            continue
-        if _may_wait(world):
-            return None
-        # A running pod without a report may have stopped on the same request.
-        if pod.phase != "Running" or world.report(pod) is not None:
-            return _lost_peer(stop, f"{pod.name} left the attempt", pod.name)
-    return stop
-
-
-def _lost_peer(first: Loss, why: str, pod: str) -> Loss:
-    """Return the loss of a silent or replaced pod, which explains the failures of its peers.
-
-    Its Kubernetes node or its agent has died and the kubelet has not reported it, or a new pod has
-    taken its name.
-    """
-    message = f"{why}, and its peers could not continue: {first.failure.message}"
-    update = {
-        "cause": Cause.INFRASTRUCTURE,
-        "reason": PEER_LOST,
-        "pod": pod,
-        "node": None,
-        "message": message,
-    }
-    return Loss(first.failure.model_copy(update=update))
-
-
-def _precedence(loss: Loss) -> tuple[bool, bool, float]:
-    # All ranks stop on request when one pod is deleted: the loss of that pod is the better cause.
-    return not loss.permanent, loss.failure.reason == _STOPPED, loss.at
-
-
-def _pod_loss(world: World, index: int, *, started: bool) -> Loss | None:
+def _pod_fault(world: World, index: int, *, started: bool) -> Fault | None:
     attempt = world.job.status.attempt
     pod = world.pod(index)
     if pod is None and index in world.succeeded:
@@ -201,11 +112,11 @@ def _pod_loss(world: World, index: int, *, started: bool) -> Loss | None:
     mine = world.ended_here(pod) if pod.terminal else pod.attempt == str(attempt)
     if not mine:
         return None  # The pod has no order for this attempt yet, or ended before it ran it.
-    loss = ended_pod(world, pod)
-    if loss is None or loss.permanent or pod.disruption is None:
-        return loss
+    fault = ended_pod(world, pod)
+    if fault is None or fault.permanent or pod.disruption is None:
+        return fault
     # The disruption of the pod explains the failure of its ranks.
-    return Loss(_disrupted(world, pod, pod.disruption, loss.failure.time), loss.at)
+    return Fault(_disrupted(world, pod, pod.disruption, fault.failure.time), fault.at)
 
 
 def _is_leaving(world: World, pod: PodView, *, started: bool) -> bool:
@@ -226,21 +137,21 @@ def _has_failed(world: World, pod: PodView) -> bool:
     return report is not None and report.attempt == attempt and report.phase is AgentPhase.FAILED
 
 
-def ended_pod(world: World, pod: PodView) -> Loss | None:
-    """Return the loss that the agent of a pod reports, or else the one its container shows."""
+def ended_pod(world: World, pod: PodView) -> Fault | None:
+    """Return the fault that the agent of a pod reports, or else the one its container shows."""
     report = world.report(pod)
     if report is not None and report.attempt == world.job.status.attempt:
         if report.phase is AgentPhase.FAILED:
-            return _rank_loss(world, pod, report)
+            return _rank_fault(world, pod, report)
         if report.phase is AgentPhase.PREEMPTED:
             message = f"{pod.name} was stopped on request"
-            return Loss(_failure(world, pod, Cause.FREE, _STOPPED, message))
+            return Fault(_failure(world, pod, Cause.FREE, STOPPED, message))
     if pod.phase == "Failed":
         return _dead_pod(world, pod)
     return None
 
 
-def _rank_loss(world: World, pod: PodView, report: AgentStatus) -> Loss:
+def _rank_fault(world: World, pod: PodView, report: AgentStatus) -> Fault:
     cause = report.failure or Failure(
         attempt=report.attempt, at=report.since, message="the agent reported no cause"
     )
@@ -267,7 +178,7 @@ def _rank_loss(world: World, pod: PodView, report: AgentStatus) -> Loss:
             "time": datetime.fromtimestamp(cause.at, UTC),
         }
     )
-    return Loss(failure, at=cause.at, secondary=cause.secondary, permanent=permanent)
+    return Fault(failure, at=cause.at, secondary=cause.secondary, permanent=permanent)
 
 
 def _out_of_memory(who: str, cause: Failure, world: World) -> str:
@@ -280,8 +191,8 @@ def _out_of_memory(who: str, cause: Failure, world: World) -> str:
     return f"{who} ran out of memory: {cause.message}{origin}"
 
 
-def _dead_pod(world: World, pod: PodView) -> Loss:
-    """Return the loss of a failed pod whose agent left no report about this attempt."""
+def _dead_pod(world: World, pod: PodView) -> Fault:
+    """Return the fault of a failed pod whose agent left no report about this attempt."""
     end = pod.termination
     if end is None:
         if pod.init_failure is not None and pod.reason is None:
@@ -289,21 +200,21 @@ def _dead_pod(world: World, pod: PodView) -> Loss:
         # The pod failed as a whole: its Kubernetes node was lost or shut down, or it was evicted.
         reason = pod.reason or "PodFailed"
         message = f"{pod.name} {why_pod_failed(pod)}"
-        return Loss(_failure(world, pod, Cause.INFRASTRUCTURE, reason, message))
+        return Fault(_failure(world, pod, Cause.INFRASTRUCTURE, reason, message))
     if end.exit_code == ExitCode.PREEMPTED:
         message = f"{pod.name} was stopped on request"
-        return Loss(_failure(world, pod, Cause.FREE, _STOPPED, message))
+        return Fault(_failure(world, pod, Cause.FREE, STOPPED, message))
     cause, reason, how = classify(pod, end)
     failure = _failure(world, pod, cause, reason, f"{pod.name} {how}")
-    return Loss(
+    return Fault(
         failure.model_copy(update={"exit_code": end.exit_code, "time": end.at or world.now}),
         at=end.at.timestamp() if end.at else math.inf,
         permanent=end.exit_code == ExitCode.BAD_INPUT,
     )
 
 
-def _failed_init_container(world: World, pod: PodView, end: InitFailure) -> Loss:
-    """Return the loss of a pod whose worker never started, because an init container failed."""
+def _failed_init_container(world: World, pod: PodView, end: InitFailure) -> Fault:
+    """Return the fault of a pod whose worker never started, because an init container failed."""
     how = (
         "ran out of memory"
         if end.reason == "OOMKilled"
@@ -313,14 +224,14 @@ def _failed_init_container(world: World, pod: PodView, end: InitFailure) -> Loss
     message = f"init container {end.container} of {pod.name} {how}{words}"
     reason = end.reason if end.reason in {"OOMKilled", *NOT_STARTED} else "InitContainerFailed"
     failure = _failure(world, pod, Cause.APPLICATION, reason, message)
-    return Loss(failure.model_copy(update={"exit_code": end.exit_code}))
+    return Fault(failure.model_copy(update={"exit_code": end.exit_code}))
 
 
-def _lost_pod(world: World, index: int, pod: PodView | None) -> Loss:
+def _lost_pod(world: World, index: int, pod: PodView | None) -> Fault:
     if pod is not None and pod.disruption is not None:
-        return Loss(_disrupted(world, pod, pod.disruption, world.now))
+        return Fault(_disrupted(world, pod, pod.disruption, world.now))
     name = names.pod_name(world.job, index)
-    return Loss(
+    return Fault(
         FailureStatus(
             attempt=world.job.status.attempt,
             reason="PodLost",

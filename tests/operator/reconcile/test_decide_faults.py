@@ -1,4 +1,4 @@
-"""The losses that end an attempt, their root cause, their budget and the actions that follow."""
+"""The faults that end an attempt, their root cause, their budget and the actions that follow."""
 
 from typing import Any
 
@@ -124,9 +124,7 @@ def test_pod_lost_after_all_ranks_joined_ends_the_attempt() -> None:
 
 @pytest.mark.parametrize("milestone", ["launched", "joined"])
 @pytest.mark.parametrize("gone", [True, False])
-def test_case_18_pod_lost_before_every_pod_was_ready_ends_the_attempt(
-    gone: bool, milestone: str
-) -> None:
+def test_pod_lost_before_every_pod_was_ready_ends_the_attempt(gone: bool, milestone: str) -> None:
     """A peer has started torchrun or its ranks have joined, so the lost pod had started too."""
     job = active_job(formed=False)
     lost = [] if gone else [pod(job, 1, deleting=True)]
@@ -215,23 +213,23 @@ def test_succeeded_pod_runs_again_when_a_peer_fails() -> None:
     assert restarted_in_place(plan) == {"digits-1": "2"}
 
 
-def test_report_about_an_earlier_attempt_is_no_loss() -> None:
+def test_report_about_an_earlier_attempt_is_no_fault() -> None:
     job = active_job(attempt=2, formed=False)
     plan = plan_for(job, all_pods(job), statuses={0: failed_status(0, attempt=1)})
     assert plan.status.attempt == 2
 
 
-def test_failed_pod_of_an_earlier_attempt_is_no_loss() -> None:
+def test_failed_pod_of_an_earlier_attempt_is_no_fault() -> None:
     job = active_job(attempt=2, formed=False)
     plan = plan_for(job, [pod(job, 0), pod(job, 1, phase="Failed", attempt="1")])
     assert plan.status.attempt == 2
     assert recreated(plan) == ["digits-1"]
 
 
-# --- Root cause of several losses --------------------------------------------------------------
+# --- Root cause of several faults --------------------------------------------------------------
 
 
-def test_earliest_loss_is_the_root_cause() -> None:
+def test_earliest_fault_is_the_root_cause() -> None:
     job = active_job(nodes=3)
     statuses = {
         0: failed_status(0, at=after(-1).timestamp(), message="late"),
@@ -263,7 +261,7 @@ def test_lost_pod_is_the_root_cause_of_secondary_failures() -> None:
     [(None, False), (0.0, False), (1.9, False), (2.0, True), (60.0, True)],
     ids=["first look", "0 s", "1.9 s", "2 s", "60 s"],
 )
-def test_case_51_operator_waits_two_seconds_for_the_root_cause_whatever_the_clocks(
+def test_operator_waits_two_seconds_for_the_root_cause_whatever_the_clocks(
     seconds: float | None, acted: bool, skew: float
 ) -> None:
     """The clock of the failed pod's Kubernetes node may be an hour ahead or behind."""
@@ -277,7 +275,7 @@ def test_case_51_operator_waits_two_seconds_for_the_root_cause_whatever_the_cloc
         assert 0 < (plan.requeue_seconds or 0) <= 0.5
 
 
-def test_several_losses_of_one_attempt_cost_one_restart() -> None:
+def test_several_faults_of_one_attempt_cost_one_restart() -> None:
     job = active_job(nodes=3)
     statuses = {i: failed_status(i) for i in range(3)}
     plan = plan_for(job, all_pods(job), statuses=statuses)
@@ -349,7 +347,7 @@ def test_bad_input_is_never_retried(how: str) -> None:
     assert plan.status.condition(ConditionType.PODS_READY) is not None
 
 
-def test_bad_input_takes_precedence_over_an_earlier_loss() -> None:
+def test_bad_input_takes_precedence_over_an_earlier_fault() -> None:
     job = active_job()
     statuses = {
         0: failed_status(0, at=after(-9).timestamp()),
