@@ -46,10 +46,11 @@ run: $(READY) ## Train the sample on this machine: 2 nodes x 2 processes, handwr
 	@$(BIN)/ddpjob run manifests/samples/digits.yaml
 
 .PHONY: test
-test: check ## Run all that CI runs: checks, unit tests, a real API server, a real two-node cluster
+test: $(READY) ## Run all that CI runs: checks, unit tests, a real API server, a real two-node cluster
 	@if [ "$$(uname -s)" = Linux ] && [ "$$(id -u)" = 0 ]; then \
 	  exec $(BIN)/python -m tools.run_all; \
 	else \
+	  $(MAKE) check; \
 	  $(BIN)/pytest -m 'not api and not cluster and not sweep'; \
 	  echo "make test: the API and cluster tests did not run: they need Linux and root" >&2; exit 1; \
 	fi

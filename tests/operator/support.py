@@ -175,6 +175,12 @@ def last_failure(attempt: int = 1, **fields: Any) -> FailureStatus:
     return FailureStatus(**(given | fields))
 
 
+def failure(plan: Plan) -> FailureStatus:
+    """Return the failure that a plan writes."""
+    assert plan.status.last_failure is not None
+    return plan.status.last_failure
+
+
 def world(
     job: DDPJob,
     pods: Iterable[PodView] = (),

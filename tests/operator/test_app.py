@@ -55,14 +55,6 @@ class Process:
         return self.child.returncode, log.decode()
 
 
-@pytest.fixture
-async def api() -> AsyncIterator[FakeApi]:
-    found = FakeApi()
-    await found.start()
-    yield found
-    await found.stop()
-
-
 @contextlib.asynccontextmanager
 async def operator(api: FakeApi, folder: Path, **settings: str) -> AsyncIterator[Process]:
     with socket.socket() as free:

@@ -74,10 +74,11 @@ def test_fifty_steady_steps_need_no_host_sync(precision: str) -> None:
     updates = by_update(on_device(run.train_loader, run.learner.device))
     for step in range(5):
         train_step(run.learner, next(updates), step, 1.0)
-    torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("error")  # A synchronization raises.
     try:
         for step in range(5, 55):
             train_step(run.learner, next(updates), step, 1.0)
+        assert torch.cuda.get_sync_debug_mode() == 2
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -178,7 +178,7 @@ async def test_crd_upgrade_and_downgrade_restart_no_pod(
         await eventually(known, "the API server stores the new field")
         await job.report_progress(step=5)
         await eventually(
-            lambda: _shows_step(job, 5), "the operator updates progress with the newer CRD"
+            lambda: job.shows_step(5), "the operator updates progress with the newer CRD"
         )
     finally:
         await asyncio.to_thread(kubectl, "apply", "-f", str(CRD_FILE))
@@ -188,16 +188,10 @@ async def test_crd_upgrade_and_downgrade_restart_no_pod(
 
     await eventually(pruned, "the API server drops the field")
     await job.report_progress(step=6)
-    await eventually(
-        lambda: _shows_step(job, 6), "the operator updates progress with the older CRD"
-    )
+    await eventually(lambda: job.shows_step(6), "the operator updates progress with the older CRD")
     assert await job.uids() == before
     assert (await job.status())["attempt"] == 1
     assert operator.alive
-
-
-async def _shows_step(job: Job, step: int) -> bool:
-    return bool((await job.status()).get("progress", {}).get("step") == step)
 
 
 @pytest.mark.usefixtures("operator")

@@ -156,17 +156,13 @@ async def test_operator_makes_no_wrong_change_on_stale_reads(
             assert await job.uids() == before
             lag.close()
             await job.report_progress(step=7, attempt=2)
-            await eventually(lambda: _shows_step(job, 7), "the operator reads the current state")
+            await eventually(lambda: job.shows_step(7), "the operator reads the current state")
     assert await job.uids() == before
     assert await _in_attempt(job, 2)
 
 
 async def _in_attempt(job: Job, attempt: int) -> bool:
     return bool((await job.status()).get("attempt") == attempt)
-
-
-async def _shows_step(job: Job, step: int) -> bool:
-    return bool((await job.status()).get("progress", {}).get("step") == step)
 
 
 async def _writes(launcher: OperatorLauncher, namespace: str, since: float) -> bool:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.status import Cause, FailureStatus
+from ddp_operator.api.status import Cause
 from ddp_operator.reconcile.plan import Plan
 from ddp_operator.reconcile.world import PodView
 from ddp_wire.contract import AgentStatus, ExitCode
@@ -15,6 +15,7 @@ from tests.operator.support import (
     all_pods,
     ended,
     failed_status,
+    failure,
     plan_for,
     pod,
     reason,
@@ -22,11 +23,6 @@ from tests.operator.support import (
 )
 
 APPLICATION, INFRASTRUCTURE, FREE = Cause.APPLICATION, Cause.INFRASTRUCTURE, Cause.FREE
-
-
-def failure(plan: Plan) -> FailureStatus:
-    assert plan.status.last_failure is not None
-    return plan.status.last_failure
 
 
 def spent(plan: Plan) -> tuple[int, int, int]:

@@ -16,6 +16,7 @@ from tests.operator.support import (
     all_pods,
     ended,
     failed_status,
+    failure,
     last_failure,
     only,
     plan_for,
@@ -23,11 +24,6 @@ from tests.operator.support import (
     reason,
     summary,
 )
-
-
-def failure(plan: Plan) -> Any:
-    assert plan.status.last_failure is not None
-    return plan.status.last_failure
 
 
 def restarted_in_place(plan: Plan) -> dict[str, str]:

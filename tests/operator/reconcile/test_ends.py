@@ -143,11 +143,6 @@ def test_pods_of_a_completed_job_end_by_themselves() -> None:
     assert plan_for(job, [view_of(done)]).actions == ()
 
 
-def test_all_pods_of_a_running_job_stay() -> None:
-    job = active_job()
-    assert plan_for(job, all_pods(job)).actions == ()
-
-
 @pytest.mark.parametrize("succeeds", [True, False])
 def test_ended_job_has_the_condition_of_a_batch_job_and_an_active_one_has_none(
     succeeds: bool,

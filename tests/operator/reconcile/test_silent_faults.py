@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.status import Cause
-from ddp_operator.reconcile.plan import CreatePod, DeletePod, Plan
+from ddp_operator.reconcile.plan import CreatePod, DeletePod
 from ddp_wire.contract import AgentStatus, ExitCode, Timeline
 from tests.operator.support import (
     active_job,
@@ -14,15 +14,11 @@ from tests.operator.support import (
     all_pods,
     ended,
     failed_status,
+    failure,
     last_failure,
     plan_for,
     pod,
 )
-
-
-def failure(plan: Plan) -> Any:
-    assert plan.status.last_failure is not None
-    return plan.status.last_failure
 
 
 def test_silent_pod_is_the_root_cause_of_secondary_failures() -> None:

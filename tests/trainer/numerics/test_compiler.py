@@ -50,6 +50,8 @@ def test_missing_compiler_is_one_sentence(device: torch.device, sentence: str) -
 def test_compiler_that_is_installed_is_enough(
     programs: Path, device: torch.device, name: str
 ) -> None:
+    with pytest.raises(InputError, match=name):
+        check_compiler(device)
     add(programs / name)
     check_compiler(device)
 

@@ -106,8 +106,9 @@ def test_failing_volume_leaves_a_gap_only(tmp_path: Path, monkeypatch: pytest.Mo
     assert json.loads(lines(tmp_path)[-1])["time"] == 3.0
 
 
-def test_missing_directory_does_not_end_the_run(tmp_path: Path) -> None:
-    write(tmp_path / "none", ("start", 1.0))
+def test_missing_directory_is_created(tmp_path: Path) -> None:
+    write(tmp_path / "new", ("start", 1.0))
+    assert times(tmp_path / "new", "start") == [1.0]
 
 
 def test_hanging_volume_delays_the_end_of_a_run_only_briefly(
