@@ -20,7 +20,7 @@ from ddp_trainer import report
 from ddp_trainer.checkpoint import format as format_
 from ddp_trainer.checkpoint import volume
 from ddp_trainer.checkpoint.manager import CheckpointManager
-from ddp_trainer.checkpoint.snapshot import Snapshot
+from ddp_trainer.checkpoint.snapshot import Checkpoint
 from ddp_trainer.commands import main as main_
 from ddp_trainer.commands.main import main
 from ddp_trainer.config.settings import resolve
@@ -215,10 +215,10 @@ def train_with_held_commit(given: list[str]) -> int:
     folder, *arguments = given
     commit = CheckpointManager.save
 
-    def save(self: CheckpointManager, taken: Snapshot) -> CheckpointInfo | None:
+    def save(self: CheckpointManager, checkpoint: Checkpoint) -> CheckpointInfo | None:
         while not (Path(folder) / "go").exists():
             time.sleep(0.01)
-        return commit(self, taken)
+        return commit(self, checkpoint)
 
     CheckpointManager.save = save  # type: ignore[method-assign]
     return main(["train", "--task=sample_tasks:build", "--global_batch=10", *arguments])

@@ -25,7 +25,7 @@ from ddp_trainer.trackers.tensorboard import TensorBoard
 from ddp_trainer.trackers.trackers import STATE_FILE, Trackers
 from ddp_wire import files
 from ddp_wire.contract import HISTORY_FILE
-from tests.trainer.checkpoint.test_manager import chosen, own_state, saved, state
+from tests.trainer.checkpoint.test_manager import chosen, saved, whole
 from tests.trainer.planted import content, hangs, unprotected
 
 Act = Callable[[Path], object]
@@ -233,9 +233,7 @@ def test_link_in_place_of_a_pending_checkpoint_is_removed_and_not_its_target(
     saved_in.symlink_to(victim)
     manager = CheckpointManager(CheckpointConfig(directory=str(run)))
     manager.open(2, {})
-    taken = snapshot.take(*state(30))
-    taken.state = own_state(30)
-    assert manager.save(taken)
+    assert manager.save(whole(30))
     assert content(victim) == {"secret": b"not yours"}
     assert names_in(run) == [CheckpointName(30, 2)]
 
@@ -249,9 +247,7 @@ def test_retention_removes_a_link_and_not_its_target(tmp_path: Path) -> None:
     (run / "step-00000001.attempt-1.broken").symlink_to(victim)
     manager = CheckpointManager(CheckpointConfig(directory=str(run), keep=1))
     manager.open(2, {})
-    taken = snapshot.take(*state(30))
-    taken.state = own_state(30)
-    manager.save(taken)
+    manager.save(whole(30))
     assert content(victim) == {"secret": b"not yours"}
     assert names_in(run) == [CheckpointName(30, 2)]
 

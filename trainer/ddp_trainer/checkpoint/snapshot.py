@@ -11,13 +11,14 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.names import NamedTensors, plain_name
 from ddp_trainer.parallel.dtensor import laid_out_like
 from ddp_trainer.parallel.layout import is_moment
+from ddp_trainer.saved_state import SavedState
 
 Tensors = dict[str, Tensor]
 
 
 @dataclass(slots=True)
 class Snapshot:
-    """The state of a run after one update, as tensors and JSON."""
+    """The state of learner and task after one update, as tensors and JSON."""
 
     model: NamedTensors
     """Parameters and buffers by name. Tied weights appear once."""
@@ -35,8 +36,14 @@ class Snapshot:
     """Tensors of the task's own state."""
     task_rest: Any = None
     """JSON: the task's own state with references to these tensors; None without such state."""
-    state: dict[str, Any] = field(default_factory=dict)
-    """JSON: all other state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A whole checkpoint: the state of a run, and the snapshot after the same update."""
+
+    state: SavedState
+    snapshot: Snapshot
 
 
 def take(model: nn.Module, optimizer: torch.optim.Optimizer) -> Snapshot:

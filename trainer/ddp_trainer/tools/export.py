@@ -35,6 +35,7 @@ from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
 from ddp_trainer.data.loader import collate_of, fetch
 from ddp_trainer.data.prefetch import tensors_in
 from ddp_trainer.errors import InputError
+from ddp_trainer.saved_state import SavedState
 from ddp_trainer.task import Task, is_indexed
 
 RELATIVE, ABSOLUTE = 1e-3, 1e-4
@@ -208,7 +209,7 @@ def _write(traced: TracedModel, formats: Iterable[str], folder: Path) -> ExportR
 
 def checkpoint_metadata(checkpoint: Path) -> dict[str, Any]:
     """Return the checkpoint's path, task, settings and position as metadata."""
-    state = read_json(checkpoint / STATE)
+    state = SavedState.model_validate(read_json(checkpoint / STATE)).document()
     kept = {key: state[key] for key in ("task", "config", "step", "epoch", "samples")}
     return {"checkpoint": str(checkpoint), **kept}
 
