@@ -18,7 +18,7 @@ from ddp_trainer.checkpoint.format import names_in
 from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import FencedError
-from tests.trainer.checkpoint.test_manager import own_state
+from tests.trainer.checkpoint.test_manager import whole
 from tests.trainer.rank_processes import Launcher
 
 
@@ -35,9 +35,7 @@ class Writer:
         self.model, self.optimizer = model, torch.optim.SGD(model.parameters(), lr=0.1)
 
     def save(self, step: int) -> None:
-        taken = snapshot.take(self.model, self.optimizer)
-        taken.state = own_state(step)
-        self.manager.save(taken)
+        self.manager.save(whole(step, snapshot.take(self.model, self.optimizer)))
 
     def disable_fence(self) -> None:
         """Simulate that each check happens just before another attempt opens the directory."""

@@ -28,7 +28,7 @@ from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import InputError, ReportedError, VolumeError, reported_error
 from ddp_wire.contract import ExitCode
 from ddp_wire.files import replace_file
-from tests.trainer.checkpoint.test_manager import own_state, saved, state
+from tests.trainer.checkpoint.test_manager import saved, state, whole
 
 CPU = torch.device("cpu")
 
@@ -150,7 +150,7 @@ def test_read_error_after_the_check_is_the_volumes(
     checkpoints.open(2, {})
     monkeypatch.setattr(stream, "safe_open", Fault(safe_open, errno.EIO, times))
     if times == 2:
-        assert checkpoints.receive(CPU).state["step"] == 3
+        assert checkpoints.receive(CPU).state.step == 3
         assert sleep.seconds == [0.5, 1.0]
     else:
         with pytest.raises(VolumeError, match=r"cannot read .*step-00000003.*output error"):
@@ -164,7 +164,7 @@ def test_read_error_of_a_tensor_is_the_volumes(
     saved(tmp_path, 3)
     checkpoints, sleep = new_manager(tmp_path)
     checkpoints.open(2, {})
-    tensors = checkpoints.receive(CPU).model
+    tensors = checkpoints.receive(CPU).snapshot.model
     monkeypatch.setattr(stream, "safe_open", Fault(safe_open, errno.EIO, times))
     if times == 2:
         weights = dict(state(3)[0].named_parameters())
@@ -317,8 +317,7 @@ def test_start_over_keeps_the_old_checkpoints_from_retention(tmp_path: Path) -> 
     )
     for step in (5, 15, 25):
         taken = load.receive(tmp_path / "set-aside-2" / "step-00000020.attempt-1", CPU)
-        taken.state = own_state(step)
-        checkpoints.save(taken)
+        checkpoints.save(whole(step, taken.snapshot))
     assert listing(tmp_path) == ["step-00000025.attempt-2"]
     assert listing(tmp_path / "set-aside-2") == [
         "step-00000010.attempt-1.broken",

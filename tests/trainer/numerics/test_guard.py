@@ -11,6 +11,7 @@ from ddp_trainer.config import NonFiniteConfig
 from ddp_trainer.numerics.guard import NonFiniteError, NonFiniteTracker
 from ddp_trainer.run.exchange import exchange_requests
 from ddp_trainer.run.saving import save
+from ddp_trainer.saved_state import NonFiniteCounts
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import opened, trained
 
@@ -135,12 +136,12 @@ def test_there_must_be_something_to_roll_back_to(launcher: Launcher, tmp_path: P
 
 
 def test_patience_counts_updates_in_a_row() -> None:
-    tracker = NonFiniteTracker(NonFiniteConfig(patience=20), "skip", {})
+    tracker = NonFiniteTracker(NonFiniteConfig(patience=20), "skip", NonFiniteCounts())
     assert tracker.assess(10, 0, 10) is None
     assert tracker.assess(20, 10, 10)
     assert tracker.assess(30, 9, 10)
     assert tracker.assess(40, 10, 10)
     with pytest.raises(NonFiniteError, match="20 in a row"):
         tracker.assess(50, 10, 10)
-    again = NonFiniteTracker(NonFiniteConfig(), "skip", {"nonfinite": tracker.state()})
+    again = NonFiniteTracker(NonFiniteConfig(), "skip", tracker.counts())
     assert again.updates == 39

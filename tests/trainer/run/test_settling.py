@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp_trainer.checkpoint.snapshot import Snapshot
+from ddp_trainer.checkpoint.snapshot import Checkpoint
 from ddp_trainer.run import settling
 from ddp_trainer.run.saving import save
 from ddp_trainer.train import close, loop
@@ -63,7 +63,7 @@ def test_rollback_has_the_limit_of_a_save(tmp_path: Path, monkeypatch: pytest.Mo
         entered.append(activity)
         enter(activity)
 
-    def receiving(device: torch.device) -> Snapshot:
+    def receiving(device: torch.device) -> Checkpoint:
         restored.append(entered[-1])
         return receive(device)
 

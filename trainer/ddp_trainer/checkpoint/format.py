@@ -9,7 +9,7 @@
         buffers.safetensors     buffers of each rank as <rank>/<name>; optional
         task.json               the task's own state (see `checkpoint.tree`); optional
         task.safetensors        the tensors in it; optional
-        state.json              position, loss scaling, configuration, versions
+        state.json              position, loss scaling, configuration (see `saved_state`)
         MANIFEST.json           size and CRC32 of each of these files; written last
     step-00000100.attempt-1.broken/     a damaged checkpoint
     set-aside-1/                        the checkpoints of a run that started over
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_trainer.errors import InputError
+from ddp_trainer.saved_state import LARGEST_NUMBER
 from ddp_wire.files import PlantedFileError, open_to_read, read_file
 
 FORMAT = 1
@@ -55,8 +56,6 @@ _NAME = re.compile(r"step-(\d{8,})\.attempt-(\d+)(\.tmp|\.broken)?")
 _FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
 """Names of files that a manifest may list: no path leads out of the checkpoint."""
 _CHUNK = 1 << 22
-LARGEST_NUMBER = 1 << 53
-"""Largest step and attempt. JSON readers keep larger integers only approximately."""
 _SHOWN = 40
 """Most characters of an unknown format number in a message."""
 LARGEST_MANIFEST = 1 << 20

@@ -1,7 +1,14 @@
-"""Loaders: they turn portions into micro-batches, in this process or in worker processes."""
+"""Loaders: they turn portions into micro-batches, in this process or in worker processes.
+
+A sampler decides which samples each micro-batch of a rank has, and with which seed they are
+prepared: a portion (`data.sampler`). The loader only reads the portions in their order. So neither
+the number of workers nor their speed changes a batch, and a run that resumes with other workers
+gets the same data. An error in a worker travels as an `Unreadable`, which names the sample, and the
+rank raises it.
+"""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -23,6 +30,7 @@ from ddp_trainer.data.stream import MicroBatchStream, StreamSampler, evaluation_
 from ddp_trainer.data.unreadable import Readable, Unreadable
 from ddp_trainer.data.worker import end_with_rank
 from ddp_trainer.errors import InputError, ReportedError
+from ddp_trainer.saved_state import SavedState
 from ddp_trainer.seeds import seed_all
 from ddp_trainer.task import HasCollate, Indexed, Task, is_indexed
 
@@ -62,28 +70,26 @@ class InProcessLoader:
         return map(self.dataset.__getitem__, self.portions)
 
 
-def make_sampler(task: Task, config: RunConfig, state: Mapping[str, Any] | None = None) -> Sampler:
+def make_sampler(task: Task, config: RunConfig, saved: SavedState | None = None) -> Sampler:
     """Create the sampler for the task's training data.
 
     Args:
         task: Provides the data.
         config: The resolved config.
-        state: State of the checkpoint from which the run resumes, if any.
+        saved: State of the checkpoint from which the run resumes, if any.
 
     Raises:
         InputError: If the settings do not fit data without a length, or the size of the data.
     """
     data = task.train_data
     if is_indexed(data):
-        # Checkpoints of older releases do not state a version.
-        order_version = ORDER_VERSION if state is None else state.get("order_version", 1)
         return GlobalSampler(
             len(data),
             config.global_batch,
             config.seed,
             shuffle=config.data.shuffle,
             drop_last=config.data.drop_last,
-            order_version=order_version,
+            order_version=saved.order_version if saved else ORDER_VERSION,
         )
     if config.data.drop_last:
         raise InputError('config: "data.drop_last" has no effect, because train_data has no length')

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ddp_trainer.checkpoint.snapshot import Snapshot
+from ddp_trainer.checkpoint.snapshot import Checkpoint
 from ddp_trainer.config import RunConfig
 from ddp_trainer.data.auto_workers import WorkerChoice, choose_workers
 from ddp_trainer.data.budget import divide_cpus, spare_cpus
@@ -21,6 +21,7 @@ from ddp_trainer.data.stream import StreamSampler
 from ddp_trainer.errors import InputError
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.run.parts import BuiltTask, Group
+from ddp_trainer.saved_state import SavedState
 from ddp_wire.machine import cpu_count
 
 
@@ -58,7 +59,7 @@ class RunData:
         return self.loaders.first(self.sampler, self.rank_slice, self.position.samples)
 
 
-def prepare_data(built: BuiltTask, saved: Snapshot | None, ranks: Ranks, group: Group) -> RunData:
+def prepare_data(built: BuiltTask, saved: Checkpoint | None, ranks: Ranks, group: Group) -> RunData:
     """Prepare this rank's data from the position of the checkpoint on.
 
     Args:
@@ -72,7 +73,7 @@ def prepare_data(built: BuiltTask, saved: Snapshot | None, ranks: Ranks, group: 
     """
     config = built.config
     sampler = make_sampler(built.task, config, saved.state if saved else None)
-    position = _position(saved, sampler) if saved else Position()
+    position = _position(saved.state, sampler) if saved else Position()
     total_steps = _total_steps(sampler, position, config)
     rank_slice = RankSlice(ranks.rank, ranks.world_size, group.split.micro_batch)
     requested = config.data.workers
@@ -99,24 +100,23 @@ def _with_chosen_workers(data: RunData, ranks: Ranks) -> RunData:
     return replace(data, loaders=loaders, choice=choice)
 
 
-def _position(saved: Snapshot, sampler: Sampler) -> Position:
+def _position(saved: SavedState, sampler: Sampler) -> Position:
     """Return the position of a checkpoint.
 
     Raises:
         InputError: If the position is not valid for this data or this order of samples.
     """
-    state = saved.state
-    if state["data_size"] != sampler.size:
+    if saved.data_size != sampler.size:
         raise InputError(
-            f"checkpoint: it was written with {state['data_size']} training samples, now there are"
+            f"checkpoint: it was written with {saved.data_size} training samples, now there are"
             f" {sampler.size}; a resumed run needs the same number of samples to keep its position"
         )
-    if state["config"]["seed"] != sampler.seed:
+    if saved.config.seed != sampler.seed:
         raise InputError(
-            f"config: seed must stay {state['config']['seed']} in a resumed run, because the order"
+            f"config: seed must stay {saved.config.seed} in a resumed run, because the order"
             f" of the samples depends on it; it is now {sampler.seed}"
         )
-    return Position(state["step"], state["samples"], state["seconds"])
+    return Position(saved.step, saved.samples, saved.seconds)
 
 
 def _total_steps(sampler: Sampler, position: Position, config: RunConfig) -> int:

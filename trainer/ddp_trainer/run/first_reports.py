@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from ddp_trainer.checkpoint.initial import WeightMatch
-from ddp_trainer.checkpoint.snapshot import Snapshot
+from ddp_trainer.checkpoint.snapshot import Checkpoint
 from ddp_trainer.data.auto_workers import WorkerChoice
 from ddp_trainer.data.budget import CpuBudget
 from ddp_trainer.learner import Learner, footprint
@@ -77,9 +77,9 @@ def _report_warnings(
         run.report.warn(sentence)
 
 
-def _changes(built: BuiltTask, learner: Learner, saved: Snapshot | None) -> list[str]:
+def _changes(built: BuiltTask, learner: Learner, saved: Checkpoint | None) -> list[str]:
     """Return a sentence for each change since the checkpoint, if any."""
-    changed = built.fingerprints.warnings(saved.state if saved else {})
+    changed = built.fingerprints.warnings(saved.state) if saved else []
     return [*changed, *unused_state(learner, built.task, saved)]
 
 

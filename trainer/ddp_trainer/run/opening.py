@@ -20,7 +20,7 @@ import torch
 
 from ddp_trainer.checkpoint.initial import WeightMatch, load_initial
 from ddp_trainer.checkpoint.manager import CheckpointManager
-from ddp_trainer.checkpoint.snapshot import Snapshot
+from ddp_trainer.checkpoint.snapshot import Checkpoint
 from ddp_trainer.config import RunConfig
 from ddp_trainer.data.fingerprint import fingerprint
 from ddp_trainer.data.prefetch import to_device
@@ -34,7 +34,7 @@ from ddp_trainer.observe.starvation import DataWaitMonitor
 from ddp_trainer.observe.stragglers import StragglerMonitor
 from ddp_trainer.observe.trace import Trace
 from ddp_trainer.observe.work import make_work_meter
-from ddp_trainer.ranks import process_group, timeouts
+from ddp_trainer.ranks import flight_recorder, process_group
 from ddp_trainer.ranks.agreement import Agreement
 from ddp_trainer.ranks.collectives import on_first_rank
 from ddp_trainer.ranks.environment import Ranks
@@ -49,6 +49,7 @@ from ddp_trainer.run.reporting import make_reporter
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.source import Fingerprints, source_fingerprint
 from ddp_trainer.run.state import restore, task_state
+from ddp_trainer.saved_state import NonFiniteCounts
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import Task
 from ddp_wire.activity import Activity
@@ -114,11 +115,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
         position=data.position,
         total_steps=steps,
         reported_step=data.position.step,
-        nonfinite=NonFiniteTracker(
-            built.config.nonfinite,
-            learner.guard.policy,
-            resume.saved.state if resume.saved else {},
-        ),
+        nonfinite=_nonfinite_tracker(built.config, learner, resume.saved),
         stragglers=StragglerMonitor(divided(built.config.global_batch, ranks.world_size)),
         data_wait_monitor=DataWaitMonitor(report.times.data_wait, ranks.rank, ranks.world_size),
     )
@@ -131,7 +128,7 @@ def _join(config: RunConfig, ranks: Ranks) -> Group:
     device = process_group.choose_device(config.device, ranks)
     set_arithmetic(with_precision(config, device))
     split = config.batch_split(ranks.world_size)
-    timeouts.configure(config, os.environ, nccl=device.type == "cuda")
+    flight_recorder.configure(config, os.environ, nccl=device.type == "cuda")
     route = process_group.join(ranks, device, config.parallel.first_timeout)
     return Group(device, split, route)
 
@@ -173,7 +170,7 @@ def _volume_timeout(config: RunConfig) -> AbstractContextManager[None]:
 
 
 def _load_initial(
-    built: BuiltTask, saved: Snapshot | None, device: torch.device
+    built: BuiltTask, saved: Checkpoint | None, device: torch.device
 ) -> WeightMatch | None:
     """Load the weights of `init_from`, unless the run resumes from a checkpoint."""
     config = built.config
@@ -183,7 +180,7 @@ def _load_initial(
 
 
 def _learner(
-    built: BuiltTask, saved: Snapshot | None, data: RunData, ranks: Ranks, device: torch.device
+    built: BuiltTask, saved: Checkpoint | None, data: RunData, ranks: Ranks, device: torch.device
 ) -> Learner:
     """Build the learner, restore it from the checkpoint, and rehearse if necessary."""
     config, step = built.config, data.position.step
@@ -208,6 +205,13 @@ def _trace(
     # Rank 0 polls this directory for profile requests.
     directory = config.checkpoint.directory if ranks.is_first else None
     return Trace(Path(directory) if directory else None, phases, entered)
+
+
+def _nonfinite_tracker(
+    config: RunConfig, learner: Learner, saved: Checkpoint | None
+) -> NonFiniteTracker:
+    counts = saved.state.nonfinite if saved else NonFiniteCounts()
+    return NonFiniteTracker(config.nonfinite, learner.guard.policy, counts)
 
 
 def _agreement(position: Position, config: RunConfig, ranks: Ranks) -> Agreement:

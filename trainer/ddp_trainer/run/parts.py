@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ddp_trainer.checkpoint.manager import CheckpointManager
-from ddp_trainer.checkpoint.snapshot import Snapshot
+from ddp_trainer.checkpoint.snapshot import Checkpoint
 from ddp_trainer.config import BatchSplit, RunConfig
 from ddp_trainer.ranks.process_group import Route
 from ddp_trainer.ranks.topology import Location
@@ -46,9 +46,9 @@ class BuiltTask:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The opened checkpoints, and the snapshot to resume from."""
+    """The opened checkpoints, and the one to resume from."""
 
     checkpoints: CheckpointManager
     opened: dict[str, Any]
     """Result of `CheckpointManager.open`."""
-    saved: Snapshot | None
+    saved: Checkpoint | None

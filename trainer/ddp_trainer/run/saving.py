@@ -15,12 +15,10 @@ which makes all ranks fail alike. They may wait longer there than for a collecti
 import platform
 import time
 from contextlib import AbstractContextManager
-from dataclasses import asdict
-from typing import Any
 
 import torch
 
-from ddp_trainer.checkpoint.snapshot import Snapshot
+from ddp_trainer.checkpoint.snapshot import Checkpoint, Snapshot
 from ddp_trainer.checkpoint.volume import volume_error
 from ddp_trainer.errors import ReportedError
 from ddp_trainer.numerics.guard import NonFiniteError
@@ -28,7 +26,8 @@ from ddp_trainer.ranks import process_group
 from ddp_trainer.ranks.collectives import errors_of_first_rank, on_first_rank, sum_over_ranks
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.settling import settle
-from ddp_trainer.run.state import gather, learner_state, restore
+from ddp_trainer.run.state import gather, restore
+from ddp_trainer.saved_state import SavedConfig, SavedState
 from ddp_wire.activity import Activity
 
 
@@ -70,9 +69,8 @@ def _commit(run: Run, taken: Snapshot, start: float, *, required: bool) -> None:
         start: Value of `time.monotonic()` at the start of the save.
         required: As for `save`.
     """
-    taken.state = _state(run)
     try:
-        saved = run.checkpoints.save(taken)
+        saved = run.checkpoints.save(Checkpoint(state_of(run), taken))
     except OSError as error:
         sentence = (
             f"checkpoint of step {run.position.step} was not saved to"
@@ -135,21 +133,27 @@ def _weights_broken(run: Run, *, required: bool) -> bool:
     return True
 
 
-def _state(run: Run) -> dict[str, Any]:
-    return {
-        "step": run.position.step,
-        "samples": run.position.samples,
-        "seconds": run.seconds(),
-        "epoch": run.epoch,
-        "data_size": run.sampler.size,
-        "order_version": run.sampler.order_version,
-        "total_steps": run.total_steps,
-        "world_size": run.ranks.world_size,
-        "attempt": run.attempt,
-        **learner_state(run.learner),
-        "nonfinite": run.nonfinite.state(),
-        "task": run.task_path,
-        **asdict(run.fingerprints),
-        "config": run.config.model_dump(mode="json"),
-        "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
-    }
+def state_of(run: Run) -> SavedState:
+    """Return the state of a run between two updates, as a checkpoint holds it."""
+    learner = run.learner
+    return SavedState(
+        step=run.position.step,
+        samples=run.position.samples,
+        seconds=run.seconds(),
+        epoch=run.epoch,
+        data_size=run.sampler.size,
+        order_version=run.sampler.order_version,
+        total_steps=run.total_steps,
+        world_size=run.ranks.world_size,
+        attempt=run.attempt,
+        scaler=learner.scaler.state_dict(),
+        compression_on=learner.compression is None or learner.compression.switched_on,
+        optimizer=type(learner.optimizer).__name__,
+        live_buffers=learner.buffers.names if learner.buffers else None,
+        nonfinite=run.nonfinite.counts(),
+        task=run.task_path,
+        source=run.fingerprints.source,
+        data=run.fingerprints.data,
+        config=SavedConfig.model_validate(run.config.model_dump(mode="json")),
+        versions={"python": platform.python_version(), "torch": str(torch.__version__)},
+    )

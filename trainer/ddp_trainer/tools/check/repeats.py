@@ -1,14 +1,14 @@
 """Read samples twice with the same seeds: training must be able to repeat them."""
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from ddp_trainer.data.fingerprint import encode
 from ddp_trainer.data.loader import fetch
 from ddp_trainer.errors import InputError
 from ddp_trainer.seeds import derive_seed, seed_all
 from ddp_trainer.task import Data, is_indexed
+from ddp_trainer.tools.check.reading import first_samples, is_read_once
 
 READ_TWICE = 16
 """Samples that are read twice, evenly spread over indexed data, or the first ones of a stream."""
@@ -63,18 +63,6 @@ def random_sample(data: Data, name: str) -> str | None:
         if one != other:
             return place
     return None
-
-
-def is_read_once(data: Data) -> bool:
-    """Return whether the data are an iterator, such as a generator, that has one pass only."""
-    return not is_indexed(data) and iter(cast("Iterable[Any]", data)) is data
-
-
-def first_samples(data: Iterable[Any], count: int) -> list[Any]:
-    """Return the first samples of the first pass over data without an index."""
-    if set_epoch := getattr(data, "set_epoch", None):
-        set_epoch(0)
-    return list(islice(data, count))
 
 
 def _readers(data: Data, name: str) -> Iterator[tuple[str, Callable[[int], Any]]]:
