@@ -60,7 +60,7 @@ def progress(step: int, total: int | None = None, **metrics: Any) -> None:
             and `epoch` have their own fields. Values of earlier calls stay.
 
     Raises:
-        TypeError: If `step` or `total` is no integer.
+        TypeError: If `step` or `total` is not an integer.
         ValueError: If `step` or `total` is negative or above 2**53.
     """
     step = _whole("step", step)
@@ -80,7 +80,7 @@ def checkpoint(path: str | os.PathLike[str], step: int) -> None:
         step: Updates done when it was saved.
 
     Raises:
-        TypeError: If `step` is no integer.
+        TypeError: If `step` is not an integer.
         ValueError: If `step` is negative or above 2**53.
     """
     step = _whole("step", step)

@@ -56,7 +56,7 @@ AGENT_PORT = 8470
 """Port of the agent's HTTP endpoints /healthz, /readyz, /metrics, /status and /attempt."""
 BARRIER_PORT = 8471
 """Port of node 0's agent. The other nodes' agents connect before each attempt starts, and when
-nobody reads their new status."""
+their new status stays unread."""
 LONGEST_WAIT_SECONDS = 30.0
 """Maximum time, in seconds, that the agent holds a long poll of `/status` open."""
 RENDEZVOUS_PORT_BASE = 29400

@@ -42,7 +42,7 @@ class Defaults:
     user: int | None = 1000
     """User and group id of the worker process, or None if the cluster assigns them."""
     shared_memory: str | None = None
-    """Size limit of /dev/shm, a Kubernetes quantity, or None for that of the pod's memory."""
+    """Size limit of /dev/shm, a Kubernetes quantity. None limits it by the pod's memory only."""
     agent_clients: tuple[PolicyPeer, ...] | None = None
     """Peers that the NetworkPolicy of a job lets connect to its agents. None for no policy."""
     pod_template: PodTemplatePolicy = PodTemplatePolicy.SCHEDULING
@@ -154,7 +154,7 @@ def _restricted(container: dict[str, Any]) -> dict[str, Any]:
 def with_secrets(pod: dict[str, Any], secret: str, job_secret: str) -> dict[str, Any]:
     """Return the pod with the secrets with which its agent signs messages.
 
-    They are nowhere but in the specs of pods. Who may not read the pods does not learn them.
+    Only the specs of pods contain them, so only a user who may read the pods can know them.
 
     Args:
         pod: Manifest of the pod.

@@ -1,4 +1,4 @@
-"""Create the children of a job, and restore those that somebody has changed."""
+"""Create the children of a job, and restore those that another writer has changed."""
 
 import asyncio
 import random
@@ -91,7 +91,7 @@ async def _adopt(call: Call, manifest: Manifest, on_restored: Callable[[str], No
     lost = lost_fields(existing, manifest)
     if not lost:
         return keep_used_fields(kind, existing)
-    # Somebody removed a label or selector by which the child is found, or a rule.
+    # Another writer removed a label or selector by which the child is found, or a rule.
     lost.setdefault("metadata", {})["uid"] = existing["metadata"]["uid"]
     restored = await call("PATCH", path, body=lost)
     on_restored(other_writer(existing, lost))

@@ -59,10 +59,10 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
             actions += _ensure_living(world, pod, recreate=pod.name in replaced)
             continue
         if pod is None and index in world.succeeded:
-            continue  # Its result is recorded, so somebody may have deleted it.
+            continue  # Its result is recorded, so its pod may be gone.
         if pod is not None and not pod.held:
             actions.append(_delete(pod, by_force=not pod.lingers))
-        # Two pods of one node must never run at once, whatever their names.
+        # Two pods of one node must never run at once, even under different names.
         occupied = pod is not None and (pod.lingers or bool(pod.finalizers))
         may_create = names.pod_name(job, index) not in waits
         if may_create and not occupied and not world.has_other_pod(index):

@@ -52,7 +52,7 @@ def _timelines(world: World, attempt: int) -> list[Timeline]:
 
 
 def _completed(recovery: RecoveryStatus, timelines: Sequence[Timeline]) -> RecoveryStatus:
-    """Return the trace with each part ended when the last node has finished it and all before."""
+    """Return the trace. A part ends when the last node has finished it and all earlier parts."""
     fault = recovery.time.timestamp()
     noticed = [t.noticed for t in timelines if t.noticed is not None]
     times: dict[str, int] = {}

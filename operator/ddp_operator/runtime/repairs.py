@@ -54,7 +54,7 @@ class Repairs:
             return None
         text = (
             f"{writer} changes the {kind} {name} again each time the operator restores it; the"
-            f" operator goes on to restore it, at last once per {_LONGEST_PAUSE.seconds // 60} min"
+            f" operator continues to restore it, later once per {_LONGEST_PAUSE.seconds // 60} min"
         )
         return Event(EventType.WARNING, "ChildOverwritten", text)
 

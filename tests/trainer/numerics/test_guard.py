@@ -138,7 +138,7 @@ def test_patience_counts_updates_in_a_row() -> None:
     assert tracker.assess(20, 10, 10)
     assert tracker.assess(30, 9, 10)
     assert tracker.assess(40, 10, 10)
-    with pytest.raises(NonFiniteError, match="20 in a row"):
+    with pytest.raises(NonFiniteError, match="20 updates in a row"):
         tracker.assess(50, 10, 10)
     again = NonFiniteTracker(NonFiniteConfig(), "skip", {"nonfinite": tracker.state()})
     assert again.updates == 39

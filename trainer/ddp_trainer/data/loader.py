@@ -86,7 +86,9 @@ def make_sampler(task: Task, config: RunConfig, state: Mapping[str, Any] | None 
             order_version=order_version,
         )
     if config.data.drop_last:
-        raise InputError('config: "data.drop_last" has no effect, because train_data has no length')
+        raise InputError(
+            'config: "data.drop_last" must not be set, because train_data has no length'
+        )
     if config.max_steps is None:
         raise InputError('config: "max_steps" must be stated, because train_data has no length')
     if config.epochs is not None:

@@ -45,7 +45,7 @@ class VerificationPlan:
     strategies: tuple[StrategyName, ...]
 
     def cases(self) -> list["Case"]:
-        """Return all cases. Only ddp accumulates, too: the other strategies do it alike."""
+        """Return all cases. Only ddp has some with accumulation: all strategies do it alike."""
         kinds = [(name, count) for name in self.strategies for count in _accumulations(name)]
         several = [Case(world, name, count) for world in self.ranks for name, count in kinds]
         return [Case(1, accumulation=ACCUMULATION), *several]
@@ -158,8 +158,7 @@ def verify(
 
     A case whose difference in fp32 is too large is repeated in fp64. In fp32 the last bit can
     decide on which side of a kink (of a ReLU or a maximum) a sample falls. After that, two correct
-    computations diverge. In fp64 this is a billion times less likely, but a real fault
-    remains.
+    computations diverge. In fp64 this is a billion times less likely, but a real error remains.
 
     Args:
         task: Import path `package.module:function`.

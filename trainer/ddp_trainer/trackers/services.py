@@ -40,7 +40,7 @@ class Mlflow:
         self._mlflow.log_metrics(allowed, step=step)
 
     def close(self, *, complete: bool) -> None:
-        """End the run. A stopped run is killed until another attempt continues it."""
+        """End the run. A stopped run has the status KILLED until another attempt continues it."""
         self._mlflow.end_run(status="FINISHED" if complete else "KILLED")
 
     def _log_config(self, config: Mapping[str, Any]) -> None:

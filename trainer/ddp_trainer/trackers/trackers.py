@@ -1,4 +1,4 @@
-"""All trackers of a run: one tracked run over all attempts, without a step twice.
+"""All trackers of a run: one tracked run over all attempts, which logs no step twice.
 
 A thread calls the trackers, so that a slow or absent server cannot delay the training.
 """
