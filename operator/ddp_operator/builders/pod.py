@@ -1,4 +1,14 @@
-"""Build the worker pod."""
+"""Build the worker pod.
+
+The pod is built in three steps. The first one derives a complete pod from the job's spec and the
+defaults of the installation. The second one merges the podTemplate of the job into it. The third
+one restores what the overlay must not change: the labels and annotations by which the operator
+finds its pods, the command and variables of the agent, and restricted security contexts. Without a
+podTemplate only the first step is needed.
+
+The result depends on the job, the node's index and the attempt alone. Secrets are added when the
+pod is created (`with_secrets`), so that a plan does not contain them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

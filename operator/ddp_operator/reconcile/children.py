@@ -1,4 +1,16 @@
-"""Create, replace and delete children until they match the current attempt."""
+"""Create, replace and delete children until they match the current attempt.
+
+Each reconcile compares the children with the status and returns the actions that are still
+missing, so an interrupted plan needs no undo. Each node of the job has one pod with a fixed name:
+
+- A living pod of an earlier attempt gets the new attempt number, and its agent restarts the ranks
+  in place. It is deleted instead if its spec has changed or the escalation asks for a new pod.
+- A pod that ended in an earlier attempt is deleted. Its successor is created at once, unless
+  something still runs in the old pod or a finalizer keeps its name.
+- A pod that ended in the current attempt stays, because it is a result.
+
+Two pods of one node never run at once, because both would join the rendezvous as that node.
+"""
 
 from dataclasses import replace
 

@@ -1,8 +1,15 @@
 """Name the rank for which all others wait, from what the agents report of a hung attempt.
 
-Two independent witnesses speak: torch's record of the collectives (which ranks are not in the
-collective that the others wait in), and the stacks (which ranks wait for nobody). The sentence says
-where they disagree.
+When one rank stops in a collective, all ranks stop, so a lack of progress alone names no culprit.
+Each agent reports the ranks of its node that make no progress. The operator decides once all nodes
+have reported, or `GATHER_WAIT` has passed. It compares two independent witnesses:
+
+- torch's record of the collectives: which ranks are not in the collective in which the others wait.
+- the stacks: which ranks wait for no other rank, or are blocked by the kernel.
+
+The message names a rank and its witnesses, and says where they disagree. The attempt ends only if
+that rank exceeds the limit of its own activity, for example loading data. Until then the status
+shows it as a suspect, because it may only be slow.
 """
 
 from collections import Counter
