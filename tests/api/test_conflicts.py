@@ -20,7 +20,7 @@ pytestmark = pytest.mark.api
 CONFLICTS = 4
 
 
-async def test_case_07_operator_retries_conflicting_status_writes_and_loses_nothing(
+async def test_operator_retries_conflicting_status_writes_and_loses_nothing(
     environment: OperatorEnvironment, namespace: str
 ) -> None:
     """Let another client change the job before each of the operator's first status writes."""
@@ -59,7 +59,7 @@ async def test_case_07_operator_retries_conflicting_status_writes_and_loses_noth
 
 
 @pytest.mark.parametrize("resource", ["services", "networkpolicies", "pods"])
-async def test_case_08_operator_reports_a_taken_name_and_leaves_the_other_object_alone(
+async def test_operator_reports_a_taken_name_and_leaves_the_other_object_alone(
     environment: OperatorEnvironment, namespace: str, resource: str
 ) -> None:
     simulated = SimulatedJob(environment, namespace)

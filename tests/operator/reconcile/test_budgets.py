@@ -132,7 +132,7 @@ def test_disruption_of_a_pod_decides_the_cause(
     ],
     ids=["ready", "ranks stopped", "request still waits", "lost", "not ready", "ended"],
 )
-def test_case_128_taint_on_a_node_that_works_is_free_like_a_drain(
+def test_taint_on_a_node_that_works_is_free_like_a_drain(
     fields: dict[str, Any], report: AgentStatus | None, silent: bool, free: bool
 ) -> None:
     """Kubernetes deletes the pods of an unreachable node for the same reason."""

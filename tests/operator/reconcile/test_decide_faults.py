@@ -124,9 +124,7 @@ def test_pod_lost_after_all_ranks_joined_ends_the_attempt() -> None:
 
 @pytest.mark.parametrize("milestone", ["launched", "joined"])
 @pytest.mark.parametrize("gone", [True, False])
-def test_case_18_pod_lost_before_every_pod_was_ready_ends_the_attempt(
-    gone: bool, milestone: str
-) -> None:
+def test_pod_lost_before_every_pod_was_ready_ends_the_attempt(gone: bool, milestone: str) -> None:
     """A peer has started torchrun or its ranks have joined, so the lost pod had started too."""
     job = active_job(formed=False)
     lost = [] if gone else [pod(job, 1, deleting=True)]
@@ -263,7 +261,7 @@ def test_lost_pod_is_the_root_cause_of_secondary_failures() -> None:
     [(None, False), (0.0, False), (1.9, False), (2.0, True), (60.0, True)],
     ids=["first look", "0 s", "1.9 s", "2 s", "60 s"],
 )
-def test_case_51_operator_waits_two_seconds_for_the_root_cause_whatever_the_clocks(
+def test_operator_waits_two_seconds_for_the_root_cause_whatever_the_clocks(
     seconds: float | None, acted: bool, skew: float
 ) -> None:
     """The clock of the failed pod's Kubernetes node may be an hour ahead or behind."""

@@ -58,7 +58,7 @@ def lost_peer(index: int, timeline: Timeline, **failure: Any) -> AgentStatus:
 
 @pytest.mark.parametrize("attempt", [1, 0], ids=["waits", "has no order yet"])
 @pytest.mark.parametrize("replaced", [0, 1])
-def test_case_200_pod_that_was_replaced_after_the_start_is_an_infrastructure_fault(
+def test_pod_that_was_replaced_after_the_start_is_an_infrastructure_fault(
     replaced: int, attempt: int
 ) -> None:
     """Its successor's agent answers, but no rank starts before torchrun runs on all nodes."""
@@ -78,7 +78,7 @@ def test_case_200_pod_that_was_replaced_after_the_start_is_an_infrastructure_fau
     assert (plan.status.restarts, plan.status.infrastructure_restarts) == (0, 1)
 
 
-def test_case_200_agent_of_node_0_names_the_replaced_pod() -> None:
+def test_agent_of_node_0_names_the_replaced_pod() -> None:
     """The pod vanished before the rendezvous was complete. No timeline shows it."""
     job = active_job(nodes=3, formed=False)
     statuses = {
@@ -205,7 +205,7 @@ def test_stop_is_requested_when_all_pods_take_part(peer: str) -> None:
 
 
 @pytest.mark.parametrize("gone", [False, True], ids=["marked", "deleted"])
-def test_case_22_pod_of_a_removed_node_is_lost_only_once(gone: bool) -> None:
+def test_pod_of_a_removed_node_is_lost_only_once(gone: bool) -> None:
     """Its peers report the silent pod before Kubernetes deletes it: attempt 2 waits for it."""
     blamed = last_failure(pod="digits-1", cause=Cause.INFRASTRUCTURE)
     counted = {"last_failure": blamed, "infrastructure_restarts": 1}
@@ -229,7 +229,7 @@ REMOVED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("fields", REMOVED.values(), ids=REMOVED.keys())
 @pytest.mark.parametrize("disruption", [None, "DeletionByTaintManager", "EvictionByEvictionAPI"])
-def test_case_29_removed_pod_of_a_waiting_attempt_costs_nothing(
+def test_removed_pod_of_a_waiting_attempt_costs_nothing(
     fields: dict[str, Any], disruption: str | None
 ) -> None:
     """A job that waits for days for its other pod may lose this one many times."""

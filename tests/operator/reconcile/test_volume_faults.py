@@ -30,7 +30,7 @@ SAVES: dict[str, Any] = {"checkpoint": {"claimName": "shared"}, "maxRestarts": 0
         ("exit code", "digits-0 ended with exit code 74"),
     ],
 )
-def test_case_84_failed_volume_is_an_infrastructure_failure(how: str, message: str) -> None:
+def test_failed_volume_is_an_infrastructure_failure(how: str, message: str) -> None:
     job = active_job(**SAVES)
     code = ExitCode.VOLUME_FAILED
     seen, statuses = pod(job, 0), {0: failed_status(0, rank=0, exit_code=code, message=MESSAGE)}
@@ -44,7 +44,7 @@ def test_case_84_failed_volume_is_an_infrastructure_failure(how: str, message: s
     assert (failure.exit_code, failure.message) == (74, message)
 
 
-def test_case_84_failed_volume_is_limited_only_by_its_budget() -> None:
+def test_failed_volume_is_limited_only_by_its_budget() -> None:
     """The operator replaces the pods each time, because a new mount may help."""
     limit: dict[str, Any] = {"maxInfrastructureRestarts": 3}
     job = active_job(attempt=3, status={"stalled_attempts": 2}, **SAVES, **limit)

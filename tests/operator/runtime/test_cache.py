@@ -183,7 +183,7 @@ def job_version(cache: Cache) -> tuple[str, str] | None:
     return (found["metadata"]["uid"], found["metadata"]["resourceVersion"]) if found else None
 
 
-def test_case_70_answer_with_an_older_version_replaces_the_cached_job() -> None:
+def test_answer_with_an_older_version_replaces_the_cached_job() -> None:
     """A restored etcd counts versions from an older number."""
     cache = Cache()
     cache.put_job(job(90))
@@ -194,7 +194,7 @@ def test_case_70_answer_with_an_older_version_replaces_the_cached_job() -> None:
     assert job_version(cache) == ("u1", "41")
 
 
-def test_case_70_relist_with_older_versions_replaces_the_cache() -> None:
+def test_relist_with_older_versions_replaces_the_cache() -> None:
     cache = Cache()
     cache.put_job(job(90))
     cache.put_job(job(91, name="created-after-the-backup"))
@@ -217,7 +217,7 @@ def test_case_70_relist_with_older_versions_replaces_the_cache() -> None:
     ],
     ids=["older", "same", "newer", "older of another job", "not cached"],
 )
-def test_case_70_older_answer_shows_that_the_server_was_restored(
+def test_older_answer_shows_that_the_server_was_restored(
     cached: int | None, answered: Manifest, is_restored: bool
 ) -> None:
     cache = Cache()
@@ -228,7 +228,7 @@ def test_case_70_older_answer_shows_that_the_server_was_restored(
     assert cache.restored.is_set() == is_restored
 
 
-def test_case_70_older_relist_shows_that_the_server_was_restored() -> None:
+def test_older_relist_shows_that_the_server_was_restored() -> None:
     cache = Cache()
     cache.replace(snapshot(50))
     cache.replace(snapshot(50))
@@ -265,7 +265,7 @@ def test_relist_keeps_newer_answers_to_other_requests() -> None:
     assert known(cache) == [("p1", "13")]
 
 
-def test_case_71_relist_does_not_bring_back_objects_deleted_since_its_request() -> None:
+def test_relist_does_not_bring_back_objects_deleted_since_its_request() -> None:
     cache = Cache()
     cache.put_job(job(3))
     cache.put_child("Pod", pod(4))
@@ -277,7 +277,7 @@ def test_case_71_relist_does_not_bring_back_objects_deleted_since_its_request() 
     assert known(cache) == []
 
 
-def test_case_71_deleted_job_that_was_never_cached_is_not_brought_back() -> None:
+def test_deleted_job_that_was_never_cached_is_not_brought_back() -> None:
     cache = Cache()
     with cache.pending_request() as relist:
         cache.drop_job(job(10))
@@ -285,7 +285,7 @@ def test_case_71_deleted_job_that_was_never_cached_is_not_brought_back() -> None
     assert cache.job(KEY) is None
 
 
-def test_case_71_late_response_to_a_write_does_not_bring_back_a_deleted_job() -> None:
+def test_late_response_to_a_write_does_not_bring_back_a_deleted_job() -> None:
     cache = Cache()
     cache.put_job(job(3))
     with cache.pending_request() as write:
@@ -331,7 +331,7 @@ def test_snapshots_of_several_namespaces_have_the_oldest_version() -> None:
 LABELS = {contract.LABEL_JOB_UID: UID}
 
 
-def test_case_191_list_of_a_job_removes_only_its_own_deleted_pods() -> None:
+def test_list_of_a_job_removes_only_its_own_deleted_pods() -> None:
     cache = Cache()
     earlier, other = pod(4, uid="p3", index=2), pod(4, uid="p4")
     earlier["metadata"]["labels"] |= {contract.LABEL_JOB_UID: "an earlier job"}
@@ -344,7 +344,7 @@ def test_case_191_list_of_a_job_removes_only_its_own_deleted_pods() -> None:
     assert len(cache.children("Pod", ("team-a", "other"))) == 1
 
 
-def test_case_191_list_of_a_job_keeps_pods_created_or_changed_since_its_request() -> None:
+def test_list_of_a_job_keeps_pods_created_or_changed_since_its_request() -> None:
     cache = Cache()
     cache.put_child("Pod", pod(4))
     with cache.pending_request() as request:
@@ -355,7 +355,7 @@ def test_case_191_list_of_a_job_keeps_pods_created_or_changed_since_its_request(
     assert sorted(known(cache)) == [("p1", "10"), ("p2", "11")]
 
 
-def test_case_191_older_answer_does_not_bring_back_a_pod_that_a_list_missed() -> None:
+def test_older_answer_does_not_bring_back_a_pod_that_a_list_missed() -> None:
     cache = Cache()
     cache.put_child("Pod", pod(4))
     with cache.pending_request() as relist, cache.pending_request() as patch:

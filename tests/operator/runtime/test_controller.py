@@ -277,7 +277,7 @@ async def test_refusal_of_one_pod_does_not_block_the_others() -> None:
     assert [p["metadata"]["name"] for p in bench.cluster.pods()] == ["digits-1", "digits-2"]
 
 
-async def test_case_30_refusal_of_all_pods_costs_few_requests() -> None:
+async def test_refusal_of_all_pods_costs_few_requests() -> None:
     bench = Bench(nodes=200)
     bench.cluster.refusals["create Pod"] = ClusterError("exceeded quota: pods", status=403)
     with pytest.raises(ClusterError):

@@ -105,7 +105,7 @@ class Bench:
 
 
 @pytest.mark.parametrize("namespace", ["team-a", "team-b"])
-def test_case_135_small_job_waits_for_no_large_job(namespace: str) -> None:
+def test_small_job_waits_for_no_large_job(namespace: str) -> None:
     """Four workers take jobs without news. Each would create all pods of one large job."""
 
     async def body() -> None:
@@ -123,7 +123,7 @@ def test_case_135_small_job_waits_for_no_large_job(namespace: str) -> None:
     run_in_fake_time(body())
 
 
-def test_case_135_creation_of_many_pods_shows_its_progress() -> None:
+def test_creation_of_many_pods_shows_its_progress() -> None:
     """Before, its worker counted as stuck after 300 s, and the status said nothing."""
 
     async def body() -> None:

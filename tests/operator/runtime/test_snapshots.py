@@ -38,7 +38,7 @@ class Namespaces:
         return [job["metadata"]["namespace"] for job in found.jobs.items]
 
 
-async def test_case_138_namespace_without_rights_does_not_stop_the_others(
+async def test_namespace_without_rights_does_not_stop_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -99,7 +99,7 @@ class CreatingController(Controller):
 
 
 @pytest.mark.parametrize("number", [2, 5, 8])
-def test_case_82_job_with_news_waits_for_no_new_job(number: int) -> None:
+def test_job_with_news_waits_for_no_new_job(number: int) -> None:
     controller = CreatingController()
 
     async def body() -> None:
@@ -279,7 +279,7 @@ def test_failed_resync_is_repeated_soon_and_finds_missed_events() -> None:
         assert 0.9 * nominal <= waited <= 1.1 * nominal
 
 
-def test_case_192_job_of_an_unserved_namespace_causes_a_resync_within_30_s() -> None:
+def test_job_of_an_unserved_namespace_causes_a_resync_within_30_s() -> None:
     times: list[float] = []
     activity = WorkerActivity()
 
