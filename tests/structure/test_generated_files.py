@@ -41,7 +41,7 @@ def test_install_manifest_of_another_chart_is_outdated(
     assert is_current(text, chart) is current
 
 
-def test_install_manifest_that_somebody_edited_is_outdated() -> None:
+def test_edited_install_manifest_is_outdated() -> None:
     text = INSTALL.read_text("utf-8")
     assert not is_current(text.replace("replicas: ", "replicas: 1", 1))
     assert not is_current(text.replace("# The chart", "# A chart", 1))

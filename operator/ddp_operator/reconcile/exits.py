@@ -12,7 +12,7 @@ from ddp_wire.contract import AgentPhase, AgentStatus, ExitCode, ExitProblem, Ra
 EXIT_FAILED = "ExitFailed"
 """Reason of the Event about ranks that did not exit as they should."""
 _NAMED = 3
-"""Most ranks that the Event names."""
+"""Maximum number of ranks that the Event names."""
 
 
 def exit_events(world: World) -> tuple[Event, ...]:

@@ -32,7 +32,7 @@ GATHER_WAIT = timedelta(seconds=5)
 _LONG_SECONDS = 60.0
 """Time without progress from which the status names rank 0 although it is within its limits."""
 _NAMED = 4
-"""Most ranks that a sentence names."""
+"""Maximum number of ranks that a sentence names."""
 _LIBRARIES = ("/lib/python", "/site-packages/", "/dist-packages/")
 """Parts of the paths of libraries. The frame of the user's code tells more than what it calls."""
 

@@ -146,7 +146,7 @@ def swap_while_saving(home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, 
     return content(victim)
 
 
-def test_checkpoint_stays_in_its_folder_when_somebody_puts_a_link_in_its_place(
+def test_checkpoint_stays_in_its_folder_when_a_link_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     untouched = {"optimizer.safetensors": b"not yours"}

@@ -126,7 +126,7 @@ def test_a_run_that_rolls_back_ends(launcher: Launcher, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_there_must_be_something_to_roll_back_to(launcher: Launcher, tmp_path: Path) -> None:
+def test_rollback_without_a_checkpoint_fails(launcher: Launcher, tmp_path: Path) -> None:
     arguments = [TASK, *BAD, "--nonfinite.policy=rollback", "--checkpoint.every_steps=100"]
     gang = launcher.train(*arguments, world=2, DDP_CHECKPOINT_DIR=str(tmp_path))
     assert gang.wait() == [1, 1]

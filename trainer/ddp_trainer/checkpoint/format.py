@@ -58,7 +58,7 @@ _CHUNK = 1 << 22
 LARGEST_NUMBER = 1 << 53
 """Largest step and attempt. JSON readers keep larger integers only approximately."""
 _SHOWN = 40
-"""Most characters of an unknown format number in a message."""
+"""Maximum length, in characters, of an unknown format number in a message."""
 LARGEST_MANIFEST = 1 << 20
 """Largest size of a manifest and of the fence file, in bytes."""
 

@@ -29,7 +29,7 @@ from ddp_trainer.task import HasCollate, Indexed, Task, is_indexed
 Sampler = GlobalSampler | StreamSampler
 
 _MAX_LISTED = 8
-"""Most indices of samples in a message."""
+"""Maximum number of sample indices in a message."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,20 +13,22 @@ SLOW_RATIO = 1.2
 NORMAL_RATIO = 1.1
 """Ratio below which the rank is no longer a straggler."""
 DEVIATIONS = 4.0
-"""Least excess of a slow rank over the median, in median absolute deviations of all ranks. Where
+"""Minimum excess of a slow rank over the median, in median absolute deviations of all ranks. Where
 all ranks vary much, for example on shared machines, a large ratio alone says little."""
 CHANGES = 5.0
-"""The same in usual changes of a rank's time within a few readings. Of two ranks none deviates
-from the median, so only their changes over time show how much a busy machine disturbs them."""
+"""Minimum excess of a slow rank over the median, as a multiple of the usual change of a rank's own
+time within a few readings. With two ranks the median deviation is 0, so only the changes over time
+show how much a busy machine disturbs them."""
 LAGS = (1, 2, 4)
 """Numbers of readings between the two whose difference is a change."""
 HISTORY = 24
 """Number of newest readings that are compared."""
 LEAST_HISTORY, MANY_RANKS = 6, 4
-"""Fewest readings before one of a few ranks can be named, and number of ranks that are many."""
+"""Minimum number of readings before a rank of a small gang can be named, and number of ranks from
+which a gang is not small."""
 LEAST_PART = 0.05
-"""Least excess of a slow rank, as a part of the update. A rank that costs less is not worth a name,
-and on an overloaded machine a rank with little work of its own often seems slow."""
+"""Minimum excess of a slow rank, as a part of the update. A rank that costs less is not worth a
+name, and on an overloaded machine a rank with little work of its own often seems slow."""
 WINDOWS = 3
 """Number of readings in a row after which a slow rank is named, or a named one is released."""
 

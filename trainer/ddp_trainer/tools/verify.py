@@ -63,7 +63,7 @@ class Case:
     """Number of ranks. 1 is a single process without a process group."""
     strategy: StrategyName = "ddp"
     accumulation: int = 1
-    """Most micro-batches per rank and update."""
+    """Maximum number of micro-batches per rank and update."""
 
     @property
     def file(self) -> str:

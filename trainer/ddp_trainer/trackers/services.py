@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 _LONGEST_PARAMETER = 500
-"""Most characters of a setting that every version of MLflow takes."""
+"""Maximum length, in characters, of a setting that every version of MLflow takes."""
 _PARAMETERS_AT_ONCE = 100
-"""Most settings that MLflow takes in one request."""
+"""Maximum number of settings that MLflow takes in one request."""
 
 
 class Mlflow:
