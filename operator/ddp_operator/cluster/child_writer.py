@@ -83,7 +83,9 @@ async def _adopt(call: Call, manifest: Manifest, on_restored: Callable[[str], No
     except ClusterError as error:
         if error.status != HTTPStatus.NOT_FOUND:
             raise
-        raise ConflictError(f"{name} was deleted meanwhile", status=error.status) from error
+        raise ConflictError(
+            f"{name} was deleted before it could be read", status=error.status
+        ) from error
     if metadata["ownerReferences"][0]["uid"] not in owner_uids(existing):
         raise NameTakenError(f"{name} exists already and is not this job's")
     if existing["metadata"].get("deletionTimestamp"):

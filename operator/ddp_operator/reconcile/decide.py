@@ -66,7 +66,7 @@ def decide(world: World, defaults: Defaults) -> Plan:
     plan = replace(plan, events=(*restored, *plan.events))
     plan = _with_observation(world, plan)
     if plan.status == world.job.status:
-        return plan  # The time that passes is no reason to write the status.
+        return plan  # Elapsed time alone does not change the status.
     return replace(plan, status=goodput.advance(world, plan.status))
 
 
@@ -99,7 +99,7 @@ def _decide(world: World, defaults: Defaults) -> Plan:
     wait = backoff.remaining(status, world.now)
     if wait > timedelta(0):
         return Plan(status, requeue_seconds=wait.total_seconds())
-    # A fault ends the attempt, so it comes before the care for its pods.
+    # A fault ends the attempt, so it comes before the actions that complete its pods.
     faults = find_faults(world)
     if faults:
         return _handle_faults(world, faults, defaults)

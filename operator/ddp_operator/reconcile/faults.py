@@ -107,7 +107,7 @@ def _pod_fault(world: World, index: int, *, started: bool) -> Fault | None:
         if pod is not None and pod.attempt == str(attempt) and is_abandoned(world, pod):
             return _lost_pod(world, index, pod)
         # Before the start, the operator creates a missing pod and the others wait for it.
-        # Afterwards its ranks cannot join the others, so the attempt is lost.
+        # Afterwards its ranks cannot join the others, so the attempt cannot go on.
         return _lost_pod(world, index, pod) if started else None
     mine = world.ended_here(pod) if pod.terminal else pod.attempt == str(attempt)
     if not mine:

@@ -105,7 +105,7 @@ def _as_suspect(world: World, hung: HungRank, sentence: str) -> SuspectStatus | 
         message=sentence[:2048],
         since=_time(world, [hung]).replace(microsecond=0),
     )
-    same = {"message", "since"}  # They do not change with each report.
+    same = {"message", "since"}  # A new report alone must not change them.
     if known is not None and known.model_dump(exclude=same) == found.model_dump(exclude=same):
         return known
     return found

@@ -190,7 +190,7 @@ def _learner(
     learner = build_learner(built.task, config, ranks, device)
     task_state(built.task)  # Raise its InputError before the training, not at the first save.
     if saved:
-        # Rank 0 reads the tensors meanwhile.
+        # The other ranks wait until rank 0 has read the tensors.
         with _volume_timeout(config):
             restore(learner, built.task, saved)
     if step < data.total_steps:
