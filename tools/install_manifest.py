@@ -48,7 +48,7 @@ def build_install_manifest() -> str:
 
 
 def is_current(text: str, chart: Path = CHART) -> bool:
-    """Return whether a manifest was built from this chart, and nobody has changed it since."""
+    """Return whether a manifest was built from this chart and has not been edited since."""
     head, mark, rest = text.partition(_FINGERPRINT)
     found, end, body = rest.partition("\n")
     return bool(mark) and found == _fingerprint(chart, head + mark + end + body)
