@@ -43,11 +43,11 @@ from ddp_wire.processes import raise_open_file_limit
 _log = logging.getLogger("ddp_operator")
 
 _WAITING_SECONDS = 0.1
-"""Time after which a job that waits for a worker ends the turns of jobs that create pods."""
+"""Wait of a job for a worker, in seconds, after which other jobs end their turns to create pods."""
 
 
 class WatchError(Exception):
-    """Final end of all watches: no resource, refused credentials, or versions that decreased."""
+    """Final end of all watches: a missing resource, refused credentials or decreased versions."""
 
 
 async def run(settings: Settings) -> None:
@@ -87,7 +87,7 @@ async def _run_without_election(
 
 
 def _observer(activity: WorkerActivity, metrics: OperatorMetrics) -> Callable[[Request], None]:
-    """Return what records each request to the API server."""
+    """Return the function that records each request to the API server."""
 
     def observe(request: Request) -> None:
         activity.record_request(request)

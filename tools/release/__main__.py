@@ -93,7 +93,7 @@ def _write_images(release: Release, wheels: Path) -> dict[str, OciArchive]:
     for name, (target, arguments, mounted) in wanted.items():
         tag = f"{_PREFIX}/{target}:{release.version}"
         built = DIST / f"{name}.tar"
-        # buildah would take labels from an earlier build, whatever the values of their arguments.
+        # buildah would take labels from an earlier build, for any values of their arguments.
         images.build_again(target, tag, arguments | release.labels, mounted, archive=built)
         file = DIST / f"ddp-trainer-{name}-{release.version}.oci.tar"
         images.write_oci(built, tag, file)

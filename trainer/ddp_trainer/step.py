@@ -35,7 +35,7 @@ def train_step(
     """Make one optimizer update, without a host sync and with the strategy's collectives only.
 
     The gradient is that of (sum of the loss sums) / (sum of the counts) over all micro-batches of
-    all ranks, whatever their sizes.
+    all ranks, of any size.
 
     Args:
         learner: Changed in place.

@@ -126,7 +126,7 @@ def close(run: Run, *, stopped: bool) -> ExitCode:
 
 
 def _located(updates: Iterator[T], run: Run) -> Iterator[T]:
-    """Yield the same, and add the rank and the update to an error of the data."""
+    """Yield the same items, and add the rank and the update to an error of the data."""
     try:
         yield from updates
     except Exception as error:

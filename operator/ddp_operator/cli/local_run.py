@@ -154,7 +154,7 @@ class LocalRun:
             self._finished.set()
 
     def _stop_on_full_disk(self) -> None:
-        """Suspend the job when its volume fails. A retry would meet the same disk."""
+        """Suspend the job when its volume fails. A retry would use the same disk."""
         failure = self._status.last_failure
         old = self._first["status"].get("attempt", 0)
         if failure is None or failure.reason != VOLUME_FAILED or failure.attempt <= old:

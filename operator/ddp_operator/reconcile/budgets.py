@@ -1,4 +1,11 @@
-"""Charge the end of an attempt to its budget, and decide whether another attempt follows."""
+"""Charge the end of an attempt to its budget, and decide whether another attempt follows.
+
+The cause of the fault selects the budget: `maxRestarts` for the application, which may count in a
+window of time, and `maxInfrastructureRestarts` for pods, nodes and volumes. A free end uses none.
+An attempt that invalid input ended is never retried, and neither is a job whose attempts stall.
+The counts are in the status, and are charged in the write that starts the next attempt. So a
+restarted operator charges no end twice.
+"""
 
 from datetime import datetime, timedelta
 

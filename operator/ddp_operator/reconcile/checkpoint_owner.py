@@ -20,7 +20,7 @@ from ddp_operator.reconcile.refused_spec import SPEC_CHANGED
 from ddp_operator.reconcile.world import World
 
 LOOK_SECONDS = 10.0
-"""Interval, in seconds, at which a waiting job looks whether the owner has ended."""
+"""Interval, in seconds, at which a waiting job checks whether the owner has ended."""
 
 
 @dataclass(frozen=True)

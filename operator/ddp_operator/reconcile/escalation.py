@@ -1,4 +1,18 @@
-"""Escalate from a restart in place to new pods while attempts end without progress."""
+"""Escalate from a restart in place to new pods while attempts end without progress.
+
+A restart in place is the cheapest remedy: living pods fork new ranks. It does not help if a pod or
+its Kubernetes node is the problem. So each attempt that ends without a new checkpoint counts as
+stalled, and the number of stalled attempts in a row selects the remedy for the next one:
+
+- 0: restart in place, and create only the missing pods.
+- 1: recreate the pod with the root cause.
+- 2: recreate all pods.
+- 3: fail the job, because no stronger remedy is left.
+
+A saved step resets the count. A free end, or one about which the operator has no reports, leaves it
+unchanged. Each stalled attempt also gives strikes to the Kubernetes nodes of its faults. New pods
+avoid a node with two strikes, if another one has room (`builders/affinity.py`).
+"""
 
 from collections.abc import Iterable
 from datetime import datetime

@@ -107,7 +107,7 @@ def _pod_fault(world: World, index: int, *, started: bool) -> Fault | None:
         if pod is not None and pod.attempt == str(attempt) and is_abandoned(world, pod):
             return _lost_pod(world, index, pod)
         # Before the start, the operator creates a missing pod and the others wait for it.
-        # Afterwards its ranks cannot join the others, so the attempt is lost.
+        # Afterwards its ranks cannot join the others, so the attempt cannot go on.
         return _lost_pod(world, index, pod) if started else None
     mine = world.ended_here(pod) if pod.terminal else pod.attempt == str(attempt)
     if not mine:
@@ -187,7 +187,7 @@ def _out_of_memory(who: str, cause: Failure, world: World) -> str:
         return f"{who} exceeded the memory limit of its pod"
     resources = world.job.spec.resources
     limits = (resources and resources.limits) or {}
-    origin = "" if "memory" in limits else "; spec.resources sets none, a LimitRange may have done"
+    origin = "" if "memory" in limits else "; spec.resources sets none, so it may be a LimitRange's"
     return f"{who} ran out of memory: {cause.message}{origin}"
 
 
@@ -249,7 +249,7 @@ def _disrupted(world: World, pod: PodView, reason: str, time: datetime) -> Failu
     default = (Cause.INFRASTRUCTURE, f"was disrupted: {reason}")
     cause, how = _DISRUPTIONS.get(reason, default)
     if reason == UNREACHABLE_REASON and _kubelet_answers(world, pod):
-        cause = Cause.FREE  # Somebody has set the taint, as for a drain.
+        cause = Cause.FREE  # An administrator has set the taint, as for a drain.
     failure = _failure(world, pod, cause, reason, f"{pod.name} {how}")
     return failure.model_copy(update={"time": time})
 

@@ -61,7 +61,7 @@ def suspend(world: World) -> Plan:
     """Return the plan that stops the pods. The attempt ends without a charge to any budget."""
     status = with_progress(world, world.job.status, at_the_end=True)
     if status.attempt_spec_hash is not None:
-        # The first reconcile ends the attempt. Later ones wait for its pods, which save meanwhile.
+        # The first reconcile ends the attempt. Later ones wait until its pods have saved and ended.
         status = ended_attempts.with_ended_attempt(
             status, world.now, cause=Cause.FREE, reason="Suspended", message="spec.suspend was set"
         )

@@ -20,7 +20,7 @@ class CreateService:
 
 @dataclass(frozen=True)
 class CreateNetworkPolicy:
-    """Creation of the NetworkPolicy, or its restoration if somebody has changed it."""
+    """Creation of the NetworkPolicy, or its restoration if another writer has changed it."""
 
     manifest: dict[str, Any]
 

@@ -42,7 +42,7 @@ def _trains(world: World, status: DDPJobStatus) -> bool:
 
 
 def is_refused_edit(status: DDPJobStatus, fault: Fault) -> bool:
-    """Return whether a fault means that the trainer refuses a spec to which a user changed the job.
+    """Return whether a fault means that the trainer refuses the spec after a user edited it.
 
     A new job that its trainer refuses fails: there is no run to protect.
     """

@@ -103,8 +103,8 @@ class World:
     """Everything that a decision depends on.
 
     No decision compares the clocks of two machines. Times are of one clock: the operator's for the
-    status, or that of one Kubernetes node for a container and its agent. Of all else the operator
-    measures how long it has seen it.
+    status, or that of one Kubernetes node for a container and its agent. For everything else, the
+    operator measures how long it has seen it.
     """
 
     job: DDPJob
@@ -293,7 +293,7 @@ def _phase(
 
 
 def _other_runs(status: Mapping[str, Any]) -> bool:
-    """Return whether another container than the worker still runs.
+    """Return whether any container except the worker still runs.
 
     The phase alone does not show it: the kubelet changes it seconds after the worker's end.
     """

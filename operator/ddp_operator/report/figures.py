@@ -57,7 +57,7 @@ def _loss(job: JobFacts | None, history: History) -> Figure | None:
 
 
 def _metrics(history: History) -> list[Figure]:
-    """Return the newest evaluation: its first metric that is no loss, else the loss."""
+    """Return the newest evaluation: its first metric other than the loss, or else the loss."""
     if not history.evaluations:
         return []
     newest = history.evaluations[-1]

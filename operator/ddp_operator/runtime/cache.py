@@ -1,4 +1,13 @@
-"""Cache of jobs and their children, filled by watches and by answers of the API server."""
+"""Cache of jobs and their children, filled by watches and by answers of the API server.
+
+Watches deliver events late, and an answer to a request may be older or newer than the last event.
+A resource version alone cannot order the two, because versions decrease when etcd is restored from
+a backup. So each request opens a `PendingRequest` before it is sent, which records the events that
+arrive until its answer. The answer replaces all that was known before the request, and is compared
+by version only with what arrived since. Between two watch events the newer version wins.
+
+Decisions therefore never see an object older than the operator's own last write.
+"""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping

@@ -14,7 +14,7 @@ _Directory = tuple[str, str]
 
 @dataclass(frozen=True)
 class _DirectoryClaim:
-    """What an unfinished job claims."""
+    """Claim of an unfinished job on a directory."""
 
     directory: _Directory
     claimant: Claimant
@@ -26,8 +26,8 @@ class Directories:
     """Index of the jobs that use or want the same directory.
 
     A job that was found to be the owner stays the owner until it ends or names another directory.
-    So workers that decide about two jobs at the same time agree, even if one of the jobs changes
-    meanwhile. After a restart of the operator, the status names the directory of a started job.
+    So workers that decide about two jobs at the same time agree, even if one of the jobs changes at
+    the same time. After a restart of the operator, the status names the directory of a started job.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Directories:
         """Uids of the owners that were found."""
 
     def put(self, key: Key, job: Manifest) -> None:
-        """Store what a new or changed job claims."""
+        """Store the claim of a new or changed job."""
         known, claim = self._claims.get(key), _claim_of(job)
         if claim == known:
             return
@@ -55,7 +55,7 @@ class Directories:
             self._release(known)
 
     def drop(self, key: Key) -> None:
-        """Remove what a job claimed that is gone."""
+        """Remove the claim of a job that is gone."""
         known = self._claims.pop(key, None)
         if known is not None:
             self._release(known)
@@ -96,7 +96,7 @@ def _continues(known: _DirectoryClaim, claim: _DirectoryClaim | None) -> bool:
 
 
 def _claim_of(job: Manifest) -> _DirectoryClaim | None:
-    """Return what a job claims; None if it has finished, or has no checkpoints."""
+    """Return the claim of a job; None if it has finished, or has no checkpoints."""
     try:
         return _read_claim(job)
     except (AttributeError, LookupError, TypeError):

@@ -1,4 +1,4 @@
-"""How long this process has seen a state of a job.
+"""Measure how long this process has seen a state of a job.
 
 Only this process' monotonic clock measures it. The clocks of the API server, of the Kubernetes
 nodes and of an earlier operator may differ from it.
@@ -16,7 +16,7 @@ _Creations = dict[str, tuple[int, int, float]]
 
 
 class Sightings:
-    """First sights of all jobs. A restarted process begins to measure again."""
+    """Times at which this process first saw states of jobs. A restart begins to measure again."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         """Create the sightings. `monotonic` returns seconds of a clock that is never set."""

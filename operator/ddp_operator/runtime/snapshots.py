@@ -1,4 +1,4 @@
-"""Snapshots of all served namespaces. One that refuses the operator does not stop the others."""
+"""Snapshots of all served namespaces, even if some of them refuse the operator."""
 
 import asyncio
 import logging

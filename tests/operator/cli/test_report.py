@@ -99,7 +99,7 @@ def test_pipe_in_place_of_the_history_is_refused_at_once(tmp_path: Path) -> None
     ended = report(tmp_path)
     assert ended.exit_code == 2
     assert ended.stderr == (
-        f"ddpjob: {tmp_path / HISTORY_FILE}: must be a regular file and no link, pipe or device;"
+        f"ddpjob: {tmp_path / HISTORY_FILE}: must be a regular file, not a link, pipe or device;"
         " remove it\n"
     )
 

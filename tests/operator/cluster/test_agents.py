@@ -89,7 +89,7 @@ async def test_undelivered_order_is_not_an_error() -> None:
         )
 
 
-async def test_nobody_waits_until_an_order_is_delivered() -> None:
+async def test_caller_does_not_wait_until_an_order_is_delivered() -> None:
     """A hostile or lost agent would otherwise hold a worker and a request to the API server."""
     connected, release = asyncio.Event(), asyncio.Event()
 

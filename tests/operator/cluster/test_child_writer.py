@@ -101,7 +101,7 @@ def test_pod_that_is_being_deleted_is_not_the_created_one() -> None:
 
 
 def test_child_that_is_gone_again_is_a_conflict() -> None:
-    with pytest.raises(ConflictError, match="was deleted meanwhile"):
+    with pytest.raises(ConflictError, match="was deleted before it could be read"):
         Server(EXISTS).create(POD)
 
 

@@ -28,7 +28,7 @@ def test_each_pod_has_its_own_gpus() -> None:
     assert [one["CUDA_VISIBLE_DEVICES"] for one in shares(2, FOUR)] == ["0,1", "2,3"]
 
 
-def test_too_few_gpus_are_used_by_nobody() -> None:
+def test_too_few_gpus_are_not_used() -> None:
     assert [one["CUDA_VISIBLE_DEVICES"] for one in shares(3, FOUR)] == ["", "", ""]
     assert too_few(FOUR, 6) == (
         "The 6 ranks train on the CPU, because each rank needs its own GPU and this machine has 4."

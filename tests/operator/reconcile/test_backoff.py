@@ -8,7 +8,7 @@ import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Cause, CheckpointStatus, ConditionType
 from ddp_operator.reconcile import backoff
-from ddp_operator.reconcile.decide import STARTING_REQUEUE_SECONDS
+from ddp_operator.reconcile.new_attempt import STARTING_REQUEUE_SECONDS
 from ddp_operator.reconcile.plan import CreatePod, Plan, SetAttempt
 from ddp_wire.contract import ExitCode
 from tests.operator.support import (

@@ -75,7 +75,7 @@ def test_job_starts_when_the_owner_has_ended_and_no_deadline_has_run() -> None:
     assert plan.status.goodput.queued_milliseconds == 86_400_000
 
 
-def test_job_that_trains_goes_on_whatever_owns_its_directory() -> None:
+def test_job_that_trains_goes_on_with_any_owner_of_its_directory() -> None:
     """Two such jobs may have run before an upgrade of the operator."""
     job = active_job(**SHARED)
     plan = waiting(job, all_pods(job))

@@ -257,7 +257,7 @@ def test_lost_pod_is_the_root_cause_of_secondary_failures() -> None:
     [(None, False), (0.0, False), (1.9, False), (2.0, True), (60.0, True)],
     ids=["first look", "0 s", "1.9 s", "2 s", "60 s"],
 )
-def test_operator_waits_two_seconds_for_the_root_cause_whatever_the_clocks(
+def test_operator_waits_two_seconds_for_the_root_cause_at_any_clocks(
     seconds: float | None, acted: bool, skew: float
 ) -> None:
     """The clock of the failed pod's Kubernetes node may be an hour ahead or behind."""

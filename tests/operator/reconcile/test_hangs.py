@@ -108,7 +108,7 @@ def test_all_ranks_wait_for_the_same_collective() -> None:
     assert verdict(waiting(0), waiting(1)) == ([], "")
 
 
-def test_two_halves_accuse_nobody() -> None:
+def test_two_equal_halves_name_no_rank() -> None:
     assert verdict(waiting(0), waiting(1, last="broadcast of [1]"))[0] == []
 
 

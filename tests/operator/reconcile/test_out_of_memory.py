@@ -17,7 +17,7 @@ LIMITED = "digits-1 ran out of memory: a limit of 160 MiB"
         (
             {},
             "a limit of 160 MiB",
-            f"{LIMITED}; spec.resources sets none, a LimitRange may have done",
+            f"{LIMITED}; spec.resources sets none, so it may be a LimitRange's",
         ),
         (
             {"resources": {"limits": {"memory": "160Mi"}}},

@@ -82,7 +82,7 @@ class Team:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(("first", "second", "third"))))
-async def test_only_the_oldest_of_three_jobs_starts_whatever_the_order_of_looks(
+async def test_only_the_oldest_of_three_jobs_starts_in_any_order_of_reconciles(
     order: tuple[str, ...],
 ) -> None:
     jobs = [shared_job("second", created=1), shared_job("third", created=2), shared_job("first")]

@@ -105,7 +105,7 @@ async def test_all_lines_of_a_reconcile_carry_the_job(lines: Lines) -> None:
 
 
 @pytest.mark.parametrize("character", "\n\r\x1b\x85\x00\x7f\u2028\u2029\u202e", ids=ascii)
-def test_record_is_one_line_whatever_it_quotes(lines: Lines, character: str) -> None:
+def test_record_is_one_line_even_with_quoted_line_breaks(lines: Lines, character: str) -> None:
     with log_fields(job=f"a{character}b"):
         log.error("quotes %s", f"x{character}y")
         log.error("failed", exc_info=ValueError(f"{character}forged"))

@@ -251,7 +251,7 @@ def test_network_partition_causes_few_lists() -> None:
     run_in_fake_time(body())
 
 
-async def test_each_list_keeps_pods_that_are_created_meanwhile() -> None:
+async def test_each_list_keeps_pods_that_are_created_during_it() -> None:
     cluster, cache = ListingCluster(), Cache()
     cluster.watching = cache
     job = active_job(nodes=2)

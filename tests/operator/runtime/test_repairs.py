@@ -55,7 +55,7 @@ async def test_engine_that_edits_each_write_causes_few_repairs(
     events = [e for e in bench.cluster.events if e.reason == "ChildOverwritten"]
     text = (
         f"kyverno changes the {kind} digits again each time the operator restores it; the"
-        " operator goes on to restore it, at last once per 5 min"
+        " operator continues to restore it, later once per 5 min"
     )
     assert [e.message for e in events] == [text]
     assert bench.status().attempt == 1

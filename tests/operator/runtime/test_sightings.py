@@ -1,4 +1,4 @@
-"""Waits from this process' own first sight, whatever the other clocks show."""
+"""Waits that count from what this process itself has seen first, at any other clocks."""
 
 from datetime import timedelta
 from typing import Any

@@ -106,7 +106,7 @@ def test_link_in_place_of_the_runs_directory_is_one_sentence(
     with pytest.raises(InputError) as caught:
         open_run(run)
     assert str(caught.value) == (
-        f"checkpoint: cannot use {run}: [Errno 40] must be a folder and no link, pipe or device;"
+        f"checkpoint: cannot use {run}: [Errno 40] must be a folder, not a link, pipe or device;"
         f" remove it: '{run}'"
     )
 
@@ -146,7 +146,7 @@ def swap_while_saving(home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, 
     return content(victim)
 
 
-def test_checkpoint_stays_in_its_folder_when_somebody_puts_a_link_in_its_place(
+def test_checkpoint_stays_in_its_folder_when_a_link_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     untouched = {"optimizer.safetensors": b"not yours"}
@@ -219,7 +219,7 @@ def test_refused_profile_request_is_deleted_with_a_warning(tmp_path: Path) -> No
     Trace(tmp_path).poll_request(warnings.append)
     assert [path.name for path in tmp_path.iterdir()] == ["secret"]
     assert len(warnings) == 1
-    assert "must be a regular file and no link, pipe or device" in warnings[0]
+    assert "must be a regular file, not a link, pipe or device" in warnings[0]
 
 
 def test_link_in_place_of_a_pending_checkpoint_is_removed_and_not_its_target(

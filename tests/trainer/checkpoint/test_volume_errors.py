@@ -218,7 +218,7 @@ class Forbidden:
         return self.real(path)
 
 
-def test_checkpoint_that_nobody_may_read_is_set_aside_for_an_older_one(
+def test_unreadable_checkpoint_is_renamed_and_an_older_one_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(tmp_path, 10, 20)

@@ -67,7 +67,7 @@ def test_compiler_of_the_environment_must_exist(
     check_compiler(CPU)
 
 
-def test_missing_headers_are_one_sentence(programs: Path) -> None:
+def test_missing_headers_are_reported_in_one_sentence(programs: Path) -> None:
     add(programs / "g++")
     (programs / "include" / "Python.h").unlink()
     with pytest.raises(InputError, match=re.escape("Python.h does not exist; use an image of")):

@@ -127,7 +127,7 @@ def test_a_run_that_rolls_back_ends(launcher: Launcher, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_there_must_be_something_to_roll_back_to(launcher: Launcher, tmp_path: Path) -> None:
+def test_rollback_without_a_checkpoint_fails(launcher: Launcher, tmp_path: Path) -> None:
     arguments = [TASK, *BAD, "--nonfinite.policy=rollback", "--checkpoint.every_steps=100"]
     gang = launcher.train(*arguments, world=2, DDP_CHECKPOINT_DIR=str(tmp_path))
     assert gang.wait() == [1, 1]
@@ -141,7 +141,7 @@ def test_patience_counts_updates_in_a_row() -> None:
     assert tracker.assess(20, 10, 10)
     assert tracker.assess(30, 9, 10)
     assert tracker.assess(40, 10, 10)
-    with pytest.raises(NonFiniteError, match="20 in a row"):
+    with pytest.raises(NonFiniteError, match="20 updates in a row"):
         tracker.assess(50, 10, 10)
     again = NonFiniteTracker(NonFiniteConfig(), "skip", tracker.counts())
     assert again.updates == 39

@@ -123,7 +123,7 @@ def test_command_uses_the_optimizer_of_the_task(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert (
         done.stderr
-        == "config: optimizer.lr has no effect, because the task has its own optimizer\n"
+        == "config: optimizer.lr must not be set, because the task has its own optimizer\n"
     )
 
 

@@ -1,11 +1,11 @@
-"""What a checkpoint must hold besides the right sizes and checksums.
+"""Check the contents of a checkpoint, beyond sizes and checksums.
 
 A file whose CRC32 fits can still hold what no trainer wrote. If only a later read noticed, the run
 would fail in every attempt, although an older complete checkpoint exists. So all files are decoded
 and compared with what a trainer writes, before a checkpoint is chosen.
 
-Only what does not depend on the task counts. Tensors with other names or shapes are no damage:
-probably the user has changed the model, and must learn so.
+Only what does not depend on the task counts. Tensors with other names or shapes are not damage:
+probably the user has changed the model, and must see an error about it.
 """
 
 from pathlib import Path

@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 MAX_REASONS = 3
-"""Most checkpoints in a message whose reasons it states."""
+"""Maximum number of checkpoints for which a message states the reason."""
 
 
 @dataclass(frozen=True, slots=True)

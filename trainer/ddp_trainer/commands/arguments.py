@@ -63,7 +63,7 @@ def stated_settings(
         environ: Environment of the process.
 
     Raises:
-        InputError: If an argument is no setting, or the document cannot be read.
+        InputError: If an argument is not a setting, or the document cannot be read.
     """
     document = environment_document(environ)
     source = options.config or environ.get(Env.CONFIG)

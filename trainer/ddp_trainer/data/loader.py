@@ -37,7 +37,7 @@ from ddp_trainer.task import HasCollate, Indexed, Task, is_indexed
 Sampler = GlobalSampler | StreamSampler
 
 _MAX_LISTED = 8
-"""Most indices of samples in a message."""
+"""Maximum number of sample indices in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,9 @@ def make_sampler(task: Task, config: RunConfig, saved: SavedState | None = None)
             order_version=saved.order_version if saved else ORDER_VERSION,
         )
     if config.data.drop_last:
-        raise InputError('config: "data.drop_last" has no effect, because train_data has no length')
+        raise InputError(
+            'config: "data.drop_last" must not be set, because train_data has no length'
+        )
     if config.max_steps is None:
         raise InputError('config: "max_steps" must be stated, because train_data has no length')
     if config.epochs is not None:

@@ -139,8 +139,8 @@ class NonFiniteTracker:
         if self._policy == "skip":
             if self._in_row >= self._config.patience:
                 raise NonFiniteError(
-                    f"training: {what}, like {self._in_row} in a row (nonfinite.patience is"
-                    f" {self._config.patience})"
+                    f"training: {what}, and {self._in_row} updates in a row had such gradients"
+                    f" (nonfinite.patience is {self._config.patience})"
                 )
             return f"{what}: the optimizer skipped them"
         self.rollbacks += 1

@@ -24,7 +24,8 @@ from ddp_wire.contract import (
 )
 
 _KNOWN_UPDATES = 4
-"""Updates of an attempt after which three durations are known: the first one has none."""
+"""Number of updates of an attempt after which three durations are known. The first update has none,
+because no update precedes it."""
 MIN_SECONDS = 0.5
 """Shortest time between two heartbeats of the same phase, in seconds."""
 

@@ -114,7 +114,7 @@ class _Gang:
             "LOCAL_WORLD_SIZE": world_size,
             "MASTER_ADDR": _LOOPBACK,
             "MASTER_PORT": str(self.listener.getsockname()[1]),
-            # The store has its port already, so that no other process can take it meanwhile.
+            # The store has its port already, so that no other process can take it first.
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
 

@@ -141,7 +141,7 @@ def _call_within(seconds: float, call: Callable[[], T]) -> T | None:
 
 
 def _write_entry(rank: int, entry: str) -> None:
-    """Write to the store in what this rank waited, or that it has ended."""
+    """Write to the store which collective this rank waited in, or that it has ended."""
     store: Any = distributed_c10d._get_default_store()  # noqa: SLF001
     store.append(_KEY, f"{rank} {entry}\n")
 

@@ -45,7 +45,7 @@ from ddp_trainer.run.data import Position, RunData, prepare_data
 from ddp_trainer.run.first_reports import report_first
 from ddp_trainer.run.parts import BuiltTask, Group, Resume
 from ddp_trainer.run.rehearsal import rehearse_if_needed
-from ddp_trainer.run.reporting import make_reporter
+from ddp_trainer.run.reporter_setup import make_reporter
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.source import Fingerprints, source_fingerprint
 from ddp_trainer.run.state import restore, task_state
@@ -187,7 +187,7 @@ def _learner(
     learner = build_learner(built.task, config, ranks, device)
     task_state(built.task)  # Raise its InputError before the training, not at the first save.
     if saved:
-        # Rank 0 reads the tensors meanwhile.
+        # The other ranks wait until rank 0 has read the tensors.
         with _volume_timeout(config):
             restore(learner, built.task, saved)
     if step < data.total_steps:

@@ -1,7 +1,7 @@
 """Fingerprints of a task's own code and of its data, which may change between two attempts.
 
-The code may come from a ConfigMap, a shared volume or another image, and somebody may replace the
-files of a data set. The ranks compare the fingerprints, and each checkpoint keeps them.
+The code may come from a ConfigMap, a shared volume or another image, and the files of a data set
+may be replaced. The ranks compare the fingerprints, and each checkpoint keeps them.
 """
 
 import hashlib

@@ -37,10 +37,11 @@ class MiniResNetConfig(BaseModel):
     def _fit_together(self) -> Self:
         if self.data == "cifar10" and self.directory is None:
             raise ValueError('"directory" must name the folder of CIFAR-10\'s binary version')
+        why = f"must not be set with {self.data}, because it has no effect"
         if self.data != "cifar10" and self.directory is not None:
-            raise ValueError(f'"directory" has no effect with {self.data}')
+            raise ValueError(f'"directory" {why}')
         if self.data != "synthetic" and self.count is not None:
-            raise ValueError(f'"count" has no effect with {self.data}')
+            raise ValueError(f'"count" {why}')
         return self
 
 

@@ -89,7 +89,7 @@ def test_check_reads_the_requested_number_of_samples_of_a_stream(launcher: Launc
         (
             "build_stream",
             ["--max_steps=1", "--data.drop_last=true"],
-            'config: "data.drop_last" has no effect, because train_data has no length',
+            'config: "data.drop_last" must not be set, because train_data has no length',
         ),
         (
             "build",

@@ -35,7 +35,7 @@ def check_run(path: str, config: RunConfig, samples: int, world_size: int, emit:
         config: The settings of the run.
         samples: Maximum number of samples to read of each data set.
         world_size: Number of ranks that will train.
-        emit: Called for each data set, and for what is no mistake for sure.
+        emit: Called for each data set, and for each finding that may not be a mistake.
 
     Raises:
         InputError: The first mistake.
