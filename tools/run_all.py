@@ -3,9 +3,9 @@
     python -m tools.run_all
 
 A machine has one cluster. Its tests often wait, and the other process runs the checks of
-`make check` and the rest at the same time, one part after another. Its output follows at the end. Once the
-tests of the cluster have passed, the first process takes what is left, so both end at about the
-same time on any machine.
+`make check` and the rest at the same time, one part after another. Its output follows at the end.
+Once the tests of the cluster have passed, the first process takes what is left, so both end at
+about the same time on any machine.
 """
 
 import shutil

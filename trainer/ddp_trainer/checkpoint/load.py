@@ -4,8 +4,8 @@ Rank 0 checks the checkpoints of a run from the newest to the oldest, until one 
 
 - Damaged: a file is missing or differs from its checksum, or holds what no trainer writes. The
   checkpoint is skipped and renamed, so that its name is free and it can be inspected.
-- The volume fails: this is no evidence of damage. The read is tried again for some seconds, and then
-  the attempt ends with an error, because an older checkpoint would lose progress.
+- The volume fails: this is no evidence of damage. The read is tried again for some seconds, and
+  then the attempt ends with an error, because an older checkpoint would lose progress.
 - Of an unknown format: a newer release wrote it. The attempt ends with an error.
 
 Then rank 0 reads the chosen one and sends it to the others, so that only rank 0 needs the volume.
