@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from ddp_agent.agent import Agent
-from ddp_agent.attempt_process import AttemptStarter
-from ddp_agent.barrier import start_barrier
-from ddp_agent.barrier_client import StartBarrier
 from ddp_agent.clock import Clock, Ticker
-from ddp_agent.launcher import Launch
+from ddp_agent.network.barrier import start_barrier
+from ddp_agent.network.barrier_client import StartBarrier
 from ddp_agent.orders import AttemptOrders
-from ddp_agent.reporter import AttemptReporter
-from ddp_agent.xids import XidCounts
+from ddp_agent.processes.attempt_process import AttemptStarter
+from ddp_agent.processes.launch import Launch
+from ddp_agent.status.xids import XidCounts
+from ddp_agent.status_writer import AttemptReporter
 from ddp_wire.contract import ATTEMPT_FILE, AgentPhase, AgentStatus, Env
 from tests.agent.support import DEADLINE_SECONDS, config
 

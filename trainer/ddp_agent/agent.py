@@ -6,17 +6,17 @@ import socket
 from pathlib import Path
 
 from ddp_agent import logs
-from ddp_agent.attempt_process import AttemptProcess, AttemptStarter
-from ddp_agent.barrier_client import StartBarrier
 from ddp_agent.clock import Ticker
 from ddp_agent.config import AgentConfig
-from ddp_agent.exits import ExitWatch, as_problem
 from ddp_agent.failures import exit_code, to_sentence
-from ddp_agent.hangs import HangDetector, describe_hang
-from ddp_agent.launcher import Launch, command_problem, prepare
+from ddp_agent.network.barrier_client import StartBarrier
+from ddp_agent.network.waits import Obstacle, WaitWatch, unreachable
 from ddp_agent.orders import AttemptOrders, Interruption, Stop
-from ddp_agent.reporter import AttemptReporter
-from ddp_agent.waits import Obstacle, WaitWatch, unreachable
+from ddp_agent.processes.attempt_process import AttemptProcess, AttemptStarter
+from ddp_agent.processes.exits import ExitWatch, as_problem
+from ddp_agent.processes.launch import Launch, command_problem, prepare
+from ddp_agent.status.hangs import HangDetector, describe_hang
+from ddp_agent.status_writer import AttemptReporter
 from ddp_wire.contract import AgentPhase, ExitCode, Failure, rendezvous_port
 from ddp_wire.delays import LONGEST_BACKOFF_SECONDS
 

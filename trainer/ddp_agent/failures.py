@@ -44,7 +44,8 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """Prefix that torch adds to each line of an uncaught traceback."""
 
 _LAUNCHER_FRAME = re.compile(
-    r'File "(<frozen runpy>|.*/ddp_agent/entry\.py|.*/elastic/multiprocessing/errors/__init__\.py)"'
+    r'File "(<frozen runpy>|.*/ddp_agent/launcher/entry\.py'
+    r'|.*/elastic/multiprocessing/errors/__init__\.py)"'
 )
 
 _STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}

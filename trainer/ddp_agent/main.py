@@ -12,20 +12,20 @@ from pathlib import Path
 
 from ddp_agent import logs
 from ddp_agent.agent import Agent
-from ddp_agent.attempt_process import AttemptStarter
-from ddp_agent.barrier import start_barrier
 from ddp_agent.clock import Clock, Ticker
 from ddp_agent.config import AgentConfig, BadEnvironmentError
-from ddp_agent.doorbell import Doorbell
-from ddp_agent.gpus import GpuReader, gpu_handles
-from ddp_agent.launcher import TORCHRUN_PREFIX
-from ddp_agent.metrics import AgentCollector
+from ddp_agent.network.barrier import start_barrier
+from ddp_agent.network.server import AgentServer
+from ddp_agent.network.unread_status import Doorbell
 from ddp_agent.orders import AttemptOrders
-from ddp_agent.reporter import AttemptReporter
-from ddp_agent.server import AgentServer
-from ddp_agent.termination import write_termination_message
-from ddp_agent.warm import Standby
-from ddp_agent.xids import XidCounter
+from ddp_agent.processes.attempt_process import AttemptStarter
+from ddp_agent.processes.launch import TORCHRUN_PREFIX
+from ddp_agent.processes.warm import Standby
+from ddp_agent.status.gpus import GpuReader, gpu_handles
+from ddp_agent.status.metrics import AgentCollector
+from ddp_agent.status.termination import write_termination_message
+from ddp_agent.status.xids import XidCounter
+from ddp_agent.status_writer import AttemptReporter
 from ddp_wire.contract import ExitCode
 from ddp_wire.exposition import render
 from ddp_wire.processes import adopt_orphans

@@ -1,0 +1,1 @@
+"""Processes of an attempt, as the agent starts, supervises and ends them."""
