@@ -1,4 +1,7 @@
-"""Entry point of `python -m ddp_agent`."""
+"""Entry point of `python -m ddp_agent`, the command that the operator writes into each pod.
+
+Process: agent (main thread, before all other imports).
+"""
 
 import os
 import signal

@@ -1,4 +1,7 @@
-"""Turns exit codes, tracebacks and logs of ranks into failures that a person understands."""
+"""Describe why ranks failed, from their exit codes, tracebacks and logs.
+
+Process: launcher (writes the failure file), agent (reads it) and rank (prints its traceback).
+"""
 
 import re
 import signal

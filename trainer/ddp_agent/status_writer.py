@@ -1,4 +1,7 @@
-"""Maintains the agent status of the current attempt: phase, heartbeats and timeline."""
+"""Maintain the agent status of the current attempt: phase, heartbeats and timeline.
+
+Process: agent (loop).
+"""
 
 import sys
 from collections.abc import Sequence
@@ -31,7 +34,7 @@ LOOK_SECONDS = 0.5
 """Seconds between two looks at the connections of a command's ranks, while it starts."""
 
 
-class AttemptReporter:
+class StatusWriter:
     """Writer of the agent status. Only the agent's loop calls it."""
 
     def __init__(self, config: AgentConfig, clock: Clock) -> None:
@@ -43,7 +46,7 @@ class AttemptReporter:
         self.cell = AgentStatusCell(
             AgentStatus(
                 job_uid=config.job_uid,
-                news=0 if config.node_index == 0 else None,
+                unread_notices=0 if config.node_index == 0 else None,
                 node_index=config.node_index,
                 attempt=0,
                 phase=AgentPhase.WAITING,
@@ -57,7 +60,7 @@ class AttemptReporter:
         return self.cell.current()
 
     def start_attempt(self, attempt: int, command: list[str]) -> None:
-        """Report a new attempt, which waits for node 0's store."""
+        """Publish a new attempt, which waits for node 0's store."""
         now = self._clock.wall()
         timeline = Timeline(
             noticed=self._noticed_at, ordered=self._ordered_at or now, cleared=self._cleared_at
@@ -66,7 +69,7 @@ class AttemptReporter:
         self._ordered_at = None
 
     def launched(self) -> None:
-        """Report that torchrun starts now."""
+        """Publish that torchrun starts now."""
         if self.status.timeline is not None:
             update = {"launched": self._clock.wall()}
             self.cell.set_timeline(self.status.timeline.model_copy(update=update))
@@ -86,7 +89,7 @@ class AttemptReporter:
         self._cleared_at = self._clock.wall()
 
     def update_from_ranks(self, launch: Launch) -> None:
-        """Report the newest heartbeats, and whether all local ranks train."""
+        """Store the newest heartbeats. Publish the phase once all local ranks train."""
         heartbeats = read_heartbeats(launch.heartbeats_dir, launch.attempt)
         ranks = self._config.procs_per_node
         spawned = self._update_timeline(launch, heartbeats)
@@ -106,21 +109,21 @@ class AttemptReporter:
         )
         self.cell.set_checkpoint(first.checkpoint if first else self.status.checkpoint)
 
-    def report_wait(self, text: str | None) -> None:
-        """Report what this node waits for before the start, or None."""
+    def set_wait(self, text: str | None) -> None:
+        """Publish what this node waits for before the start, or None."""
         self.cell.set_waits_for(text)
 
-    def report_hang(self, hung: list[HungRank] | None) -> None:
-        """Report the ranks of a node on which a rank hangs, or None if all make progress."""
+    def set_hang(self, hung: list[HungRank] | None) -> None:
+        """Publish the ranks of a node on which a rank hangs, or None if all make progress."""
         self.cell.set_hang(hung)
 
     def succeeded(self, problems: list[ExitProblem] | None) -> None:
-        """Report that the attempt has succeeded, with the problems of ranks that exited."""
+        """Publish that the attempt has succeeded, with the problems of ranks that exited."""
         self.cell.update(exit_problems=problems)
         self.enter(AgentPhase.SUCCEEDED)
 
     def enter(self, phase: AgentPhase, failure: Failure | None = None) -> None:
-        """Report a phase of the attempt."""
+        """Publish a phase of the attempt."""
         self.cell.enter(phase, self._clock.wall(), failure)
 
     def _command_trains(self, launch: Launch, heartbeats: Sequence[Heartbeat]) -> bool:

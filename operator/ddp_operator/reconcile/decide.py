@@ -314,7 +314,7 @@ def _requeue_seconds(world: World, status: DDPJobStatus) -> float:
     has_progress = world.job.spec.task is None or status.progress is not None
     seconds = STARTING_REQUEUE_SECONDS
     if is_training and has_progress:
-        # News of pods and agents wake the job earlier, so only its progress can become due.
+        # Changes of pods and agents wake the job earlier, so only its progress can become due.
         seconds = max(RUNNING_REQUEUE_SECONDS, world.progress_interval.total_seconds())
     ended = (AgentPhase.SUCCEEDED, AgentPhase.FAILED)
     if any(r.phase in ended for r in world.reports.values()):

@@ -198,7 +198,7 @@ def test_signature_covers_all_of_a_message_and_the_challenge() -> None:
         challenge = send_challenge(second)
         Arrival(job_uid=JOB, attempt=1, node_index=1).send(first, SECRET)
         sent = json.loads(second.recv(512))
-    for change in ({"attempt": 2}, {"node_index": 2}, {"news": True}, {"agent": "x"}):
+    for change in ({"attempt": 2}, {"node_index": 2}, {"unread": True}, {"agent": "x"}):
         assert not Arrival.model_validate(sent | change).is_genuine(SECRET, challenge)
     assert not Arrival.model_validate(sent).is_genuine(SECRET, random_text())
     assert Arrival.model_validate(sent).is_genuine(SECRET, challenge)
@@ -335,15 +335,15 @@ def test_case_115_agent_that_was_replaced_ends_no_attempt(server: BarrierServer)
     wait_until(lambda: server.replaced_node() is None and closed(), "it is refused")
 
 
-def test_case_115_recorded_news_do_not_count() -> None:
-    news: list[None] = []
-    made = BarrierServer("127.0.0.1", 0, JOB, 2, lambda: news.append(None), secret=SECRET)
-    message = Arrival(job_uid=JOB, attempt=1, node_index=1, news=True)
+def test_case_115_recorded_notices_do_not_count() -> None:
+    notices: list[None] = []
+    made = BarrierServer("127.0.0.1", 0, JOB, 2, lambda: notices.append(None), secret=SECRET)
+    message = Arrival(job_uid=JOB, attempt=1, node_index=1, unread=True)
     for count in (1, 2):
         _, recording = recorded_with(made, message)
-        wait_until(lambda: made.replaced_node() is None and len(news) == count, "it counts")  # noqa: B023
+        wait_until(lambda: made.replaced_node() is None and len(notices) == count, "it counts")  # noqa: B023
         is_refused(made, recording)
-        assert len(news) == count
+        assert len(notices) == count
     made.close()
 
 

@@ -14,7 +14,7 @@ from ddp_agent.clock import Clock
 from ddp_agent.processes.launch import Launch, prepare
 from ddp_agent.processes.rank_processes import RankProcesses
 from ddp_agent.processes.rank_sockets import all_connected
-from ddp_agent.status_writer import LOOK_SECONDS, AttemptReporter
+from ddp_agent.status_writer import LOOK_SECONDS, StatusWriter
 from ddp_wire.contract import AgentPhase, Env
 from tests.agent.support import config, environment, wait_until
 
@@ -80,13 +80,13 @@ def test_case_106_command_is_not_training_before_its_process_group(
     given = {Env.TASK: None, Env.COMMAND: json.dumps(["python", "t.py"]), Env.PROCS_PER_NODE: "1"}
     ticks = iter(range(10**9))
     clock = Clock(monotonic=lambda: next(ticks) * 2 * LOOK_SECONDS)
-    reporter = AttemptReporter(config(tmp_path, **given), clock)
-    reporter.start_attempt(1, [])
-    reporter.launched()
+    writer = StatusWriter(config(tmp_path, **given), clock)
+    writer.start_attempt(1, [])
+    writer.launched()
 
     def trains() -> bool:
-        reporter.update_from_ranks(launch)
-        return reporter.status.phase is AgentPhase.TRAINING
+        writer.update_from_ranks(launch)
+        return writer.status.phase is AgentPhase.TRAINING
 
     assert not trains(), "the launcher has not told which ranks run"
     running = RankProcesses(first_rank=0, running={0: rank.pid}, master_port=port_of(store))

@@ -8,7 +8,7 @@ import pytest
 from ddp_agent.clock import Clock
 from ddp_agent.processes.launch import prepare
 from ddp_agent.status.heartbeats import all_joined, all_spawned, read_heartbeats
-from ddp_agent.status_writer import AttemptReporter
+from ddp_agent.status_writer import StatusWriter
 from ddp_wire.activity import ActivityWriter
 from ddp_wire.contract import AgentPhase, CheckpointInfo, Env, Heartbeat, Progress, RankPhase
 from tests.agent.support import config, heartbeat
@@ -126,18 +126,18 @@ def test_activity_record_makes_an_old_heartbeat_exact(tmp_path: Path) -> None:
 def test_command_trains_although_only_one_of_its_ranks_reports(tmp_path: Path) -> None:
     command = config(tmp_path, **{Env.COMMAND: '["train.py"]', Env.TASK: None})
     launch = prepare(command, 1, tmp_path, {})
-    reporter = AttemptReporter(command, Clock())
-    reporter.start_attempt(1, [])
-    reporter.launched()
+    writer = StatusWriter(command, Clock())
+    writer.start_attempt(1, [])
+    writer.launched()
     write(launch.heartbeats_dir, heartbeat(phase=RankPhase.STARTING))
     for rank in ("0", "1"):
         home = launch.log_dir / "run" / "attempt_0" / rank
         home.mkdir(parents=True)
         (home / "stderr.log").touch()
-    reporter.update_from_ranks(launch)
-    phases = [reporter.status.phase]
+    writer.update_from_ranks(launch)
+    phases = [writer.status.phase]
     write(launch.heartbeats_dir, heartbeat(progress=Progress(step=7)))
-    reporter.update_from_ranks(launch)
-    phases.append(reporter.status.phase)
+    writer.update_from_ranks(launch)
+    phases.append(writer.status.phase)
     assert phases == [AgentPhase.STARTING, AgentPhase.TRAINING]
-    assert reporter.status.progress == Progress(step=7)
+    assert writer.status.progress == Progress(step=7)

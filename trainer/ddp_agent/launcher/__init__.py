@@ -1,4 +1,7 @@
-"""Launcher of an attempt, the standby that forks it, and the start of a forked rank.
+"""Processes with torch: the standby, the launcher of an attempt and the start of a forked rank.
 
-Only modules of this folder import torch. None of them runs in the agent's own process.
+Only modules of this folder import torch, and no module of another folder imports them: the agent
+starts them as processes.
+
+Process: standby, launcher, store and rank.
 """

@@ -1,8 +1,16 @@
-"""Patches of torchrun for the end of an attempt: finished work is not repeated.
+"""Patch torchrun for the end of an attempt, so that finished work is not repeated.
 
-torchrun takes a rank that crashes or is killed while it exits for a failed rank. And after five
-minutes its nodes stop waiting for each other, so that the ranks of the others fail. Each patch
-applies only where torch still has what it replaces. The launcher of an attempt calls `apply`.
+torch has no setting for these. `apply` replaces private functions, each only where torch still has
+it:
+
+- `LocalElasticAgent._monitor_workers`: torchrun takes a rank that crashes or is killed while it
+  exits for a failed rank. The patch counts such a rank as succeeded if its work was done. It also
+  writes which ranks still run, for the agent (`rank_processes`).
+- `SimpleElasticAgent._exit_barrier`: after five minutes the nodes stop waiting for each other, and
+  the ranks of the slower ones fail. The patch raises this to 30 days, because the agents end ranks
+  that do not exit.
+
+Process: launcher.
 """
 
 import functools

@@ -1,8 +1,10 @@
-"""Hosts the store of torchrun's rendezvous in a separate process.
+"""Host the store of torchrun's rendezvous in a process of its own.
 
 A store has a thread that resolves the addresses of its peers. glibc locks its resolver for that,
 and a fork copies the lock as taken: the child's first connection then waits for ever. So the
 launcher, which forks the ranks, must not host the store (docs/decisions/0006-standby.md).
+
+Process: launcher of node 0, and its fork, the store.
 """
 
 import contextlib

@@ -1,8 +1,10 @@
-"""Lets torchrun's rendezvous load only what an agent of the same job has signed.
+"""Make torchrun's rendezvous load only what an agent of the same job has signed.
 
 torch keeps the state of the rendezvous pickled in a store. The store accepts everybody who reaches
 its port, and each node unpickles what it finds there, so a stranger could execute code on all of
 them. torch has no setting for it (docs/security.md).
+
+Process: launcher.
 """
 
 import hashlib

@@ -1,8 +1,10 @@
-"""The standby process: imports torch once, then forks one launcher per attempt.
+"""Standby: import torch once, then fork one launcher per attempt.
 
 A fork is safe only from a process with one thread that has never opened the GPU. So the standby
 imports no user code, because user code may do anything at import. Each fork checks that it can use
 the pod's GPUs before it runs an attempt.
+
+Process: standby. A fork of it becomes the launcher.
 """
 
 import contextlib

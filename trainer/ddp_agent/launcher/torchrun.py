@@ -1,7 +1,6 @@
-"""Runs torchrun and writes a failure file, which names the rank that failed first and why.
+"""Run torchrun, and write a failure file that names the rank that failed first and why.
 
-It runs in the launcher process, as do the other modules of the agent that import torch:
-`torchrun_patches`, `exit_patches`, `rendezvous_store` and `signed_rendezvous`.
+Process: launcher, a fork of the standby (warm) or a new process (cold).
 """
 
 import logging

@@ -1,8 +1,17 @@
-"""Patches torchrun in this process: shorter waits in a recovery, complete failure reports.
+"""Patch torchrun in this process: shorter waits in a recovery, and all ranks that failed.
 
-torch has no settings for these. Each patch applies only where torch still has what it replaces;
-without it, recovery is slower and failure reports are less complete. Only the launcher of an
-attempt calls `apply`.
+torch has no settings for these. `apply` replaces private functions, each only where torch still has
+it. Without a patch the recovery is slower, or a failure is described less completely:
+
+- `dynamic_rendezvous._delay`: poll the rendezvous every 0.05 s, not once per second.
+- `_BackendRendezvousStateHolder`: keep no copy of the rendezvous state, which may be 1 s old.
+- `MultiprocessContext.close`: before torchrun stops the other local ranks, record which ranks have
+  failed by themselves. After a failure, kill the others after 1 s, not after 30 s.
+- `MultiprocessContext._poll`: return all ranks that `close` has recorded. torch returns one of
+  them, which often failed only because of another one. Also add the missing result of a rank that
+  ended by `sys.exit()`, for which torch waits forever.
+
+Process: launcher (of a warm start).
 """
 
 import functools

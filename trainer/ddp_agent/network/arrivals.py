@@ -1,13 +1,15 @@
 """Messages of the agents of a job to node 0's agent, and the connections for them.
 
 Node 0's agent sends a challenge first: one line of random text. The signature of the answer covers
-it, so a message that somebody has recorded is of no use on another connection.
+it, so a recorded message is of no use on another connection.
+
+Process: agent (loop; thread of the notifier).
 """
 
 import contextlib
 import socket
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
 from ddp_wire.signatures import is_genuine, random_text, sign_arrival
 
@@ -20,13 +22,15 @@ _CHALLENGE_BYTES = len(random_text()) + 1
 class Arrival(BaseModel):
     """Message of a node's agent to node 0's agent: it waits for the start of an attempt."""
 
+    model_config = ConfigDict(populate_by_name=True)
+
     job_uid: str
     attempt: int
     node_index: int
     agent: str = ""
-    """Random name of the agent process, or "" with `news`. A replaced pod has another one."""
-    news: bool = False
-    """The agent does not wait. It has a status that nobody has read."""
+    """Random name of the agent process, or "" if `unread`. A replaced pod has another one."""
+    unread: bool = Field(default=False, alias="news")  # Older agents send and sign "news".
+    """Whether this is a notice of an unread status. The agent does not wait then."""
     signature: str = ""
     """Signature with the job's secret, or "" in a job of an older operator."""
 
@@ -40,7 +44,7 @@ class Arrival(BaseModel):
         challenge = _received_challenge(link)
         signature = self._expected_signature(secret, challenge) if secret else ""
         signed = self.model_copy(update={"signature": signature})
-        link.sendall(signed.model_dump_json().encode() + b"\n")
+        link.sendall(signed.model_dump_json(by_alias=True).encode() + b"\n")
 
     def is_genuine(self, secret: str, challenge: str) -> bool:
         """Return whether an agent of the job has answered this challenge with this message.
@@ -50,7 +54,7 @@ class Arrival(BaseModel):
         return not secret or is_genuine(self.signature, self._expected_signature(secret, challenge))
 
     def _expected_signature(self, secret: str, challenge: str) -> str:
-        body = self.model_dump_json(exclude={"signature"}).encode()
+        body = self.model_dump_json(by_alias=True, exclude={"signature"}).encode()
         return sign_arrival(secret, challenge, body)
 
 

@@ -1,10 +1,20 @@
 """Start barrier: no node starts torchrun before the agents of all nodes wait for the attempt.
 
 A pod may wait for days for a free GPU or for its image, but torchrun's rendezvous has a timeout. So
-node 0's agent counts the agents of the other nodes, and all start torchrun at the same time. The
-agents meet by themselves: the barrier needs neither the operator nor the API server.
+the agents meet first, at node 0's agent, without the operator or the API server:
 
-Node 0's agent also hears here of a status of another node that nobody has read (`doorbell`).
+1. Each other agent (`barrier_client`) connects to node 0's agent, which sends a random challenge.
+2. The agent answers with its arrival: job, attempt, node and a random name of its process, signed
+   together with the challenge. The connection stays open.
+3. Once all nodes have arrived for its own attempt, node 0's agent sends the start on all
+   connections, and all agents start torchrun at the same time.
+4. An agent that connects again after the start gets the start again if it has the same name. One
+   with another name has replaced an agent of the attempt. The torchrun processes can never meet the
+   new one, so node 0's agent ends the attempt (`replaced_node`).
+
+Other agents also use this port for notices of an unread status (`unread_status`).
+
+Process: agent of node 0 (loop, without a thread).
 """
 
 import contextlib
@@ -65,7 +75,7 @@ class BarrierServer(StartBarrier):
         port: int,
         job_uid: str,
         nodes: int,
-        on_news: Callable[[], None] = lambda: None,
+        on_unread: Callable[[], None] = lambda: None,
         *,
         secret: str = "",
     ) -> None:
@@ -76,7 +86,7 @@ class BarrierServer(StartBarrier):
             port: Port, or 0 for any free one.
             job_uid: UID of the job. Agents of other jobs are refused.
             nodes: Number of nodes of the job.
-            on_news: Called when another node has a status that nobody has read.
+            on_unread: Called for each notice of an unread status of another node.
             secret: Secret of the job, or "" to accept messages without a signature.
 
         Raises:
@@ -91,7 +101,7 @@ class BarrierServer(StartBarrier):
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._job_uid, self._others = job_uid, frozenset(range(1, nodes))
-        self._on_news, self._secret, self._warned = on_news, secret, False
+        self._on_unread, self._secret, self._warned = on_unread, secret, False
         self._warned_of_files = False
         self._strangers: dict[_Connection, None] = {}
         """Connections without an arrival, the oldest first."""
@@ -234,10 +244,10 @@ class BarrierServer(StartBarrier):
             self._warn_of_stranger(arrival)
             known = False
         past = self._started is not None and arrival.attempt < self._started
-        if not known or ((past or name in self._former) and not arrival.news):
+        if not known or ((past or name in self._former) and not arrival.unread):
             self._close(one)
-        elif arrival.news:
-            self._on_news()
+        elif arrival.unread:
+            self._on_unread()
             self._close(one)
         else:
             self._arrive(one, arrival)
@@ -287,11 +297,11 @@ class BarrierServer(StartBarrier):
 
 
 def start_barrier(
-    config: AgentConfig, on_news: Callable[[], None] = lambda: None
+    config: AgentConfig, on_unread: Callable[[], None] = lambda: None
 ) -> StartBarrier | None:
     """Return this node's side of the barrier, or None for a job with one node.
 
-    Node 0's side calls `on_news` when another node has a status that nobody has read.
+    Node 0's side calls `on_unread` for each notice of an unread status of another node.
 
     Raises:
         OSError: The port is not free.
@@ -308,7 +318,7 @@ def start_barrier(
             config.barrier_port,
             config.job_uid,
             config.nodes,
-            on_news,
+            on_unread,
             secret=config.job_secret,
         )
     return BarrierClient(

@@ -1,4 +1,7 @@
-"""Side of the start barrier of every node but node 0, and what both sides have in common."""
+"""Side of the start barrier of every node but node 0, and what both sides have in common.
+
+Process: agent of every other node (loop).
+"""
 
 import socket
 import uuid

@@ -1,7 +1,18 @@
-"""HTTP endpoints of the agent: /healthz, /readyz, /metrics, /status and /attempt.
+"""HTTP server of the agent: /healthz, /readyz, /metrics, /status and /attempt.
 
-The first two are for the kubelet, and the third one is for Prometheus. The others need the
-operator's signature.
+The kubelet reads /healthz and /readyz, and Prometheus reads /metrics. Requests to /status and
+/attempt need the operator's signature.
+
+The operator keeps a request open: `GET /status?revision=N&wait=S` is answered as soon as the status
+has another revision than N, after S seconds in any case. So the operator reads a failure at once.
+The server records which revision a client has read: `unread_status` and the loop depend on it.
+`POST /attempt` hands an attempt order to the loop.
+
+Each connection has a thread. A flood of connections can neither use up all threads nor close the
+operator's connection: with too many connections, the server closes the oldest one that has not yet
+carried a signed request.
+
+Process: agent (one thread per connection).
 """
 
 import contextlib

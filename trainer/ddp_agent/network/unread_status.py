@@ -1,8 +1,15 @@
-"""Tells node 0's agent when nobody reads an important status of this node.
+"""Notify node 0's agent while an important status of this node is unread.
 
-The operator keeps one connection per job, to node 0's agent. It asks the other agents only while
-they have news, so they must say when they have some. That this node starts or trains is no news:
-node 0's agent trains only together with all the others, and it says so itself.
+The operator keeps one request per job open, to node 0's agent. It asks the other agents only while
+the job changes. An agent that has failed or ended, or whose ranks hang, waits 50 ms for a reader.
+If none has read the status by then, it sends a notice to the port of node 0's start barrier, again
+and again with growing pauses, until its status is read. Node 0's agent counts the notices in its
+own status. That answers the open request, and the operator asks all agents.
+
+A node that starts or trains sends no notice: node 0's agent trains only together with all the
+others, so its own status says the same.
+
+Process: agent of every other node (a thread).
 """
 
 import contextlib
@@ -18,16 +25,16 @@ _GRACE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 30.0
 _CHALLENGE_SECONDS = 5.0
 """Longest wait for node 0's agent, which looks at its connections about ten times per second."""
-_COURSE = frozenset({AgentPhase.WAITING, AgentPhase.STARTING, AgentPhase.TRAINING})
+_NORMAL_PHASES = frozenset({AgentPhase.WAITING, AgentPhase.STARTING, AgentPhase.TRAINING})
 """Phases of an attempt in which nothing has failed."""
 
 
-class Doorbell:
-    """Thread of every agent but node 0's."""
+class UnreadStatusNotifier:
+    """Thread that sends the notices of every agent but node 0's."""
 
     def __init__(self, config: AgentConfig, cell: AgentStatusCell) -> None:
         self._config, self._cell = config, cell
-        self._thread = threading.Thread(target=self._run, name="doorbell", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="unread-status", daemon=True)
 
     def start(self) -> None:
         """Watch the status until the process ends. Do nothing on node 0."""
@@ -41,22 +48,22 @@ class Doorbell:
             if status.revision != known:
                 known, pause = status.revision, _GRACE_SECONDS
                 continue
-            # Without any reader so far, the operator still asks this agent again and again.
+            # The operator still asks an agent that it has never read, again and again.
             unread = self._cell.was_ever_read and not self._cell.is_read
             if unread and _is_important(status):
-                self._ring(status.attempt)
+                self._notify(status.attempt)
             pause = min(2.0 * pause, _LONGEST_PAUSE_SECONDS)
 
-    def _ring(self, attempt: int) -> None:
+    def _notify(self, attempt: int) -> None:
         config = self._config
         message = Arrival(
             job_uid=config.job_uid,
             attempt=attempt,
             node_index=config.node_index,
-            news=True,
+            unread=True,
         )
         with (
-            contextlib.suppress(OSError),  # Node 0 is being replaced: the next ring reaches it.
+            contextlib.suppress(OSError),  # Node 0 is being replaced: the next notice reaches it.
             connected((config.rendezvous_host, config.barrier_port)) as link,
         ):
             link.settimeout(_CHALLENGE_SECONDS)
@@ -64,5 +71,5 @@ class Doorbell:
 
 
 def _is_important(status: AgentStatus) -> bool:
-    """Return whether the operator must act on a status, of which node 0's agent knows nothing."""
-    return status.phase not in _COURSE or status.hang is not None
+    """Return whether the operator must act on a status that node 0's own status does not show."""
+    return status.phase not in _NORMAL_PHASES or status.hang is not None

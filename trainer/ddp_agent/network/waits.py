@@ -1,4 +1,7 @@
-"""Why a node cannot join the others: what its agent waits for, and for how long already."""
+"""Why a node cannot join the others: what its agent waits for, and for how long already.
+
+Process: agent (loop).
+"""
 
 import socket
 from collections.abc import Sequence

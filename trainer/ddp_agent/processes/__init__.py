@@ -1,1 +1,4 @@
-"""Processes of an attempt, as the agent starts, supervises and ends them."""
+"""Processes of an attempt, as the agent starts, supervises and ends them.
+
+Process: agent.
+"""

@@ -1,4 +1,7 @@
-"""Starts the processes of attempts, warm or cold, and stops them."""
+"""Start the processes of attempts, warm or cold, and stop them.
+
+Process: agent (loop).
+"""
 
 import logging
 import os
@@ -121,7 +124,7 @@ class AttemptProcess:
 
 
 class AttemptStarter:
-    """Starts attempts as forks of the standby, which it owns, or else as new processes."""
+    """Starter of attempts: as forks of the standby, which it owns, or else as new processes."""
 
     def __init__(
         self,

@@ -1,8 +1,10 @@
-"""Ends ranks that do not exit after their work is done, so that finished work counts.
+"""End ranks that do not exit after their work is done, so that finished work counts.
 
 The ranks of a task report that they are done: then the last checkpoint is committed. A `command`
 reports nothing. Its work counts as done once a rank of any node has exited with code 0 and the
 others of this node do not use the CPU any more.
+
+Process: agent (loop).
 """
 
 import contextlib

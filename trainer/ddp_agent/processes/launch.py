@@ -1,4 +1,7 @@
-"""Builds the torchrun command line of an attempt and the environment of its ranks."""
+"""Build the torchrun command line of an attempt and the environment of its ranks.
+
+Process: agent (loop). The launcher reads the names of variables.
+"""
 
 import importlib
 import importlib.machinery

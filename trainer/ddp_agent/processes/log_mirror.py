@@ -1,7 +1,9 @@
-"""Copies the ranks' logs to the shared volume, where the logs of a lost pod survive.
+"""Copy the ranks' logs to the shared volume, where the logs of a lost pod survive.
 
 The ranks write to the container's own disk, because a full or hanging volume must not stop them.
 Both sides are bounded: a run may print for months.
+
+Process: agent (a thread per attempt).
 """
 
 import contextlib

@@ -1,7 +1,9 @@
-"""Which ranks of this node run, as the launcher tells the agent in a file.
+"""Files in which the launcher tells the agent which ranks of this node run.
 
 Only the launcher knows which of its ranks have exited, and only it can ask the rendezvous store
 about the other nodes. The agent imports no torch, so the two share these files.
+
+Process: launcher and agent (loop).
 """
 
 import contextlib

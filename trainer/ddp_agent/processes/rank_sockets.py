@@ -1,7 +1,9 @@
-"""Finds out whether ranks have joined torch's process group, by their connections.
+"""Check by their connections whether ranks have joined torch's process group.
 
 A `command` reports nothing. To join, each rank connects to the store at MASTER_PORT, and keeps that
 connection for as long as it trains.
+
+Process: agent (loop).
 """
 
 import contextlib

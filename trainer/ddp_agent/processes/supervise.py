@@ -1,4 +1,7 @@
-"""Supervises the process tree of an attempt: polls, signals, kills and reaps it."""
+"""Supervise the process tree of an attempt: poll, signal, kill and reap it.
+
+Process: agent (loop).
+"""
 
 import contextlib
 import os

@@ -1,1 +1,4 @@
-"""Agent status and what it is made of: heartbeats, hangs, GPUs; and metrics, its other form."""
+"""Agent status and its sources: heartbeats, hangs and GPUs. Also the metrics derived from it.
+
+Process: agent.
+"""

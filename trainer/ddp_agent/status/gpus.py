@@ -1,6 +1,8 @@
 """State of the pod's GPUs, read from NVML, the library that nvidia-smi uses too.
 
 NVML opens no CUDA context, so it disturbs neither the ranks nor the standby.
+
+Process: agent (threads of the HTTP server).
 """
 
 import contextlib

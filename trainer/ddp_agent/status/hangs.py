@@ -1,12 +1,19 @@
-"""Detects that the ranks of a node make no progress, and inspects them then.
+"""Detect that the ranks of a node make no progress, and inspect them then.
 
-At first such ranks are only suspects: storage may fail over, and a hook may take minutes. Whether
-the attempt ends depends on what the rank does that the others wait for.
+Each rank shares with the agent, through memory, what it does and since when. The detector looks
+once per second:
 
-A rank that hangs keeps all others waiting, so soon every rank of the job exceeds the limit of what
-it does, and every agent reports that. As long as one rank is within its limit, for example in a
-long save, nothing hangs. The operator compares the reports and names the rank that the others wait
-for.
+1. If all running ranks of the node exceed the short limit of what they do, they are suspects. While
+   one rank is within its limit, for example in a long save, nothing hangs. A rank that hangs keeps
+   all others waiting, so soon the ranks of every node are suspects.
+2. Ask the suspects for their stacks and collectives. Wait at most 2 s for the answers.
+3. Put one finding per rank into the status: what it does, for how long, and whether it exceeds the
+   longer limit that ends an attempt. Storage may fail over, and a hook may take minutes.
+4. The operator compares the statuses of all nodes, and names the rank that the others wait for. It
+   orders the next attempt once that rank exceeds the longer limit. If it orders nothing, the agent
+   ends the attempt in the end (`is_overdue`).
+
+Process: agent (loop).
 """
 
 import contextlib
@@ -48,7 +55,7 @@ _FEWEST_UPDATES = 3
 _PAUSED_SECONDS = 5.0
 """Gap between two looks after which the agent itself was paused, and its ranks with it."""
 _MOST_STACKS = 2
-"""Most ranks of a node of which the report holds the stack. The operator keeps all reports of a
+"""Most ranks of a node of which the status holds the stack. The operator keeps all statuses of a
 large job at once, and it names the lowest rank."""
 
 

@@ -1,4 +1,7 @@
-"""Reads the heartbeats of this node's ranks, and derives the attempt's milestones from them."""
+"""Read the heartbeats of this node's ranks, and derive the attempt's milestones from them.
+
+Process: agent (loop) and launcher.
+"""
 
 import logging
 import time

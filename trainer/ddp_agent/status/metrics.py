@@ -1,4 +1,7 @@
-"""Metrics of one worker pod, built from the agent status at the time of a scrape."""
+"""Metrics of one worker pod, built from the agent status at the time of a scrape.
+
+Process: agent (threads of the HTTP server).
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice

@@ -1,4 +1,7 @@
-"""Holds the agent status, which the loop writes and the server's threads read and wait for."""
+"""Cell with the agent status: the loop writes it, and other threads read it and wait for it.
+
+Process: agent (all threads).
+"""
 
 import threading
 from typing import Any
@@ -49,7 +52,7 @@ class AgentStatusCell:
         self._publish(
             AgentStatus(
                 job_uid=self._status.job_uid,
-                news=self._status.news,
+                unread_notices=self._status.unread_notices,
                 node_index=self._status.node_index,
                 attempt=attempt,
                 phase=AgentPhase.WAITING,
@@ -71,9 +74,10 @@ class AgentStatusCell:
             }
             self._publish(self._status.model_copy(update=update))
 
-    def count_news(self) -> None:
-        """Publish that another node's agent has a status that nobody has read."""
-        self._publish(self._status.model_copy(update={"news": (self._status.news or 0) + 1}))
+    def count_unread(self) -> None:
+        """Publish that another node's agent has sent a notice of an unread status."""
+        notices = (self._status.unread_notices or 0) + 1
+        self._publish(self._status.model_copy(update={"unread_notices": notices}))
 
     def set_timeline(self, timeline: Timeline) -> None:
         """Store the timeline. Publish it only when the local ranks complete their first update."""

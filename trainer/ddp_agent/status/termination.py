@@ -1,4 +1,7 @@
-"""Writes the termination message: the last agent status, cut to what the kubelet keeps."""
+"""Write the termination message: the last agent status, cut to what the kubelet keeps.
+
+Process: agent (main thread, at its end).
+"""
 
 import logging
 from pathlib import Path

@@ -1,6 +1,8 @@
 """XID errors of the pod's GPUs: numbers by which the driver reports faults of a GPU.
 
 NVML delivers them as events. A thread waits for these, so a scrape only copies a dictionary.
+
+Process: agent (a thread).
 """
 
 import contextlib
