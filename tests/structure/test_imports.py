@@ -36,6 +36,12 @@ def test_agent_imports_neither_operator_nor_trainer(path: Path) -> None:
     assert not {"kopf", "kubernetes", "ddp_operator", "ddp_trainer", "aiohttp"} & packages(path)
 
 
+@pytest.mark.parametrize("path", AGENT, ids=name)
+def test_each_module_of_the_agent_names_its_process(path: Path) -> None:
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    assert text.splitlines()[-1].startswith("Process: ")
+
+
 def test_ddp_wire_needs_the_standard_library_pydantic_and_prometheus_client_only() -> None:
     modules = sorted((ROOT / "trainer" / "ddp_wire").glob("*.py"))
     needed = {package for module in modules for package in packages(module)}
