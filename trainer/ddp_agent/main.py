@@ -59,7 +59,7 @@ def main(standby: Standby | None = None, secrets: Mapping[str, str] | None = Non
         writer = StatusWriter(config, ticker.clock)
         xids = XidCounter(gpu_handles)
         starter = AttemptStarter(config, ticker, standby, xids=lambda: xids.counts)
-        with _needing(config.barrier_port, starter):
+        with _requiring_port(config.barrier_port, starter):
             barrier = start_barrier(config, writer.cell.count_unread)
         agent = Agent(
             config,
@@ -74,7 +74,7 @@ def main(standby: Standby | None = None, secrets: Mapping[str, str] | None = Non
             signal.signal(number, lambda *_: orders.stop())
         gpus = GpuReader(lambda: xids.counts)
         collector = AgentCollector(config, writer.cell.current, gpus.read)
-        with _needing(config.port, starter):
+        with _requiring_port(config.port, starter):
             server = AgentServer(
                 config.bind,
                 config.port,
@@ -97,7 +97,7 @@ def main(standby: Standby | None = None, secrets: Mapping[str, str] | None = Non
 
 
 @contextmanager
-def _needing(port: int, starter: AttemptStarter) -> Iterator[None]:
+def _requiring_port(port: int, starter: AttemptStarter) -> Iterator[None]:
     """End the process with a sentence if the block finds that a port is not free."""
     try:
         yield

@@ -14,7 +14,7 @@ from ddp_agent.hang_limits import HangLimits
 from ddp_agent.processes.exits import LAUNCHER_SECONDS, ExitWatch, as_problem
 from ddp_agent.processes.rank_processes import (
     RankProcesses,
-    is_excused,
+    is_marked_killed,
     read_exit_failures,
     write_exit_failures,
 )
@@ -95,7 +95,7 @@ def test_case_100_rank_that_does_not_exit_is_killed_with_its_stacks(node: Node) 
     wait_until(lambda: bool(read_stacks(node.folder, 1)), "the stacks of the rank")
     node.look_for(5)
     assert child.wait(10) == -9
-    assert is_excused(node.folder, 1)
+    assert is_marked_killed(node.folder, 1)
     (problem,) = node.watch.problems() or []
     assert problem.rank == 3
     assert problem.message.startswith("did not exit within 6")
@@ -150,7 +150,7 @@ def test_rank_of_a_command_that_waits_in_a_collective_is_not_at_its_end(
     stacks = f'Current thread 0x1 (most recent call first):\n  File "{frame}\n'
     (command.folder / "1.stacks").write_text(stacks)
     command.look_for(3 * LIMIT)
-    assert is_excused(command.folder, 1) == killed
+    assert is_marked_killed(command.folder, 1) == killed
     assert (child.wait(10) if killed else child.poll()) == (-9 if killed else None)
 
 

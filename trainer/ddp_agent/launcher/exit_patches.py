@@ -23,7 +23,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from ddp_agent.processes.rank_processes import RankProcesses, is_excused, write_exit_failures
+from ddp_agent.processes.rank_processes import RankProcesses, is_marked_killed, write_exit_failures
 from ddp_agent.status.heartbeats import common_result
 from ddp_wire.contract import Env, ExitCode, Failure
 
@@ -45,10 +45,10 @@ def apply(describe: Describe) -> None:
         return
     if hasattr(LocalElasticAgent, "_monitor_workers"):
         monitor = LocalElasticAgent._monitor_workers  # noqa: SLF001 (there is no setting)
-        LocalElasticAgent._monitor_workers = _watched(monitor, _Exits(describe))  # type: ignore[method-assign] # noqa: SLF001
+        LocalElasticAgent._monitor_workers = _patch_monitor(monitor, _Exits(describe))  # type: ignore[method-assign] # noqa: SLF001
     if hasattr(api.SimpleElasticAgent, "_exit_barrier"):
         barrier = api.SimpleElasticAgent._exit_barrier  # noqa: SLF001 (likewise)
-        api.SimpleElasticAgent._exit_barrier = _patient(barrier)  # type: ignore[method-assign] # noqa: SLF001
+        api.SimpleElasticAgent._exit_barrier = _patch_exit_barrier(barrier)  # type: ignore[method-assign] # noqa: SLF001
 
 
 class _Exits:
@@ -86,10 +86,10 @@ class _Exits:
         self._asked = time.monotonic()
         return bool(store.check([_LEFT_KEY]))
 
-    def excuses(self, group: Any, failures: dict[int, Any]) -> bool:
+    def are_done(self, group: Any, failures: dict[int, Any]) -> bool:
         """Return whether all ranks have done their work, so that their failures do not count."""
         ranks = {worker.global_rank: index for index, worker in enumerate(group.workers)}
-        killed = {rank for rank in failures if is_excused(self._directory, ranks[rank])}
+        killed = {rank for rank in failures if is_marked_killed(self._directory, ranks[rank])}
         done = common_result(self._directory, self._attempt, len(ranks)) == ExitCode.OK
         if not done and killed != failures.keys():
             return False
@@ -109,13 +109,13 @@ def left_ranks(context: Any) -> set[int]:
     return set() if running is None else set(range(context.nprocs)) - running
 
 
-def _watched(monitor: Callable[..., Any], exits: _Exits) -> Callable[..., Any]:
+def _patch_monitor(monitor: Callable[..., Any], exits: _Exits) -> Callable[..., Any]:
     @functools.wraps(monitor)
     def patched(self: Any, group: Any) -> Any:
         result = monitor(self, group)
         if result.state in {api.WorkerState.HEALTHY, api.WorkerState.SUCCEEDED}:
             exits.publish(self, group)
-        elif result.state is api.WorkerState.FAILED and exits.excuses(group, result.failures):
+        elif result.state is api.WorkerState.FAILED and exits.are_done(group, result.failures):
             values = {worker.global_rank: None for worker in group.workers}
             return api.RunResult(state=api.WorkerState.SUCCEEDED, return_values=values)
         return result
@@ -123,7 +123,7 @@ def _watched(monitor: Callable[..., Any], exits: _Exits) -> Callable[..., Any]:
     return patched
 
 
-def _patient(barrier: Callable[..., None]) -> Callable[..., None]:
+def _patch_exit_barrier(barrier: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(barrier)
     def patched(self: Any) -> None:
         self._exit_barrier_timeout = _LONGEST_WAIT_SECONDS

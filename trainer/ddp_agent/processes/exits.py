@@ -18,7 +18,7 @@ from ddp_agent.clock import Clock
 from ddp_agent.hang_limits import HangLimits
 from ddp_agent.processes.rank_processes import (
     RankProcesses,
-    excuse,
+    mark_killed,
     read_exit_failures,
     read_processes,
 )
@@ -142,7 +142,7 @@ class ExitWatch:
             self._problems.append(ExitProblem(rank=rank, message=message[:512], stack=stack))
             _log.warning("rank %d %s\n%s", rank, message, stack)
         for local_rank, pid in processes.running.items():
-            excuse(self._directory, local_rank)
+            mark_killed(self._directory, local_rank)
             for one in (pid, *descendants(pid)):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(one, signal.SIGKILL)

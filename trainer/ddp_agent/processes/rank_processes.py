@@ -15,7 +15,7 @@ from ddp_wire.contract import Failure
 
 _FILE = "ranks.state"
 _PROBLEMS_FILE = "exit-problems.state"
-_EXCUSED_SUFFIX = ".excused"
+_KILLED_SUFFIX = ".killed"
 _FAILURES = TypeAdapter(list[Failure])
 
 
@@ -44,14 +44,14 @@ def read_processes(directory: Path) -> RankProcesses | None:
         return None
 
 
-def excuse(directory: Path, local_rank: int) -> None:
+def mark_killed(directory: Path, local_rank: int) -> None:
     """Tell the launcher that this rank has done its work, and that the agent kills it."""
-    _excused(directory, local_rank).touch()
+    _killed_mark(directory, local_rank).touch()
 
 
-def is_excused(directory: Path, local_rank: int) -> bool:
+def is_marked_killed(directory: Path, local_rank: int) -> bool:
     """Return whether the agent has killed this rank after its work was done."""
-    return _excused(directory, local_rank).exists()
+    return _killed_mark(directory, local_rank).exists()
 
 
 def write_exit_failures(directory: Path, failures: list[Failure]) -> None:
@@ -67,8 +67,8 @@ def read_exit_failures(directory: Path) -> list[Failure]:
         return []
 
 
-def _excused(directory: Path, local_rank: int) -> Path:
-    return directory / f"{local_rank}{_EXCUSED_SUFFIX}"
+def _killed_mark(directory: Path, local_rank: int) -> Path:
+    return directory / f"{local_rank}{_KILLED_SUFFIX}"
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -118,7 +118,7 @@ class HangDetector:
             self._take(self._inspect(records, heartbeats, now), heartbeats, now)
             self._overdue = overdue = self._exceeding(records, now, p99)
             self._asked = None
-            self._found = [self._judged(one, heartbeats) for one in self._found or ()]
+            self._found = [self._with_overdue(one, heartbeats) for one in self._found or ()]
             for one in self._found:
                 _log.warning("%s", sentence(one))
         return self._found
@@ -131,7 +131,7 @@ class HangDetector:
         compiling = {one.rank for one in found if one.inspection and one.inspection.compiles}
         self._compiling = frozenset(one.local_rank for one in beats if one.rank in compiling)
 
-    def _judged(self, one: HungRank, beats: Sequence[LocalHeartbeat]) -> HungRank:
+    def _with_overdue(self, one: HungRank, beats: Sequence[LocalHeartbeat]) -> HungRank:
         local = {beat.rank: beat.local_rank for beat in beats}
         return one.model_copy(update={"overdue": local[one.rank] in self._overdue})
 
