@@ -1,7 +1,7 @@
 """Kopf handlers that update the cache and add keys to the queue.
 
 They are event handlers only, without finalizers, daemons, timers or annotations on users' objects
-(docs/decisions/0002-kopf-event-only.md).
+(docs/develop/decisions/0002-kopf-event-only.md).
 """
 
 import dataclasses

@@ -32,11 +32,11 @@ FIELD = re.compile(r"\b(spec|metadata)(\.\w|\[|:)")
 DOCUMENTED = set(
     re.findall(
         r"^\| ([A-Z]\w+) \|",
-        (Path(__file__).parents[2] / "docs" / "jobs.md").read_text(encoding="utf-8"),
+        (Path(__file__).parents[2] / "docs" / "use" / "jobs.md").read_text(encoding="utf-8"),
         re.MULTILINE,
     )
 )
-"""Reasons that the STATUS column may show, from the table in docs/jobs.md."""
+"""Reasons that the STATUS column may show, from the table in docs/use/jobs.md."""
 REFUSED_BY_THE_LOOP = "Invalid config"
 """Invalid for a setting of the training loop, which no schema of the API server knows."""
 _CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much]

@@ -10,8 +10,8 @@ import yaml
 from ddp_operator.builders.pod import build_pod
 from ddp_operator.runtime.settings import Settings
 from tests.harness import binaries
+from tests.harness.install import EXAMPLE_IMAGES, ROOT
 from tests.operator.support import AGENT_CLIENTS, DEFAULTS, new_job
-from tests.tools.install import EXAMPLE_IMAGES, ROOT
 
 pytestmark = pytest.mark.api
 
@@ -307,7 +307,7 @@ def test_worker_pods_cannot_name_the_series_of_other_jobs() -> None:
     assert also == named | {"namespace", "pod"}
 
 
-def test_case_162_only_pods_of_the_operators_namespace_can_be_the_operator() -> None:
+def test_only_pods_of_the_operators_namespace_can_be_the_operator() -> None:
     """Its series keep the namespace that they name, and the alerts believe it."""
     monitor = find_one(rendered(*POD_MONITORS), "PodMonitor", "ddp-trainer-operator")
     assert "namespaceSelector" not in monitor["spec"]  # Its own namespace, that of the release.

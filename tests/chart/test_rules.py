@@ -10,12 +10,12 @@ import yaml
 
 from tests.chart.test_chart import find_one, rendered
 from tests.harness import binaries
-from tests.tools.install import ROOT
+from tests.harness.install import ROOT
 
 pytestmark = pytest.mark.api
 
 RULES = ROOT / "manifests" / "prometheus" / "rules.yaml"
-RUNBOOKS = ROOT / "docs" / "runbooks"
+RUNBOOKS = ROOT / "docs" / "operate" / "runbooks"
 Series = tuple[str, str]
 """A series, and its values in promtool's notation, one per minute."""
 
@@ -243,7 +243,7 @@ def test_every_alert_has_a_case_a_runbook_and_a_severity() -> None:
     assert CASES.keys() == alerts().keys()
     for name, rule in alerts().items():
         assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
-        assert rule["annotations"]["runbook_url"] == f"docs/runbooks/{name}.md"
+        assert rule["annotations"]["runbook_url"] == f"docs/operate/runbooks/{name}.md"
         assert rule["labels"]["severity"] in {"info", "warning", "critical"}
     pages = {page.stem for page in RUNBOOKS.glob("*.md")} - {"README"}
     assert pages == alerts().keys()

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from tests.tools.install import ROOT
-from tests.tools.values_page import read_values
+from tests.harness.install import ROOT
+from tools.values_page import read_values
 
 JSON = dict[str, Any]
 CHART = ROOT / "charts"
@@ -59,7 +59,7 @@ def test_schema_and_page_name_the_same_values() -> None:
 
 
 def test_comparison_with_other_charts_names_values_that_exist() -> None:
-    text = (ROOT / "docs" / "chart.md").read_text("utf-8").partition("## Chart.yaml")[0]
+    text = (ROOT / "docs" / "develop" / "chart.md").read_text("utf-8").partition("## Chart.yaml")[0]
     rows = [[c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line]
     rows = [row for row in rows if row[2] not in {"here", "---"}]
     assert len(rows) > 50

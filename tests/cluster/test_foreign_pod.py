@@ -8,7 +8,7 @@ import pytest
 from ddp_wire.contract import AGENT_PORT, AttemptOrder
 from tests.cluster.support import STEADY_SCRIPT, Job, script_job
 from tests.harness.cluster import Cluster
-from tests.tools.install import eventually
+from tests.harness.install import eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -25,7 +25,7 @@ def send(pod: dict[str, object], path: str, body: bytes | None = None) -> tuple[
         return error.code, error.read().decode()
 
 
-def test_case_75_unsigned_orders_do_not_disturb_a_run(cluster: Cluster, namespace: str) -> None:
+def test_unsigned_orders_do_not_disturb_a_run(cluster: Cluster, namespace: str) -> None:
     job = Job.apply(cluster, namespace, script_job("steady", STEADY_SCRIPT))
     eventually(lambda: job.reason == "Running", "the job runs", 120)
     uid, pods = job.read()["metadata"]["uid"], job.pods()

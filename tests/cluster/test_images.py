@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.registry import Registry, running_registry
 from tests.cluster.support import STEADY_SCRIPT, Job, long_job, script_job
 from tests.cluster.test_upgrade import ENDLESS_EPOCHS, worker_images
 from tests.fault_player.faults import delete_pod
-from tests.harness import images
+from tests.harness import images, install
 from tests.harness.cluster import Cluster
-from tests.tools import install
-from tests.tools.install import eventually
-from tests.tools.registry import Registry, running_registry
-from tests.tools.release.oci_archive import OciArchive
+from tests.harness.install import eventually
+from tools.release.oci_archive import OciArchive
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
 
@@ -52,7 +51,7 @@ def running_digests(job: Job) -> dict[str, str]:
 
 
 @pytest.mark.timeout(480)
-def test_case_88_pod_lost_after_the_tag_has_moved_runs_the_image_of_its_peers(
+def test_pod_lost_after_the_tag_has_moved_runs_the_image_of_its_peers(
     cluster: Cluster, namespace: str, registry: Registry, trainer: OciArchive
 ) -> None:
     old = registry.push("stable", trainer)
@@ -88,7 +87,7 @@ def mixed_images(job: Job) -> str:
 
 
 @pytest.mark.timeout(480)
-def test_case_88_node_with_an_older_image_of_the_tag_is_reported(
+def test_node_with_an_older_image_of_the_tag_is_reported(
     cluster: Cluster, namespace: str, registry: Registry, trainer: OciArchive
 ) -> None:
     first, second = cluster.node_names

@@ -8,7 +8,7 @@ from tests.cluster.support import Job, UnaskedJob, long_job
 from tests.fault_player.faults import delete_pod, kill_rank
 from tests.fault_player.unreachable import unreachable_agents
 from tests.harness.cluster import Cluster
-from tests.tools.install import eventually
+from tests.harness.install import eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -30,7 +30,7 @@ def check_runs_again(job: Job, attempt: int) -> None:
 
 
 @pytest.mark.usefixtures("unreachable")
-def test_case_63_job_starts_recovers_suspends_and_ends_without_a_word_from_its_agents(
+def test_job_starts_recovers_suspends_and_ends_without_a_word_from_its_agents(
     cluster: Cluster, namespace: str
 ) -> None:
     job = UnaskedJob.apply(cluster, namespace, long_job())

@@ -8,10 +8,9 @@ import pytest
 
 from tests.cluster.support import Job, long_job
 from tests.fault_player.faults import delete_pod
-from tests.harness import images
+from tests.harness import images, install
 from tests.harness.cluster import Cluster
-from tests.tools import install
-from tests.tools.install import RELEASE, ROOT, SYSTEM_NAMESPACE, eventually
+from tests.harness.install import RELEASE, ROOT, SYSTEM_NAMESPACE, eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -52,7 +51,7 @@ def worker_images(job: Job) -> set[str]:
 
 @pytest.mark.sweep
 @pytest.mark.timeout(480)
-def test_case_65_pod_lost_after_helm_upgrade_gets_the_image_of_its_peers(
+def test_pod_lost_after_helm_upgrade_gets_the_image_of_its_peers(
     upgradable: Cluster, namespace: str
 ) -> None:
     job = Job.apply(upgradable, namespace, long_job(epochs=ENDLESS_EPOCHS))

@@ -190,7 +190,7 @@ def world(
 ) -> World:
     """Return the observed world of a job, with agent statuses and silent agents by node index.
 
-    `undecided` is the time in seconds since the operator first saw losses without a root cause,
+    `undecided` is the time in seconds since the operator first saw faults without a root cause,
     `deleting` that since it first saw that pods are being deleted.
     """
     seen = tuple(pods)

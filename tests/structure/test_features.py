@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TABLE = ROOT / "docs" / "features.md"
+TABLE = ROOT / "docs" / "develop" / "features.md"
 _PLACES = (ROOT, ROOT / "trainer" / "ddp_trainer", ROOT / "tests" / "trainer")
 
 

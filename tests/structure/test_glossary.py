@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-GLOSSARY = ROOT / "docs" / "glossary.md"
+GLOSSARY = ROOT / "docs" / "develop" / "glossary.md"
 HOMES = (ROOT / "operator", ROOT / "trainer")
 PRODUCT = ("operator", "trainer", "charts", "manifests", "docs", "README.md", "CONTRIBUTING.md")
 TEXT = {".py", ".md", ".yaml", ".tpl", ".json", ".txt"}

@@ -1,4 +1,4 @@
-"""The first task of docs/porting.md works as it stands there."""
+"""The first task of docs/use/porting.md works as it stands there."""
 
 import re
 import sys
@@ -17,7 +17,7 @@ from ddp_trainer.run.building import build_task
 from ddp_trainer.tools.check import check_training
 from tests.trainer.runs import trained
 
-PAGE = Path(__file__).parents[2] / "docs" / "porting.md"
+PAGE = Path(__file__).parents[2] / "docs" / "use" / "porting.md"
 
 
 def digits(part: str) -> list[tuple[torch.Tensor, int]]:

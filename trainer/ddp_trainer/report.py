@@ -29,7 +29,7 @@ from ddp_wire.exit_codes import ExitCode
 from ddp_wire.variables import Env
 
 if TYPE_CHECKING:
-    from ddp_trainer.observe.history import HistoryWriter
+    from ddp_trainer.observe.history_writer import HistoryWriter
     from ddp_wire.contract import LocalHeartbeat, Progress
 
 __all__ = ["STOPPED", "checkpoint", "progress", "should_stop"]
@@ -312,7 +312,7 @@ def _reporter() -> _Reporter | None:
     run = os.environ.get(Env.CHECKPOINT_DIR) if ranks.rank == 0 else None
     if not run:
         return _Reporter(Path(directory), heartbeat)
-    from ddp_trainer.observe.history import HistoryWriter  # noqa: PLC0415
+    from ddp_trainer.observe.history_writer import HistoryWriter  # noqa: PLC0415
 
     return _Reporter(Path(directory), heartbeat, HistoryWriter(Path(run)), ranks.world_size)
 

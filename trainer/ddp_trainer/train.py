@@ -15,9 +15,12 @@ from ddp_trainer.ranks import process_group, timeouts
 from ddp_trainer.ranks.agreement import Decision
 from ddp_trainer.ranks.collectives import wait_for_all
 from ddp_trainer.ranks.environment import Ranks
+from ddp_trainer.run.evaluating import evaluate_run
+from ddp_trainer.run.exchange import exchange_requests
 from ddp_trainer.run.garbage import Collector
 from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.run.run import Run
+from ddp_trainer.run.saving import save
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import HasAfterUpdate
@@ -72,7 +75,7 @@ def loop(run: Run) -> bool:
     if run.complete:
         run.report.already_complete(run.position.step)
         return False
-    decision = run.exchange_requests()
+    decision = exchange_requests(run)
     trace = run.learner.trace
     after_update = run.task.after_update if isinstance(run.task, HasAfterUpdate) else None
     arriving = on_device(run.train_loader, run.learner.device, run.report.times.data_wait)
@@ -105,11 +108,11 @@ def close(run: Run, *, stopped: bool) -> ExitCode:
         run: The run after its loop.
         stopped: Whether the loop ended early, so that the run is not complete.
     """
-    run.save(required=True)
+    save(run, required=True)
     if stopped:
         run.report.ended("stop", **run.totals(), signal=run.stop.signal_name)
     else:
-        run.evaluate()
+        evaluate_run(run)
         run.report.ended("summary", **run.totals(), metrics=run.metrics)
     run.learner.trace.enter(Activity.ENDING)
     wait_for_all(run.learner.device)
@@ -150,15 +153,15 @@ def _between_updates(run: Run, decision: Decision) -> Decision:
     """
     step = run.position.step
     if step == run.total_steps:
-        return run.exchange_requests()  # `close` saves and evaluates.
+        return exchange_requests(run)  # `close` saves and evaluates.
     by_clock = False
     if run.agreement.due(step):
-        decision = run.exchange_requests()
+        decision = exchange_requests(run)
         by_clock = decision.save
     epoch_ended = run.sampler.ends_epoch(run.position.samples)
     if run.checkpoints.due(step, epoch_ended=epoch_ended, by_clock=by_clock):
-        run.save()
+        save(run)
     every = run.config.eval_every_steps
     if epoch_ended if every is None else step % every == 0:
-        run.evaluate()
+        evaluate_run(run)
     return decision

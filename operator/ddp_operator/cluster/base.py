@@ -60,7 +60,7 @@ class Listing:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class ClusterSnapshot:
     """All jobs and their children from one relist."""
 
     jobs: Listing
@@ -69,7 +69,7 @@ class Snapshot:
     network_policies: Listing
 
     @classmethod
-    def merge(cls, parts: Sequence["Snapshot"]) -> "Snapshot":
+    def merge(cls, parts: Sequence["ClusterSnapshot"]) -> "ClusterSnapshot":
         """Return the snapshots of several namespaces as one.
 
         Its versions are the oldest ones: an object that is newer may be missing from its list.

@@ -28,7 +28,7 @@ QUOTA_EXCEEDED = "QuotaExceeded"
 SCHEDULING_GATED = "SchedulingGated"
 CHECKPOINT_PATH_IN_USE = "CheckpointPathInUse"
 QUEUED = (QUOTA_EXCEEDED, SCHEDULING_GATED, "Unschedulable")
-"""Reasons of PodsReady for a job that waits for room, which is no fault."""
+"""Reasons of PodsReady for a job that waits for room, which is normal."""
 _BLOCKED_REASONS = (
     ("exceeded quota", QUOTA_EXCEEDED),
     ("strict decoding error", "InvalidPod"),

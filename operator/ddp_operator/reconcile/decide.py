@@ -11,11 +11,11 @@ from ddp_operator.reconcile import (
     backoff,
     budgets,
     checkpoint_owner,
+    ended_attempts,
     escalation,
     exits,
     goodput,
     hangs,
-    history,
     late_cause,
     lifecycle,
     node_ranges,
@@ -23,7 +23,6 @@ from ddp_operator.reconcile import (
     recovery,
     refused_spec,
 )
-from ddp_operator.reconcile.attempts import Loss, find_losses, root_cause
 from ddp_operator.reconcile.children import ensure_attempt, fresh_pods
 from ddp_operator.reconcile.conditions import (
     ConditionWriter,
@@ -31,6 +30,8 @@ from ddp_operator.reconcile.conditions import (
     sentence_about,
     start_over_warning,
 )
+from ddp_operator.reconcile.fault import Fault
+from ddp_operator.reconcile.faults import find_faults
 from ddp_operator.reconcile.forbidden_pods import without_forbidden_pods
 from ddp_operator.reconcile.held_pods import held_sentence
 from ddp_operator.reconcile.images import mixed_image_events
@@ -39,6 +40,7 @@ from ddp_operator.reconcile.next_action import next_action
 from ddp_operator.reconcile.plan import Event, EventType, Plan
 from ddp_operator.reconcile.progress import seconds_until_due, with_progress
 from ddp_operator.reconcile.restored import with_reported_attempt
+from ddp_operator.reconcile.root_cause import find_root_cause
 from ddp_operator.reconcile.world import World
 from ddp_wire.contract import AgentPhase
 
@@ -47,7 +49,7 @@ STARTING_REQUEUE_SECONDS = 1.0
 RUNNING_REQUEUE_SECONDS = 5.0
 """Shortest reconcile interval, in seconds, while an attempt trains and reports progress."""
 ROOT_CAUSE_REQUEUE_SECONDS = 0.3
-"""Reconcile interval, in seconds, while the root cause of a loss is unknown."""
+"""Reconcile interval, in seconds, while the root cause of the faults is unknown."""
 
 
 def decide(world: World, defaults: Defaults) -> Plan:
@@ -84,9 +86,9 @@ def _decide(world: World, defaults: Defaults) -> Plan:
     wait = backoff.remaining(status, world.now)
     if wait > timedelta(0):
         return Plan(status, requeue_seconds=wait.total_seconds())
-    losses = find_losses(world)
-    if losses:
-        return _handle_losses(world, losses, defaults)
+    faults = find_faults(world)
+    if faults:
+        return _handle_faults(world, faults, defaults)
     return _continue_attempt(world, status, defaults)
 
 
@@ -114,8 +116,8 @@ def _completion(world: World) -> Plan | None:
     exceeded = lifecycle.exceeded_deadline(world)
     if exceeded is not None:
         return _complete(world, exceeded[1])
-    losses = find_losses(world)
-    return _complete(world, losses[0].failure.message) if losses else None
+    faults = find_faults(world)
+    return _complete(world, faults[0].failure.message) if faults else None
 
 
 def all_succeeded(world: World) -> bool:
@@ -153,7 +155,7 @@ def _restart_for_new_spec(world: World, defaults: Defaults) -> Plan:
     status = world.job.status
     text = f"attempt {status.attempt + 1} starts because the spec was changed"
     event = Event(EventType.NORMAL, refused_spec.SPEC_CHANGED, text)
-    status = history.with_ended_attempt(
+    status = ended_attempts.with_ended_attempt(
         status,
         world.now,
         cause=Cause.FREE,
@@ -170,7 +172,7 @@ def _restart_for_new_spec(world: World, defaults: Defaults) -> Plan:
 
 def _fail_by_deadline(world: World, reason: str, message: str) -> Plan:
     """Return the plan that fails the job because a deadline has passed."""
-    status = history.with_ended_attempt(
+    status = ended_attempts.with_ended_attempt(
         world.job.status, world.now, cause=None, reason=reason, message=message
     )
     event = Event(EventType.WARNING, reason, message)
@@ -178,21 +180,21 @@ def _fail_by_deadline(world: World, reason: str, message: str) -> Plan:
     return Plan(plan.status, events=(event,), requeue_seconds=0)
 
 
-def _handle_losses(world: World, losses: Sequence[Loss], defaults: Defaults) -> Plan:
+def _handle_faults(world: World, faults: Sequence[Fault], defaults: Defaults) -> Plan:
     """Return the plan that ends the attempt: it starts the next one, or fails the job."""
-    loss = root_cause(list(losses), world)
-    if loss is None:
+    fault = find_root_cause(list(faults), world)
+    if fault is None:
         return Plan(world.job.status, requeue_seconds=ROOT_CAUSE_REQUEUE_SECONDS, undecided=True)
-    failure, now = loss.failure, world.now
+    failure, now = fault.failure, world.now
     status = with_progress(world, world.job.status, at_the_end=True)
-    if refused_spec.is_refused_edit(status, loss):
-        return refused_spec.refuse(world, status, loss)
+    if refused_spec.is_refused_edit(status, fault):
+        return refused_spec.refuse(world, status, fault)
     status = status.model_copy(update={"last_failure": failure})
-    status = escalation.count_stalled_attempt(world, status, loss, losses)
-    status = history.with_ended_attempt(
+    status = escalation.count_stalled_attempt(world, status, fault, faults)
+    status = ended_attempts.with_ended_attempt(
         status, now, cause=failure.cause, reason=failure.reason, message=failure.message
     )
-    why_not = budgets.why_not_retried(world.job, status, loss, now)
+    why_not = budgets.why_not_retried(world.job, status, fault, now)
     if why_not is not None:
         message = f"{failure.message} {why_not}"
         return lifecycle.finish(world, status, succeeded=False, reason="Failed", message=message)
@@ -264,7 +266,7 @@ def _complete(world: World, interrupted_by: str = "") -> Plan:
     end = f"; while they exited, {interrupted_by}" if interrupted_by else ""
     message = f"all {ranks} ranks of attempt {status.attempt} {how}{end}"
     status = escalation.reset_stalled_attempts(status)
-    status = history.with_ended_attempt(
+    status = ended_attempts.with_ended_attempt(
         status, world.now, cause=None, reason="Completed", message=message
     )
     plan = lifecycle.finish(world, status, succeeded=True, reason="Completed", message=message)

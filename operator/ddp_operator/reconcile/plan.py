@@ -124,4 +124,4 @@ class Plan:
     requeue_seconds: float | None = None
     """Seconds until the next reconcile if nothing else triggers one; None for no limit."""
     undecided: bool = False
-    """Whether there are losses whose root cause may still arrive."""
+    """Whether there are faults whose root cause may still arrive."""

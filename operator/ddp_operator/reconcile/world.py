@@ -119,7 +119,7 @@ class World:
     silent: frozenset[str] = frozenset()
     """Uids of the pods whose agent did not answer the newest request."""
     undecided_for: timedelta | None = None
-    """How long this operator has seen losses without a root cause, or None before."""
+    """How long this operator has seen faults without a root cause, or None before."""
     deleting_for: Mapping[str, timedelta] = field(default_factory=dict)
     """How long this operator has seen that a pod is being deleted, by pod uid."""
     creation_waits: Mapping[str, timedelta] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ddp_operator.cluster.base import Key, Listing, Manifest, Snapshot
+from ddp_operator.cluster.base import ClusterSnapshot, Key, Listing, Manifest
 from ddp_operator.runtime.directories import Directories
 from ddp_wire import contract
 
@@ -133,7 +133,7 @@ class Cache:
             self._children[kind].pop(key, None)
         return key
 
-    def replace(self, snapshot: Snapshot) -> set[Key]:
+    def replace(self, snapshot: ClusterSnapshot) -> set[Key]:
         """Replace the contents by a relist. No watch event may have arrived since its request.
 
         Returns:
@@ -201,7 +201,7 @@ class PendingRequest:
                 self._contents.children[kind].setdefault(key, {})[name] = child
             self._contents.record_change(kind, child, by=self)
 
-    def replace(self, snapshot: Snapshot) -> set[Key]:
+    def replace(self, snapshot: ClusterSnapshot) -> set[Key]:
         """Replace the contents of the cache by a relist.
 
         Returns:

@@ -13,7 +13,7 @@ _Directory = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class _Claim:
+class _DirectoryClaim:
     """What an unfinished job claims."""
 
     directory: _Directory
@@ -34,7 +34,7 @@ class Directories:
         """Create an empty index."""
         self.on_release: Callable[[Key], None] = lambda _: None
         """Called with the key of the next owner when the owner of a directory has ended."""
-        self._claims: dict[Key, _Claim] = {}
+        self._claims: dict[Key, _DirectoryClaim] = {}
         self._claimants: dict[_Directory, dict[str, Claimant]] = {}
         """Claimants that can own a directory, by uid."""
         self._owners: dict[_Directory, str] = {}
@@ -75,7 +75,7 @@ class Directories:
                 self._owners[claim.directory] = owner.uid
         return None if owner.uid == claim.claimant.uid else owner.name
 
-    def _release(self, claim: _Claim) -> None:
+    def _release(self, claim: _DirectoryClaim) -> None:
         directory, uid = claim.directory, claim.claimant.uid
         claimants = self._claimants.get(directory, {})
         claimants.pop(uid, None)
@@ -88,14 +88,14 @@ class Directories:
             self.on_release((directory[0], first_in_line(claimants.values()).name))
 
 
-def _continues(known: _Claim, claim: _Claim | None) -> bool:
+def _continues(known: _DirectoryClaim, claim: _DirectoryClaim | None) -> bool:
     """Return whether a changed job still claims the same directory."""
     if claim is None or not claim.can_own:
         return False
     return (claim.directory, claim.claimant.uid) == (known.directory, known.claimant.uid)
 
 
-def _claim_of(job: Manifest) -> _Claim | None:
+def _claim_of(job: Manifest) -> _DirectoryClaim | None:
     """Return what a job claims; None if it has finished, or has no checkpoints."""
     try:
         return _read_claim(job)
@@ -103,7 +103,7 @@ def _claim_of(job: Manifest) -> _Claim | None:
         return None  # An older CRD may have allowed it. The job is Invalid and gets no pods.
 
 
-def _read_claim(job: Manifest) -> _Claim | None:
+def _read_claim(job: Manifest) -> _DirectoryClaim | None:
     metadata, spec, status = job["metadata"], job["spec"], job.get("status") or {}
     checkpoint = spec.get("checkpoint")
     conditions = status.get("conditions") or []
@@ -118,4 +118,4 @@ def _read_claim(job: Manifest) -> _Claim | None:
         invalid = False  # An edit may have mended it.
     stopped = spec.get("suspend") or invalid or metadata.get("deletionTimestamp") is not None
     claimant = Claimant(name, uid, metadata.get("creationTimestamp") or "", started)
-    return _Claim((metadata["namespace"], path), claimant, started or not stopped)
+    return _DirectoryClaim((metadata["namespace"], path), claimant, started or not stopped)

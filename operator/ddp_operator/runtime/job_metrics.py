@@ -43,7 +43,7 @@ NODES = Family("ddpjob_nodes", Kind.GAUGE, "Worker pods that the job asks for.",
 READY = Family("ddpjob_nodes_ready", Kind.GAUGE, "Worker pods whose ranks train.", _JOB)
 RESTARTS = Family(
     "ddpjob_restarts_total", Kind.COUNTER,
-    "Attempts that followed a loss, by its cause: Application, Infrastructure or Free.",
+    "Attempts that followed a fault, by its cause: Application, Infrastructure or Free.",
     (*_JOB, "cause"),
 )  # fmt: skip
 STRAGGLER = Family(

@@ -26,14 +26,14 @@ class Sightings:
         self._creations: dict[Key, _Creations] = {}
 
     def record_decision(self, key: Key, *, undecided: bool) -> None:
-        """Record whether the job has losses without a root cause."""
+        """Record whether the job has faults without a root cause."""
         if undecided:
             self._undecided.setdefault(key, self._monotonic())
         else:
             self._undecided.pop(key, None)
 
     def undecided_for(self, key: Key) -> timedelta | None:
-        """Return how long the job has had losses without a root cause, or None."""
+        """Return how long the job has had faults without a root cause, or None."""
         since = self._undecided.get(key)
         return None if since is None else self._since(since)
 

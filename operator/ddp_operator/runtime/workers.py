@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 
 from ddp_operator.cluster.base import (
     ClusterError,
+    ClusterSnapshot,
     ConflictError,
     Key,
     NotLeadingError,
     Request,
-    Snapshot,
 )
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
@@ -27,10 +27,10 @@ _log = logging.getLogger(__name__)
 _FIRST_RETRY_SECONDS = 2.0
 _RESYNC_RETRY_SECONDS = 30.0
 
-TakeSnapshot = Callable[[], Awaitable[Snapshot]]
+TakeSnapshot = Callable[[], Awaitable[ClusterSnapshot]]
 
 
-class Activity:
+class WorkerActivity:
     """Activity of the workers and outcomes of API requests, for the health endpoints."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ def all_workers(
     number: int,
     queue: WorkQueue[Key],
     controller: Controller,
-    activity: Activity,
+    activity: WorkerActivity,
     on_reconcile: Callable[[str, float], None],
 ) -> list[Coroutine[Any, Any, None]]:
     """Return a number of workers, of which half, rounded down, take only urgent keys.
@@ -103,7 +103,7 @@ def all_workers(
 async def work(
     queue: WorkQueue[Key],
     controller: Controller,
-    activity: Activity,
+    activity: WorkerActivity,
     on_reconcile: Callable[[str, float], None] = lambda *_: None,
     *,
     urgent: bool = False,
@@ -180,7 +180,7 @@ async def resync(take_snapshot: TakeSnapshot, cache: Cache, queue: WorkQueue[Key
 
 
 async def first_sync(
-    take_snapshot: TakeSnapshot, cache: Cache, queue: WorkQueue[Key], activity: Activity
+    take_snapshot: TakeSnapshot, cache: Cache, queue: WorkQueue[Key], activity: WorkerActivity
 ) -> None:
     """Fill the cache before any decision is made. Retry until it succeeds."""
     while True:

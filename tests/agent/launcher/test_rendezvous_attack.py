@@ -29,7 +29,7 @@ from ddp_agent.processes.warm import FLAGS
 from ddp_wire.contract import Env, rendezvous_port
 from ddp_wire.signatures import random_text
 from tests.agent.support import config, wait_until
-from tests.tools.ports import free_port
+from tests.harness.ports import free_port
 
 TORCHRUN = (
     "import sys; from ddp_agent.launcher.torchrun import main;"
@@ -104,7 +104,7 @@ def attack(port: int, target: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["unsigned", "signed"])
-def test_case_75_stranger_in_the_store_executes_code_only_without_signatures(
+def test_stranger_in_the_store_executes_code_only_without_signatures(
     nodes: dict[str, WaitingNode], name: str
 ) -> None:
     node = nodes[name]

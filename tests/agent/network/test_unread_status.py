@@ -48,7 +48,7 @@ def peer(home: Path, node_0: Node0, index: int = 1) -> FakeStatusCell:
     return cell
 
 
-def test_case_77_notices_of_an_unread_failure_repeat_until_it_is_read(
+def test_notices_of_an_unread_failure_repeat_until_it_is_read(
     tmp_path: Path, node_0: Node0
 ) -> None:
     cell = peer(tmp_path, node_0)

@@ -20,8 +20,8 @@ from ddp_agent.processes.warm import Standby, StandbyLostError
 from ddp_wire.contract import Env, Failure
 from ddp_wire.processes import descendants
 from tests.agent.support import adopting_orphans, config, environment, wait_until
-from tests.tools.ports import free_port
-from tests.tools.resolver import with_lasting_lock
+from tests.harness.ports import free_port
+from tests.harness.resolver import with_lasting_lock
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does")
 
@@ -96,7 +96,7 @@ def test_ranks_are_forked_with_the_environment_of_their_attempt(
         assert written == f"__main__ ['--flag'] 2 {attempt}"
 
 
-def test_case_89_ranks_start_although_the_store_resolves_addresses_during_the_fork(
+def test_ranks_start_although_the_store_resolves_addresses_during_the_fork(
     tmp_path: Path,
 ) -> None:
     """A process that hosts the store would fork ranks that wait for ever for the resolver."""

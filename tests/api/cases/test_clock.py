@@ -62,7 +62,7 @@ def skewed_operator(launcher: OperatorLauncher, clock: Clock) -> Iterator[Operat
 
 
 @pytest.mark.parametrize("offset", [-TEN_MINUTES, TEN_MINUTES])
-async def test_case_51_constant_clock_offset_does_not_change_deadline_or_ttl(
+async def test_constant_clock_offset_does_not_change_deadline_or_ttl(
     clock: Clock, skewed_operator: OperatorProcess, job: Job, other_job: Job, offset: int
 ) -> None:
     clock.set(offset)
@@ -86,7 +86,7 @@ async def test_case_51_constant_clock_offset_does_not_change_deadline_or_ttl(
 
 
 @pytest.mark.parametrize("step", [-TEN_MINUTES, TEN_MINUTES])
-async def test_case_51_clock_step_ends_no_job_early(
+async def test_clock_step_ends_no_job_early(
     clock: Clock, skewed_operator: OperatorProcess, job: Job, other_job: Job, step: int
 ) -> None:
     skewed_operator.start()

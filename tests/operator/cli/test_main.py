@@ -214,7 +214,7 @@ PLAINLY_WRONG = {
 
 
 @pytest.mark.parametrize(("spec", "sentence"), PLAINLY_WRONG.values(), ids=PLAINLY_WRONG)
-def test_case_175_job_that_cannot_run_is_refused_before_any_process_starts(
+def test_job_that_cannot_run_is_refused_before_any_process_starts(
     tmp_path: Path, spec: str, sentence: str
 ) -> None:
     file = write(tmp_path, JOB.replace("{command: [python, train.py]}", spec))

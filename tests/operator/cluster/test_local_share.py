@@ -48,7 +48,7 @@ def test_a_machine_without_gpus_or_with_enough_of_them_needs_no_sentence(gpus: l
     assert too_few(gpus, 4) == ""
 
 
-def test_case_170_job_that_asks_for_gpus_on_a_machine_without_any_says_so() -> None:
+def test_job_that_asks_for_gpus_on_a_machine_without_any_says_so() -> None:
     assert too_few([], 16, per_node=8) == (
         "The 16 ranks train on the CPU, because each rank needs its own GPU and this machine has"
         " none that nvidia-smi lists (gpusPerNode is 8)."

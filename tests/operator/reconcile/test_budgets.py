@@ -1,4 +1,4 @@
-"""The cause of a loss, the budget that it is charged to, and the limit of each budget."""
+"""The cause of a fault, the budget that it is charged to, and the limit of each budget."""
 
 from typing import Any
 
@@ -132,7 +132,7 @@ def test_disruption_of_a_pod_decides_the_cause(
     ],
     ids=["ready", "ranks stopped", "request still waits", "lost", "not ready", "ended"],
 )
-def test_case_128_taint_on_a_node_that_works_is_free_like_a_drain(
+def test_taint_on_a_node_that_works_is_free_like_a_drain(
     fields: dict[str, Any], report: AgentStatus | None, silent: bool, free: bool
 ) -> None:
     """Kubernetes deletes the pods of an unreachable node for the same reason."""
@@ -144,7 +144,7 @@ def test_case_128_taint_on_a_node_that_works_is_free_like_a_drain(
     assert plan.status.free_restarts == int(free)
 
 
-def test_disrupted_pod_that_still_trains_is_no_loss() -> None:
+def test_disrupted_pod_that_still_trains_is_no_fault() -> None:
     job = active_job()
     seen = [pod(job, 0), pod(job, 1, disruption="EvictionByEvictionAPI")]
     assert plan_for(job, seen).status.attempt == 1

@@ -27,7 +27,7 @@ LIMITED = "digits-1 ran out of memory: a limit of 160 MiB"
     ],
     ids=["older agent", "limit of the namespace", "limit of the job"],
 )
-def test_case_113_status_states_the_memory_limit_and_its_origin(
+def test_status_states_the_memory_limit_and_its_origin(
     spec: dict[str, Any], message: str, expected: str
 ) -> None:
     job = active_job(**spec)

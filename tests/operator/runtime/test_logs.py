@@ -13,7 +13,7 @@ from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.logs import TextFormatter, add_log_fields, log_fields, present_fields
 from ddp_operator.runtime.queue import WorkQueue
-from ddp_operator.runtime.workers import Activity, work
+from ddp_operator.runtime.workers import WorkerActivity, work
 from ddp_wire.logs import JsonFormatter
 from tests.operator.fake_cluster import DirectReports, FakeCluster
 from tests.operator.support import NOW, job_manifest
@@ -89,7 +89,7 @@ async def test_all_lines_of_a_reconcile_carry_the_job(lines: Lines) -> None:
     controller = Controller(
         cluster, cache, Defaults("mine:1", "Always"), lambda: NOW, reports=DirectReports(cluster)
     )
-    tasks = [asyncio.ensure_future(work(queue, controller, Activity())) for _ in range(2)]
+    tasks = [asyncio.ensure_future(work(queue, controller, WorkerActivity())) for _ in range(2)]
     async with asyncio.timeout(10):
         while sum("next try in" in line for line in lines.lines) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -41,7 +41,7 @@ def add_engine(
     ("kind", "edit"),
     [("NetworkPolicy", {"egress": [{}]}), ("Service", {"publishNotReadyAddresses": False})],
 )
-async def test_case_134_engine_that_edits_each_write_causes_few_repairs(
+async def test_engine_that_edits_each_write_causes_few_repairs(
     kind: str, edit: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, the operator restored the child at each look, and said nothing."""
@@ -61,7 +61,7 @@ async def test_case_134_engine_that_edits_each_write_causes_few_repairs(
     assert bench.status().attempt == 1
 
 
-async def test_case_134_deleted_child_is_created_during_the_pause(
+async def test_deleted_child_is_created_during_the_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench(defaults=GUARDED)

@@ -138,7 +138,7 @@ def test_damaged_fence_is_overwritten(tmp_path: Path, text: str) -> None:
         run.save(4)
 
 
-def test_case_129_of_two_gangs_of_one_attempt_only_the_later_one_writes(tmp_path: Path) -> None:
+def test_of_two_gangs_of_one_attempt_only_the_later_one_writes(tmp_path: Path) -> None:
     """Both have the same uid and number: the first saves before the second opens the directory."""
     first = Writer(tmp_path, 2)
     first.save(10)

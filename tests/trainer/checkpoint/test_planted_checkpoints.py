@@ -139,7 +139,7 @@ def change_state(**changes: object) -> Act:
         ),
     ],
 )
-def test_case_180_planted_checkpoint_is_damaged_and_an_older_one_is_used(
+def test_planted_checkpoint_is_damaged_and_an_older_one_is_used(
     tmp_path: Path, plant: Act, reason: str
 ) -> None:
     saved(tmp_path, 10, 20)

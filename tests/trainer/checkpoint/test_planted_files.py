@@ -18,7 +18,7 @@ from ddp_trainer.checkpoint.format import MANIFEST, CheckpointName, names_in
 from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import InputError
-from ddp_trainer.observe.history import HistoryWriter
+from ddp_trainer.observe.history_writer import HistoryWriter
 from ddp_trainer.observe.trace import REQUEST, Trace
 from ddp_trainer.ranks import timeouts
 from ddp_trainer.trackers.tensorboard import TensorBoard

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ddp_trainer.data import order
 from ddp_trainer.data.order import BLOCK, MOST_LISTED, ComputedOrder
 from ddp_trainer.data.sampler import GlobalSampler
+from ddp_trainer.run.saving import save
 from ddp_trainer.seeds import derive_seed
 from tests.trainer.runs import opened, trained
 
@@ -78,7 +79,7 @@ def test_run_keeps_the_order_with_which_it_began(
     monkeypatch.setattr(order, "MOST_LISTED", 10)
     folder = {"checkpoint": {"directory": str(tmp_path)}, "global_batch": 5}
     run = trained(max_steps=1, **folder)
-    run.save()
+    save(run)
     state = json.loads((max(tmp_path.glob("step-*")) / "state.json").read_text())
     assert state["order_version"] == order.ORDER_VERSION
     resumed = opened(max_steps=2, **folder)

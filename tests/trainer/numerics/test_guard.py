@@ -9,6 +9,8 @@ from safetensors.torch import load_file
 
 from ddp_trainer.config import NonFiniteConfig
 from ddp_trainer.numerics.guard import NonFiniteError, NonFiniteTracker
+from ddp_trainer.run.exchange import exchange_requests
+from ddp_trainer.run.saving import save
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import opened, trained
 
@@ -94,7 +96,7 @@ def test_rolling_back_returns_the_weights_and_goes_on_with_the_data(tmp_path: Pa
     }
     run = opened(**settings)
     before = [param.clone() for param in run.learner.model.parameters()]
-    run.save()
+    save(run)
     for _ in range(2):
         run.advance(10)
     for attempt in range(2):
@@ -105,9 +107,9 @@ def test_rolling_back_returns_the_weights_and_goes_on_with_the_data(tmp_path: Pa
         run.total_steps = run.position.step
         if attempt:
             with pytest.raises(NonFiniteError, match="after 1 rollbacks"):
-                run.exchange_requests()
+                exchange_requests(run)
         else:
-            run.exchange_requests()
+            exchange_requests(run)
             after = run.learner.model.parameters()
             assert all(a.equal(b) for a, b in zip(after, before, strict=True))
             assert run.position.step == 2

@@ -139,7 +139,7 @@ def disturbed(
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize(("sigma", "memory"), [(0.1, 0.0), (0.2, 0.5), (0.4, 0.5), (0.05, 0.8)])
-def test_case_104_few_equal_ranks_on_a_busy_machine_are_not_named(
+def test_few_equal_ranks_on_a_busy_machine_are_not_named(
     world: int, sigma: float, memory: float
 ) -> None:
     runs = [disturbed(world, seed, sigma=sigma, memory=memory) for seed in range(20)]
@@ -181,7 +181,7 @@ def test_meter_counts_data_and_forward_passes_only() -> None:
     assert meter.read() is NOT_MEASURED
 
 
-def test_case_104_waits_for_a_core_are_no_own_work() -> None:
+def test_waits_for_a_core_are_no_own_work() -> None:
     now = waited = 0.0
     meter = WorkMeter(lambda: now, lambda: waited)
     for update in range(WINDOW_UPDATES):

@@ -129,7 +129,7 @@ def raised_in(file: str, text: str) -> RuntimeError:
 
 
 @pytest.mark.parametrize("text", ["Application timeout caused pair closure", "new in torch 9"])
-def test_case_110_text_of_an_error_does_not_decide_who_is_missing(entries: Any, text: str) -> None:
+def test_text_of_an_error_does_not_decide_who_is_missing(entries: Any, text: str) -> None:
     entries.append("ddp-trainer/stalled", "2 in all_reduce\n")
     error = raised_in("/site-packages/torch/autograd/graph.py", text)
     ranks = Ranks(rank=1, world_size=3, local_rank=1, local_world_size=3)
@@ -138,7 +138,7 @@ def test_case_110_text_of_an_error_does_not_decide_who_is_missing(entries: Any, 
     assert entries.get("ddp-trainer/stalled") == b"2 in all_reduce\n1 in all_reduce\n"
 
 
-def test_case_110_wait_of_a_task_for_its_own_collective_is_a_stall(entries: Any) -> None:
+def test_wait_of_a_task_for_its_own_collective_is_a_stall(entries: Any) -> None:
     text = "[/src/third_party/gloo/gloo/transport/tcp/pair.cc:511] new in torch 9"
     error = raised_in("/home/me/task.py", text)
     with pytest.raises(timeouts.StalledError, match="but ranks 0, 2 did not join"):
@@ -146,7 +146,7 @@ def test_case_110_wait_of_a_task_for_its_own_collective_is_a_stall(entries: Any)
     assert entries.get("ddp-trainer/stalled") == b"1 in all_reduce\n"
 
 
-def test_case_110_unknown_error_of_a_collective_before_its_timeout_is_secondary(
+def test_unknown_error_of_a_collective_before_its_timeout_is_secondary(
     entries: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timeouts, "_unfinished", lambda: timeouts.Wait("in all_reduce", 0.2, 2.0))
@@ -161,7 +161,7 @@ def test_case_110_unknown_error_of_a_collective_before_its_timeout_is_secondary(
 @pytest.mark.parametrize(
     "error", [raised_in("/home/me/task.py", "no such flower"), ValueError("no such flower")]
 )
-def test_case_110_rank_that_ends_by_an_error_of_its_own_is_not_missing(
+def test_rank_that_ends_by_an_error_of_its_own_is_not_missing(
     entries: Any, error: Exception
 ) -> None:
     one, two = (Ranks(rank, 3, rank, 3, launched=True) for rank in (1, 2))
@@ -176,7 +176,7 @@ def test_case_110_rank_that_ends_by_an_error_of_its_own_is_not_missing(
 
 
 @pytest.mark.usefixtures("entries")
-def test_case_111_rank_0_is_named_when_the_store_in_its_process_does_not_answer(
+def test_rank_0_is_named_when_the_store_in_its_process_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     never = threading.Event()
@@ -193,7 +193,7 @@ def test_case_111_rank_0_is_named_when_the_store_in_its_process_does_not_answer(
 
 
 @pytest.mark.usefixtures("entries")
-def test_case_111_rank_0_is_named_when_the_store_has_ended_with_it(
+def test_rank_0_is_named_when_the_store_has_ended_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class LostStore:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ddp_trainer.run.saving import save
 from ddp_trainer.run.source import Fingerprints, source_fingerprint
 from tests.trainer.runs import trained
 
@@ -78,7 +79,7 @@ def test_same_code_and_data_and_old_checkpoints_cause_no_warning(
     assert Fingerprints("a", "Folder, 9 samples").warnings(before) == []
 
 
-def test_case_181_run_that_resumes_with_other_code_or_data_warns(
+def test_run_that_resumes_with_other_code_or_data_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, run = tmp_path / "code", tmp_path / "run"
@@ -114,4 +115,4 @@ def test_case_181_run_that_resumes_with_other_code_or_data_warns(
 def train(path: str, /, **settings: Any) -> None:
     """Train as a new process does, and save at the end."""
     run = trained(path, **settings)
-    run.save()
+    save(run)

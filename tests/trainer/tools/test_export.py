@@ -76,7 +76,9 @@ def test_export_reports_a_file_with_other_outputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = torch.ones(2, 3)
-    traced = export.TracedModel(Doubler(), export.Call((x,)), export.Call((x[:1],)))
+    traced = export.TracedModel(
+        Doubler(), export.CallArguments((x,)), export.CallArguments((x[:1],))
+    )
 
     def write_wrong_file(*_: Any) -> Any:
         return "model.bad", lambda x: x * 2.01
@@ -100,7 +102,9 @@ class Repeated(torch.nn.Module):
 
 def test_model_that_lists_a_module_twice_is_exported_in_all_formats(tmp_path: Path) -> None:
     x = torch.ones(2, 3)
-    traced = export.TracedModel(Repeated().eval(), export.Call((x,)), export.Call((x[:1],)))
+    traced = export.TracedModel(
+        Repeated().eval(), export.CallArguments((x,)), export.CallArguments((x[:1],))
+    )
     result = export.export(traced, ["safetensors", "torch"], tmp_path / "out", {})
     assert result.differences == {"model.safetensors": 0.0, "model.pt2": 0.0}
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == {
@@ -115,7 +119,7 @@ class Scaled(torch.nn.Module):
 
 
 def test_model_that_torch_cannot_trace_is_one_sentence(tmp_path: Path) -> None:
-    call = export.Call((torch.ones(2, 3),), {"factor": torch.full((2, 1), 3.0)})
+    call = export.CallArguments((torch.ones(2, 3),), {"factor": torch.full((2, 1), 3.0)})
     traced = export.TracedModel(Scaled(), call, call)
     sentence = (
         rf"export: torch\.export cannot trace the model at {re.escape(__file__)}:\d+ \(return"
@@ -172,7 +176,7 @@ def test_export_names_the_missing_packages_for_onnx(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(export, "find_spec", lambda _: None)
-    call = export.Call((torch.ones(1, 2),))
+    call = export.CallArguments((torch.ones(1, 2),))
     traced = export.TracedModel(Doubler(), call, call)
     with pytest.raises(InputError, match="onnx needs onnx, onnxscript, onnxruntime"):
         export.export(traced, ["onnx"], tmp_path / "out", {})

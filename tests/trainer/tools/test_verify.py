@@ -70,7 +70,7 @@ def test_wrong_strategies_are_one_sentence() -> None:
 
 # Remainders of 1 and 4: more ranks than cores take seconds, and test_sampler has all sizes.
 @pytest.mark.slow
-def test_case_154_uneven_shares_are_exact(tmp_path: Path) -> None:
+def test_uneven_shares_are_exact(tmp_path: Path) -> None:
     options = ["--ranks=3,6", "--steps=3", "--global_batch=16"]
     done = verify(tmp_path, "sample_tasks:build", *options, "--task.uneven=true")
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
 """Run a script or module in a forked rank, as a new interpreter would.
 
 A program must not be able to tell that it is a fork of the standby. So this module resets what the
-fork inherits, and ends the process as an interpreter does (docs/decisions/0006-standby.md).
+fork inherits, and ends the process as an interpreter does (docs/develop/decisions/0006-standby.md).
 
 Process: rank (of a warm start).
 """

@@ -2,7 +2,7 @@
 
 A store has a thread that resolves the addresses of its peers. glibc locks its resolver for that,
 and a fork copies the lock as taken: the child's first connection then waits for ever. So the
-launcher, which forks the ranks, must not host the store (docs/decisions/0006-standby.md).
+launcher, which forks the ranks, must not host the store (docs/develop/decisions/0006-standby.md).
 
 Process: launcher of node 0, and its fork, the store.
 """

@@ -192,7 +192,7 @@ def _rank_environment(
         "OMP_NUM_THREADS": _threads(config, given),
         "PYTHONUNBUFFERED": "1",
         # The ranks must not reuse the agent's store: one restart in three then hangs
-        # (docs/decisions/0004-rendezvous.md).
+        # (docs/develop/decisions/0004-rendezvous.md).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         # Otherwise torchrun kills the ranks 30 s after SIGTERM, whatever the pod's grace period is.
         SHUTDOWN_ENV: given.get(SHUTDOWN_ENV, f"{config.stop_grace_seconds:.0f}"),

@@ -1,8 +1,8 @@
 """Handle of the warm standby: a process that has imported torch and forks attempts.
 
 A cold torchrun imports torch once for itself and once for each rank before it does anything. A fork
-of the standby imports nothing (docs/decisions/0006-standby.md). This module imports as little as
-possible, because the standby starts only after these imports.
+of the standby imports nothing (docs/develop/decisions/0006-standby.md). This module imports as
+little as possible, because the standby starts only after these imports.
 
 Process: agent (loop).
 """

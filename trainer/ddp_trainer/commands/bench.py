@@ -14,7 +14,7 @@ from ddp_trainer.config.settings import check, resolve
 from ddp_trainer.errors import InputError
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.stop import StopFlag
-from ddp_trainer.tools.scaling.point import Point, strong_efficiency, table, weak_efficiency
+from ddp_trainer.tools.scaling.point import ScalingPoint, strong_efficiency, table, weak_efficiency
 from ddp_wire.contract import ExitCode
 
 POLL_SECONDS = 0.2
@@ -140,7 +140,7 @@ class _ScalingBenchmark:
         self._sizes = sizes
         self._options = options
         self._stop = stop
-        self._points: dict[tuple[int, int], Point] = {}
+        self._points: dict[tuple[int, int], ScalingPoint] = {}
 
     def run(self) -> ExitCode:
         """Measure all world sizes and print the tables."""
@@ -157,13 +157,13 @@ class _ScalingBenchmark:
         print(table(title, strong, [strong_efficiency(point, strong[0]) for point in strong]))
         return ExitCode.OK
 
-    def _point(self, size: int, batch: int) -> Point:
+    def _point(self, size: int, batch: int) -> ScalingPoint:
         if (size, batch) not in self._points:
             print(f"measuring {size} rank(s) with {batch} samples per update", file=sys.stderr)
             self._points[size, batch] = self._launch(size, batch)
         return self._points[size, batch]
 
-    def _launch(self, size: int, batch: int) -> Point:
+    def _launch(self, size: int, batch: int) -> ScalingPoint:
         config = self._config.model_dump(mode="json", exclude_unset=True) | {"global_batch": batch}
         options = self._options
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -174,7 +174,7 @@ class _ScalingBenchmark:
         # would measure how the threads scale.
         threads = max(1, len(os.sched_getaffinity(0)) // self._sizes[-1])
         environ = {"OMP_NUM_THREADS": str(threads)} | os.environ
-        return Point.model_validate_json(self._output(command, environ).splitlines()[-1])
+        return ScalingPoint.model_validate_json(self._output(command, environ).splitlines()[-1])
 
     def _output(self, command: list[str], environ: Mapping[str, str]) -> str:
         """Return the output of a command. Terminate the command when this process must stop."""

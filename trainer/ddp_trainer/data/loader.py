@@ -42,7 +42,7 @@ class MicroBatchDataset(Dataset[MicroBatch | Unreadable]):
     def __getitem__(self, portion: Portion[int]) -> MicroBatch | Unreadable:
         """Return the micro-batch of a portion. The portion's seed makes it reproducible."""
         seed_all(portion.seed)
-        progress = Progress()
+        progress = FetchProgress()
         try:
             return MicroBatch.of(portion, self.collate(fetch(self.data, portion.items, progress)))
         except ReportedError:
@@ -227,7 +227,7 @@ def by_update(micro_batches: Iterable[MicroBatch]) -> Iterator[Iterator[MicroBat
 
 
 @dataclass(slots=True)
-class Progress:
+class FetchProgress:
     """The part of a micro-batch's preparation that is under way."""
 
     index: int | None = None
@@ -242,7 +242,7 @@ class Progress:
         return f"samples {listed}" + (f" and {more} more" if more > 0 else "")
 
 
-def fetch(data: Indexed, indices: Sequence[int], progress: Progress | None = None) -> Any:
+def fetch(data: Indexed, indices: Sequence[int], progress: FetchProgress | None = None) -> Any:
     """Return samples as `collate` takes them: a list, or the result of the data's `__getitems__`.
 
     torch's own loader calls `__getitems__` in the same way.
@@ -255,7 +255,7 @@ def fetch(data: Indexed, indices: Sequence[int], progress: Progress | None = Non
     many = getattr(data, "__getitems__", None)
     if many:
         return many(list(indices))
-    progress = progress or Progress()
+    progress = progress or FetchProgress()
     samples = []
     for progress.index in indices:
         samples.append(data[progress.index])

@@ -27,7 +27,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
     """Call a function on every rank of a new gang.
 
     The ranks are forks of this process, so this process must have no other threads. torch's own
-    launcher has some, and a rank can then hang (docs/decisions/0006-standby.md).
+    launcher has some, and a rank can then hang (docs/develop/decisions/0006-standby.md).
 
     Args:
         world_size: Number of ranks. A single rank has no process group.

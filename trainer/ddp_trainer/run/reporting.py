@@ -6,8 +6,8 @@ from pathlib import Path
 from ddp_trainer.config import RunConfig
 from ddp_trainer.observe.events import EventLog
 from ddp_trainer.observe.heartbeats import HeartbeatWriter
-from ddp_trainer.observe.history import HistoryWriter
-from ddp_trainer.observe.report import Reporter
+from ddp_trainer.observe.history_writer import HistoryWriter
+from ddp_trainer.observe.reporter import Reporter
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.task import Task, peak_rate
 from ddp_trainer.trackers.trackers import Trackers

@@ -56,7 +56,7 @@ class ExportResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallArguments:
     """The arguments of one call of a model."""
 
     positional: tuple[Any, ...]
@@ -72,8 +72,8 @@ class TracedModel:
     """A model and the arguments with which the loss calls it."""
 
     model: nn.Module
-    call: Call
-    other_call: Call
+    call: CallArguments
+    other_call: CallArguments
     """Arguments of one sample. All dimensions that differ are dynamic."""
 
 
@@ -143,7 +143,7 @@ def trace(task: Task) -> TracedModel:
     return TracedModel(model, call, other)
 
 
-def _sizes(call: Call) -> list[torch.Size]:
+def _sizes(call: CallArguments) -> list[torch.Size]:
     """Return the shapes of all tensors without their first dimension."""
     return [tensor.shape[1:] for tensor in tensors_in((call.positional, call.named))]
 
@@ -329,12 +329,12 @@ def _samples(task: Task, first: int, end: int) -> Any:
     return list(islice(cast("Iterable[Any]", data), first, end))
 
 
-def _call(task: Task, model: nn.Module, samples: Any) -> Call:
+def _call(task: Task, model: nn.Module, samples: Any) -> CallArguments:
     """Return the arguments with which the loss calls the model."""
-    calls: list[Call] = []
+    calls: list[CallArguments] = []
 
     def record(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        calls.append(Call(arguments, named))
+        calls.append(CallArguments(arguments, named))
 
     handle = model.register_forward_pre_hook(record, with_kwargs=True)
     try:

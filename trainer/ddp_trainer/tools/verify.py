@@ -33,7 +33,7 @@ BUFFER_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class VerificationPlan:
     """What `verify` compares with one process, and how."""
 
     steps: int
@@ -98,7 +98,7 @@ class Differences:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verification:
     """Result of `verify`."""
 
     equal: bool
@@ -151,7 +151,9 @@ class CaseRunner:
         return merge(document, {"parallel": graph})
 
 
-def verify(task: str, config: RunConfig, plan: Plan, *, optimizer_stated: bool) -> Verdict:
+def verify(
+    task: str, config: RunConfig, plan: VerificationPlan, *, optimizer_stated: bool
+) -> Verification:
     """Train all cases and print a table of the largest differences.
 
     A case whose difference in fp32 is too large is repeated in fp64. In fp32 the last bit can
@@ -199,7 +201,7 @@ def verify(task: str, config: RunConfig, plan: Plan, *, optimizer_stated: bool) 
         )
     equal = all(difference <= plan.tolerance for difference in in_fp64.values())
     equal = equal and (found.buffers is None or found.buffers.valid)
-    return Verdict(equal, {case.strategy: why for case, why in found.refused.items()})
+    return Verification(equal, {case.strategy: why for case, why in found.refused.items()})
 
 
 def _label(case: Case, config: RunConfig) -> str:

@@ -1,7 +1,8 @@
 """Writer of TensorBoard's event files, without the package `tensorboard`.
 
-The package is large (docs/decisions/0013-trackers.md), and a scalar needs little of it: a file is a
-sequence of records, each a protobuf message `Event` with its length and two checksums.
+The package is large (docs/develop/decisions/0013-trackers.md), and a scalar needs little
+of it: a file is a sequence of records, each a protobuf message `Event` with its length and two
+checksums.
 """
 
 import os
