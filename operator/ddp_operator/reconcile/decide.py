@@ -319,7 +319,7 @@ def _requeue_seconds(world: World, status: DDPJobStatus) -> float:
         # Changes of pods and agents wake the job earlier, so only its progress can become due.
         seconds = max(RUNNING_REQUEUE_SECONDS, world.progress_interval.total_seconds())
     ended = (AgentPhase.SUCCEEDED, AgentPhase.FAILED)
-    if any(r.phase in ended for r in world.reports.values()):
+    if any(r.phase in ended for r in world.agent_statuses.values()):
         seconds = STARTING_REQUEUE_SECONDS
     earlier = (seconds, deadline, seconds_until_due(world, status))
     return min(one for one in earlier if one is not None)
