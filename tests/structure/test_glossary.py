@@ -12,8 +12,8 @@ PRODUCT = ("operator", "trainer", "charts", "manifests", "docs", "README.md", "C
 TEXT = {".py", ".md", ".yaml", ".tpl", ".json", ".txt"}
 DATED = ROOT / "docs" / "benchmarks"
 """Dated records of measurements: they keep the words of their day."""
-OLD_FIELDS = ("toldMilliseconds",)
-"""Old JSON names of the status that the operator reads for one more release."""
+OLD_FIELDS = ("toldMilliseconds", '"news"', "`news`")
+"""Old JSON names, which older releases write or read, as code and documents quote them."""
 
 
 def rows() -> list[list[str]]:
