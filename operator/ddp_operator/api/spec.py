@@ -132,7 +132,7 @@ class VolumeMount(ApiModel):
     """Mount the volume without write access."""
 
 
-class Checkpoint(ApiModel):
+class CheckpointSpec(ApiModel):
     """Location and interval of the checkpoints. Without it, each new attempt starts from the beginning."""  # noqa: E501
 
     claim_name: Name
@@ -307,7 +307,7 @@ class DDPJobSpec(ApiModel):
     network: Network | None = None
     """Network settings of the ranks."""
 
-    checkpoint: Checkpoint | None = None
+    checkpoint: CheckpointSpec | None = None
     """Location and interval of the checkpoints. Without it, each new attempt starts from the beginning."""  # noqa: E501
     hang: Hang | None = None
     """Limits after which an attempt counts as hung: no rank makes progress."""
