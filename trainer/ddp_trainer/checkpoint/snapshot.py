@@ -3,7 +3,7 @@
 Names make a snapshot independent of strategy and world size. A tensor has the name of its parameter
 or buffer in the bare model, without what a wrapper adds. A tensor of the optimizer has the key of
 its state and the name of its parameter instead of torch's numbers, which depend on the order of
-parameters and on the rank. Tied weights appear once, under their first name. What is no tensor is
+parameters and on the rank. Tied weights appear once, under their first name. Everything else is
 JSON, so that a checkpoint can hold no code.
 """
 
