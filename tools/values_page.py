@@ -27,7 +27,7 @@ helm uninstall ddp-trainer --namespace ddp-system
 
 `helm uninstall` keeps the CRD and with it all jobs, unless `crds.keep` is false. [Operations](../docs/operate/operations.md) describes
 replicas, metrics, rights and namespaces, [security](../docs/operate/security.md) the threats, and [upgrades](../docs/operate/upgrade.md) what an
-upgrade changes. [A comparison](../docs/develop/chart.md) lists what the charts of cert-manager and KubeRay have.
+upgrade changes.
 
 ## Values
 
