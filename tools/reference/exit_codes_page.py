@@ -11,12 +11,12 @@ from tools.reference.markdown import code, page, table
 _TEXT = """\
 # Exit codes
 
-This page is generated from the code that defines them. Exit codes of ranks travel through the agent to the operator, which decides from
-them whether and on whose account the job starts another attempt ([jobs](../use/jobs.md) describes the budgets)."""  # noqa: E501
-_SIGNALS = """\
-## Ends by a signal
+This page is generated from the code that defines them. The agent reports the exit code of a rank to the operator. The operator decides
+whether the job starts another attempt, and which budget pays for it ([jobs](../use/jobs.md))."""  # noqa: E501
+_FURTHER = """\
+## Further codes
 
-A program that a signal ends has the code 128 plus its number. These codes have another meaning:"""
+A program that a signal ends has the code 128 plus its number."""
 _PROGRAMS = """\
 ## Programs
 
@@ -36,7 +36,7 @@ def build_exit_codes_page() -> str:
     """Return the page as Markdown."""
     docs = attribute_docs(ExitCode)
     codes = [(str(one.value), code(one.name), docs[one.name]) for one in ExitCode]
-    signals = [
+    further = [
         _constant(stop, "INTERRUPTED"),
         _constant(terminations, "_KILLED"),
         _constant(terminations, "_UNKNOWN"),
@@ -45,8 +45,8 @@ def build_exit_codes_page() -> str:
         _TEXT,
         "## Codes that the operator distinguishes",
         table(_HEAD, codes),
-        _SIGNALS,
-        table(("exit code", "meaning"), signals),
+        _FURTHER,
+        table(("exit code", "meaning"), further),
         _PROGRAMS,
     )
 
