@@ -46,7 +46,7 @@ run: $(READY) ## Train the sample on this machine: 2 nodes x 2 processes, handwr
 .PHONY: test
 test: check ## Run all that CI runs: checks, unit tests, a real API server, a real two-node cluster
 	@if [ "$$(uname -s)" = Linux ] && [ "$$(id -u)" = 0 ]; then \
-	  exec $(BIN)/python -m tests.tools.run_all; \
+	  exec $(BIN)/python -m tools.run_all; \
 	else \
 	  $(BIN)/pytest -m 'not api and not cluster and not sweep'; \
 	  echo "make test: the API and cluster tests did not run: they need Linux and root" >&2; exit 1; \
@@ -65,10 +65,10 @@ check: $(READY) ## Check lint, types, import layers and drift of generated files
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/mypy tests
+	$(BIN)/mypy tests tools bench
 	$(BIN)/lint-imports
 	$(BIN)/hadolint --failure-threshold style Dockerfile
-	$(BIN)/python -m tests.tools.generate --check
+	$(BIN)/python -m tools.generate --check
 
 .PHONY: lint-chart
 lint-chart: $(READY) ## Check the chart and the objects of a job with kube-score (make test does, too)
@@ -80,7 +80,7 @@ faults: $(READY) ## Play every known fault, measure recoveries, kill 30 times (P
 
 .PHONY: bench-recovery
 bench-recovery: $(READY) ## Measure seconds from a fault to the next update, beside torchrun alone, on two real nodes
-	@$(BIN)/python -m tests.benchmarks.recovery --wheels "$(WHEELS)" --seed $(SEED)
+	@$(BIN)/python -m bench.recovery --wheels "$(WHEELS)" --seed $(SEED)
 
 # The compared frameworks have a separate environment, so that the product never imports them.
 BENCH := .venv-bench
@@ -96,23 +96,23 @@ $(BENCH_READY): requirements/bench.lock requirements/torch-$(TORCH).lock
 
 .PHONY: bench-trainer
 bench-trainer: $(BENCH_READY) ## Measure milliseconds per step beside a hand-written loop and other frameworks
-	@PYTHONPATH=trainer $(BENCH)/bin/python -m tests.benchmarks.trainer --seed $(SEED)
+	@PYTHONPATH=trainer $(BENCH)/bin/python -m bench.trainer --seed $(SEED)
 
 .PHONY: bench-zero1
 bench-zero1: $(READY) ## Measure an update with zero1 beside torch's ZeroRedundancyOptimizer
-	@$(BIN)/python -m tests.benchmarks.zero1 --seed $(SEED)
+	@$(BIN)/python -m bench.zero1 --seed $(SEED)
 
 .PHONY: bench-scale
 bench-scale: $(READY) ## Measure the operator with 1,000 pods, 1,000 jobs, 9,999 pods, and beside its peers
-	@$(BIN)/python -m tests.benchmarks.scale
+	@$(BIN)/python -m bench.scale
 
 .PHONY: bench-observation
 bench-observation: $(READY) ## Measure what observation costs: an update, a scrape of an agent and of the operator
-	@$(BIN)/python -m tests.benchmarks.observation
+	@$(BIN)/python -m bench.observation
 
 .PHONY: bench-gpu
 bench-gpu: $(READY) ## Measure ResNet-50 and GPT-2 on a GPU beside a hand-written loop
-	@$(BIN)/python -m tests.benchmarks.gpu --seed $(SEED)
+	@$(BIN)/python -m bench.gpu --seed $(SEED)
 
 .PHONY: format
 format: $(READY) ## Format the code and apply the automatic fixes of the linter
@@ -121,7 +121,7 @@ format: $(READY) ## Format the code and apply the automatic fixes of the linter
 
 .PHONY: generate
 generate: $(READY) ## Write the generated files: CRD, dashboards, references, install.yaml (needs Go once)
-	$(BIN)/python -m tests.tools.generate
+	$(BIN)/python -m tools.generate
 
 .PHONY: lock
 lock: $(READY) ## Write the lock files (UPGRADE=1 takes the newest versions)
@@ -129,15 +129,15 @@ lock: $(READY) ## Write the lock files (UPGRADE=1 takes the newest versions)
 
 .PHONY: images
 images: $(READY) ## Build both images into dist/ and compare their sizes with the goals (Linux, root)
-	@$(BIN)/python -m tests.tools.release --wheels "$(WHEELS)" --source "$(SOURCE)"
+	@$(BIN)/python -m tools.release --wheels "$(WHEELS)" --source "$(SOURCE)"
 
 .PHONY: release
 release: $(READY) ## Write images, bills of materials, chart and checksums to dist/ (SOURCE=address)
-	@$(BIN)/python -m tests.tools.release --all --wheels "$(WHEELS)" --source "$(SOURCE)"
+	@$(BIN)/python -m tools.release --all --wheels "$(WHEELS)" --source "$(SOURCE)"
 
 .PHONY: cluster
 cluster: $(READY) ## Start a real two-node Kubernetes with the chart installed, and leave it running
-	@$(BIN)/python -m tests.tools.demo --wheels "$(WHEELS)"
+	@$(BIN)/python -m tools.demo --wheels "$(WHEELS)"
 
 .PHONY: cluster-down
 cluster-down: $(READY) ## Stop that Kubernetes

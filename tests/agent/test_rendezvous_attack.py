@@ -29,7 +29,7 @@ from ddp_agent.warm import FLAGS
 from ddp_wire.contract import Env, rendezvous_port
 from ddp_wire.signatures import random_text
 from tests.agent.support import config, wait_until
-from tests.tools.ports import free_port
+from tests.harness.ports import free_port
 
 TORCHRUN = (
     "import sys; from ddp_agent.torchrun import main; sys.exit(main(sys.argv[1:], warm=True))"

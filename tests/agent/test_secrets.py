@@ -13,7 +13,7 @@ from ddp_wire.contract import Env
 from ddp_wire.secret_variables import take
 from ddp_wire.signatures import random_text, rendezvous_id, rendezvous_key
 from tests.agent.support import environment
-from tests.tools.ports import free_port
+from tests.harness.ports import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

@@ -14,7 +14,7 @@ import pytest
 from ddp_wire.contract import AgentPhase, AgentStatus, Env
 from ddp_wire.processes import children, descendants
 from tests.agent.support import environment, wait_until
-from tests.tools.ports import free_port
+from tests.harness.ports import free_port
 
 pytestmark = [
     pytest.mark.slow,

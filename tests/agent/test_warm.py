@@ -20,8 +20,8 @@ from ddp_agent.warm import Standby, StandbyLostError
 from ddp_wire.contract import Env, Failure
 from ddp_wire.processes import descendants
 from tests.agent.support import adopting_orphans, config, environment, wait_until
-from tests.tools.ports import free_port
-from tests.tools.resolver import with_lasting_lock
+from tests.harness.ports import free_port
+from tests.harness.resolver import with_lasting_lock
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does")
 

@@ -10,7 +10,7 @@ from tests.api.client import Api
 from tests.api.control_plane import ControlPlane
 from tests.api.in_process_operator import OperatorEnvironment
 from tests.api.kubelet import FakeAgents
-from tests.tools import diagnosis
+from tests.harness import diagnosis
 
 
 @pytest.fixture(scope="package")

@@ -11,7 +11,7 @@ import yaml
 from tests.harness import processes
 from tests.harness.cluster import Cluster
 from tests.harness.controlplane import CONTROLLER_MANAGER
-from tests.tools.install import (
+from tests.harness.install import (
     EXAMPLE_IMAGES,
     OPERATOR_USER,
     RELEASE,

@@ -16,9 +16,9 @@ from typing import Self
 
 import yaml
 
+from tests.harness.install import ROOT
+from tests.harness.ports import free_port
 from tests.operator.support import AGENT_CLIENTS
-from tests.tools.install import ROOT
-from tests.tools.ports import free_port
 
 WATCHED = ("ddpjobs", "pods", "services", "networkpolicies")
 """Resources that the operator lists and watches."""

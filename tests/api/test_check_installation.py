@@ -14,7 +14,7 @@ import yaml
 from tests.api.cases.test_installation import CRD, removed
 from tests.api.client import Api, eventually, path_of
 from tests.api.control_plane import ControlPlane
-from tests.tools.install import EXAMPLE_IMAGES, ROOT
+from tests.harness.install import EXAMPLE_IMAGES, ROOT
 
 pytestmark = pytest.mark.api
 

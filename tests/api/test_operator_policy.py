@@ -18,9 +18,9 @@ from tests.api.client import Api, RefusedError, eventually, path_of
 from tests.api.control_plane import OPERATOR, ControlPlane
 from tests.api.mutations import changed, named_mutations, producible, random_mutations
 from tests.harness.cluster import Cluster
+from tests.harness.install import EXAMPLE_IMAGES, ROOT, SYSTEM_NAMESPACE
 from tests.operator.api.pod_policy_cases import ALLOWED
 from tests.operator.support import DEFAULTS, job_manifest
-from tests.tools.install import EXAMPLE_IMAGES, ROOT, SYSTEM_NAMESPACE
 
 pytestmark = pytest.mark.api
 

@@ -10,9 +10,9 @@ import yaml
 
 from tests.api.client import Api, RefusedError, eventually
 from tests.api.control_plane import ControlPlane
+from tests.harness.install import EXAMPLE_IMAGES, ROOT, SYSTEM_NAMESPACE
 from tests.operator.api.pod_policy_cases import ALLOWED, ELSEWHERE, REFUSED
 from tests.operator.support import job_manifest
-from tests.tools.install import EXAMPLE_IMAGES, ROOT, SYSTEM_NAMESPACE
 
 pytestmark = pytest.mark.api
 

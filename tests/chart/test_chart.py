@@ -10,8 +10,8 @@ import yaml
 from ddp_operator.builders.pod import build_pod
 from ddp_operator.runtime.settings import Settings
 from tests.harness import binaries
+from tests.harness.install import EXAMPLE_IMAGES, ROOT
 from tests.operator.support import AGENT_CLIENTS, DEFAULTS, new_job
-from tests.tools.install import EXAMPLE_IMAGES, ROOT
 
 pytestmark = pytest.mark.api
 

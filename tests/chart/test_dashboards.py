@@ -16,12 +16,12 @@ from ddp_operator.runtime import job_metrics, metrics
 from ddp_wire.families import Family, Kind
 from tests.chart.test_chart import rendered, template
 from tests.chart.test_rules import promtool
-from tests.tools.dashboards import states
-from tests.tools.dashboards.build import build_dashboards
-from tests.tools.dashboards.frame import TAG, to_json
-from tests.tools.dashboards.panels import WIDTH
-from tests.tools.dashboards.queries import VALUES, panels, queries
-from tests.tools.install import ROOT
+from tests.harness.install import ROOT
+from tools.dashboards import states
+from tools.dashboards.build import build_dashboards
+from tools.dashboards.frame import TAG, to_json
+from tools.dashboards.panels import WIDTH
+from tools.dashboards.queries import VALUES, panels, queries
 
 TEXTS = build_dashboards()
 DASHBOARDS: Mapping[str, dict[str, Any]] = {

@@ -10,8 +10,8 @@ import yaml
 
 from tests.chart.test_chart import find_one, rendered
 from tests.harness import binaries
-from tests.tools.install import ROOT
-from tests.tools.install_manifest import INSTALL, build_install_manifest
+from tests.harness.install import ROOT
+from tools.install_manifest import INSTALL, build_install_manifest
 
 pytestmark = pytest.mark.api
 
@@ -71,7 +71,7 @@ def test_kustomize_base_is_the_install_manifest() -> None:
 
 
 def test_overlay_of_the_documentation_sets_both_images(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "operate" / "operations.md").read_text("utf-8")
+    text = (ROOT / "docs" / "operate" / "install.md").read_text("utf-8")
     [overlay] = re.findall(
         r"```yaml\n(resources: \[ddp-trainer/manifests\]\n.*?)```", text, re.DOTALL
     )

@@ -17,8 +17,8 @@ from ddp_operator.builders.pod import build_pod
 from ddp_operator.builders.service import build_service
 from tests.chart.test_chart import template
 from tests.harness import binaries
+from tests.harness.install import ROOT
 from tests.operator.support import DEFAULTS
-from tests.tools.install import ROOT
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(1200)]
 

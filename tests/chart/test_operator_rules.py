@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.tools.operator_policy import build_operator_rules
+from tools.operator_policy import build_operator_rules
 
 Rule = dict[str, Any]
 

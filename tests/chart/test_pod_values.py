@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.chart.test_chart import find_one, rendered, template
-from tests.tools.install import ROOT
+from tests.harness.install import ROOT
 
 pytestmark = pytest.mark.api
 

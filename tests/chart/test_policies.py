@@ -8,7 +8,7 @@ import yaml
 
 from ddp_operator.api.pod_policy import ANNOTATIONS
 from tests.chart.test_chart import find_one, rendered, template
-from tests.tools.install import ROOT
+from tests.harness.install import ROOT
 
 pytestmark = pytest.mark.api
 

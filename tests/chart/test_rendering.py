@@ -9,10 +9,10 @@ import pytest
 
 from ddp_operator.report.text import html_text
 from tests.chart.test_dashboards import DASHBOARDS, every_dashboard
-from tests.tools.dashboards.queries import panels
-from tests.tools.rendering.page import build_page
-from tests.tools.rendering.source import Ask, Source, legend
-from tests.tools.rendering.units import value_text
+from tools.dashboards.queries import panels
+from tools.rendering.page import build_page
+from tools.rendering.source import Ask, Source, legend
+from tools.rendering.units import value_text
 
 JSON = dict[str, Any]
 START, END, STEP = 1_000_000.0, 1_000_600.0, 15.0

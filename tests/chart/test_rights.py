@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from tests.chart.rights import Right, granted_rights, used_rights
 from tests.chart.test_chart import ELECTION, find_one, rendered
-from tests.tools.install import OPERATOR_USER, RELEASE, ROOT, SYSTEM_NAMESPACE
-from tests.tools.rights import Right, granted_rights, used_rights
+from tests.harness.install import OPERATOR_USER, RELEASE, ROOT, SYSTEM_NAMESPACE
 
 pytestmark = pytest.mark.api
 

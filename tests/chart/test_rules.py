@@ -10,7 +10,7 @@ import yaml
 
 from tests.chart.test_chart import find_one, rendered
 from tests.harness import binaries
-from tests.tools.install import ROOT
+from tests.harness.install import ROOT
 
 pytestmark = pytest.mark.api
 

@@ -2,7 +2,7 @@
 
 import yaml
 
-from tests.tools.install import ROOT
+from tests.harness.install import ROOT
 
 SAMPLES = ROOT / "manifests" / "samples"
 

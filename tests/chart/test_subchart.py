@@ -9,7 +9,7 @@ import yaml
 
 from tests.chart.test_chart import rendered
 from tests.harness import binaries
-from tests.tools.install import ROOT
+from tests.harness.install import ROOT
 
 pytestmark = pytest.mark.api
 ROLES = (("image", "operator"), ("trainerImage", "trainer"))

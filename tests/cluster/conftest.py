@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import diagnosis, install
 from tests.harness.cluster import Cluster
-from tests.tools import diagnosis, install
 
 LAST = "test_rights.py"
 """File whose test reads the requests of all other tests of this folder."""

@@ -13,7 +13,7 @@ from ddp_wire.contract import AGENT_PORT, AgentStatus, Heartbeat
 from ddp_wire.signatures import NONCE_HEADER, SIGNATURE_HEADER, random_text, sign_request
 from tests.fault_player.unreachable import heartbeats_inside
 from tests.harness.cluster import Cluster
-from tests.tools.install import OPERATOR_USER, ROOT, eventually
+from tests.harness.install import OPERATOR_USER, ROOT, eventually
 
 JSON = dict[str, Any]
 

@@ -7,7 +7,7 @@ import pytest
 from tests.cluster.support import Job, script_job
 from tests.harness import pause
 from tests.harness.cluster import Cluster
-from tests.tools.install import REPOSITORY, VERSION, eventually
+from tests.harness.install import REPOSITORY, VERSION, eventually
 
 pytestmark = pytest.mark.cluster
 

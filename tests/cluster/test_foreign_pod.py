@@ -8,7 +8,7 @@ import pytest
 from ddp_wire.contract import AGENT_PORT, AttemptOrder
 from tests.cluster.support import STEADY_SCRIPT, Job, script_job
 from tests.harness.cluster import Cluster
-from tests.tools.install import eventually
+from tests.harness.install import eventually
 
 pytestmark = pytest.mark.cluster
 

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.registry import Registry, running_registry
 from tests.cluster.support import STEADY_SCRIPT, Job, long_job, script_job
 from tests.cluster.test_upgrade import ENDLESS_EPOCHS, worker_images
 from tests.fault_player.faults import delete_pod
-from tests.harness import images
+from tests.harness import images, install
 from tests.harness.cluster import Cluster
-from tests.tools import install
-from tests.tools.install import eventually
-from tests.tools.registry import Registry, running_registry
-from tests.tools.release.oci_archive import OciArchive
+from tests.harness.install import eventually
+from tools.release.oci_archive import OciArchive
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
 

@@ -11,9 +11,9 @@ import pytest
 
 from tests.cluster.support import Job, long_job, script_job
 from tests.cluster.test_upgrade import ENDLESS_EPOCHS, helm_upgrade
+from tests.harness import install
 from tests.harness.cluster import Cluster
-from tests.tools import install
-from tests.tools.install import RELEASE, SYSTEM_NAMESPACE, eventually
+from tests.harness.install import RELEASE, SYSTEM_NAMESPACE, eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sweep]
 

@@ -15,7 +15,7 @@ from tests.cluster.support import (
 )
 from tests.fault_player.faults import kill_rank
 from tests.harness.cluster import Cluster
-from tests.tools.install import eventually
+from tests.harness.install import eventually
 
 pytestmark = pytest.mark.cluster
 

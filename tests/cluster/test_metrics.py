@@ -11,13 +11,13 @@ import yaml
 
 from ddp_operator.runtime import metrics
 from tests.cluster.observed_job import observed_job
+from tests.cluster.prometheus import Prometheus
+from tests.cluster.scrape_config import RULES_FILE, Discovery
 from tests.cluster.support import Job, script_job
 from tests.fault_player.faults import delete_pod
 from tests.harness.cluster import Cluster
-from tests.tools.dashboards.queries import queries
-from tests.tools.install import ROOT, SYSTEM_NAMESPACE, eventually, operator_pods
-from tests.tools.prometheus import Prometheus
-from tests.tools.scrape_config import RULES_FILE, Discovery
+from tests.harness.install import ROOT, SYSTEM_NAMESPACE, eventually, operator_pods
+from tools.dashboards.queries import queries
 
 pytestmark = pytest.mark.cluster
 

@@ -9,7 +9,7 @@ from tests.fault_player import run_checks
 from tests.fault_player.faults import lose_node, restore_node
 from tests.fault_player.record import read_attempts
 from tests.harness.cluster import Cluster
-from tests.tools.install import SYSTEM_NAMESPACE, eventually
+from tests.harness.install import SYSTEM_NAMESPACE, eventually
 
 pytestmark = pytest.mark.cluster
 

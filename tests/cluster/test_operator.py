@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.support import STEADY_SCRIPT, Job, long_job, query_agent, script_job
 from tests.fault_player.faults import kill_container, kill_rank
 from tests.harness.cluster import Cluster
-from tests.tools.install import RELEASE, SYSTEM_NAMESPACE, eventually, operator_pods
+from tests.harness.install import RELEASE, SYSTEM_NAMESPACE, eventually, operator_pods
 
 pytestmark = pytest.mark.cluster
 

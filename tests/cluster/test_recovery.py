@@ -5,7 +5,7 @@ import pytest
 from tests.cluster.support import Job, long_job, script_job
 from tests.fault_player.faults import delete_pod, kill_rank
 from tests.harness.cluster import Cluster
-from tests.tools.install import RELEASE, SYSTEM_NAMESPACE, eventually, operator_pods
+from tests.harness.install import RELEASE, SYSTEM_NAMESPACE, eventually, operator_pods
 
 pytestmark = pytest.mark.cluster
 

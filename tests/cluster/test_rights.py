@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import yaml
 
+from tests.chart.rights import Right, granted_rights, used_rights
 from tests.cluster.support import STEADY_SCRIPT, Job, script_job
 from tests.harness.cluster import Cluster
-from tests.tools.install import OPERATOR_USER, RELEASE, SYSTEM_NAMESPACE, eventually
-from tests.tools.rights import Right, granted_rights, used_rights
+from tests.harness.install import OPERATOR_USER, RELEASE, SYSTEM_NAMESPACE, eventually
 
 pytestmark = pytest.mark.cluster
 

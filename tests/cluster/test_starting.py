@@ -8,7 +8,7 @@ import pytest
 from ddp_wire.contract import AgentPhase
 from tests.cluster.support import BARRIER_SCRIPT, Job, agents, script_job
 from tests.harness.cluster import Cluster
-from tests.tools.install import eventually
+from tests.harness.install import eventually
 
 pytestmark = pytest.mark.cluster
 

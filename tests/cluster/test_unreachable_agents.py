@@ -8,7 +8,7 @@ from tests.cluster.support import Job, UnaskedJob, long_job
 from tests.fault_player.faults import delete_pod, kill_rank
 from tests.fault_player.unreachable import unreachable_agents
 from tests.harness.cluster import Cluster
-from tests.tools.install import eventually
+from tests.harness.install import eventually
 
 pytestmark = pytest.mark.cluster
 

@@ -8,10 +8,9 @@ import pytest
 
 from tests.cluster.support import Job, long_job
 from tests.fault_player.faults import delete_pod
-from tests.harness import images
+from tests.harness import images, install
 from tests.harness.cluster import Cluster
-from tests.tools import install
-from tests.tools.install import RELEASE, ROOT, SYSTEM_NAMESPACE, eventually
+from tests.harness.install import RELEASE, ROOT, SYSTEM_NAMESPACE, eventually
 
 pytestmark = pytest.mark.cluster
 

@@ -18,7 +18,7 @@ from tests.fault_player.faults import rank_process
 from tests.fault_player.record import read_attempts
 from tests.harness import debian
 from tests.harness.cluster import Cluster
-from tests.tools.install import eventually
+from tests.harness.install import eventually
 
 pytestmark = pytest.mark.cluster
 

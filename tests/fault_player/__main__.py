@@ -36,7 +36,7 @@ def parts(seed: int, wheels: Path) -> dict[str, list[str]]:
         "api": [*PYTEST, "tests/api", "-m", "api"],
         "cluster": [*PYTEST, "tests/cluster", "-m", "cluster", "-k", CASES],
         "rest": [*PYTEST, *REST, "-m", "sweep"],
-        "recovery": ["-m", "tests.benchmarks.recovery", *state],
+        "recovery": ["-m", "bench.recovery", *state],
         "kills": ["-m", "tests.fault_player.kills", *state],
     }
 

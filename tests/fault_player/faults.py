@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ddp_wire.contract import Heartbeat
 from tests.fault_player.containers import control_group, memory_kills, processes
 from tests.harness.cluster import Cluster
-from tests.tools.install import eventually
+from tests.harness.install import eventually
 
 JSON = dict[str, Any]
 

@@ -25,10 +25,9 @@ from tests.cluster.support import Job
 from tests.fault_player import faults, run_checks
 from tests.fault_player.record import PodWatch, read_attempts
 from tests.fault_player.run_checks import InjectedFault
-from tests.harness import ending
+from tests.harness import ending, install
 from tests.harness.cluster import Cluster
-from tests.tools import install
-from tests.tools.install import SYSTEM_NAMESPACE, eventually, operator_pods
+from tests.harness.install import SYSTEM_NAMESPACE, eventually, operator_pods
 
 JSON = dict[str, Any]
 

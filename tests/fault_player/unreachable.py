@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from ddp_wire.contract import AGENT_PORT, Heartbeat
 from tests.fault_player.containers import processes
 from tests.harness.cluster import Cluster
-from tests.tools.install import operator_pods
+from tests.harness.install import operator_pods
 
 JSON = dict[str, Any]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.harness import images
-from tests.tools.release.oci_archive import OciArchive
+from tools.release.oci_archive import OciArchive
 
 _SCRIPT = """
 set -e

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.harness import images
+from tests.harness.install import REPOSITORY, VERSION
 from tests.release.cyclonedx import problem_of
 from tests.release.sandbox import Sandbox
-from tests.tools.install import REPOSITORY, VERSION
-from tests.tools.release.oci_archive import OciArchive
-from tests.tools.release.sbom import bill_of_materials
+from tools.release.oci_archive import OciArchive
+from tools.release.sbom import bill_of_materials
 
 pytestmark = pytest.mark.cluster
 
@@ -30,7 +30,7 @@ def archive_of(target: str) -> tuple[Path, str]:
 
 
 def arguments_of(target: str) -> tuple[dict[str, str], Path | None]:
-    """Return the build arguments and the wheels, as `tests.tools.install` has them."""
+    """Return the build arguments and the wheels, as `tests.harness.install` has them."""
     if target == "operator":
         return {}, None
     cpu = any(WHEELS.glob("torch-*+cpu-*"))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.release.cyclonedx import problem_of
-from tests.tools.release.oci_archive import OciArchive
-from tests.tools.release.sbom import bill_of_materials
+from tools.release.oci_archive import OciArchive
+from tools.release.sbom import bill_of_materials
 
 SITE = "opt/ddp-trainer/lib/python3.11/site-packages"
 METADATA = {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools import generate
-from tests.tools.install_manifest import CHART, INSTALL, is_current
+from tools import generate
+from tools.install_manifest import CHART, INSTALL, is_current
 
 Change = Callable[[Path], object]
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ddp_trainer.commands.main import main
-from tests.tools.one_gpu import share_one_gpu
-from tests.tools.ports import free_port
+from tests.harness.one_gpu import share_one_gpu
+from tests.harness.ports import free_port
 
 HERE = Path(__file__).parent
 _CONTEXT = multiprocessing.get_context("forkserver")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddp_trainer.ranks.slurm import variables_of_slurm
-from tests.tools.ports import free_port
+from tests.harness.ports import free_port
 from tests.trainer.rank_processes import Launcher
 
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "own-task.yaml"

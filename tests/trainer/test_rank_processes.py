@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from tests.tools.one_gpu import share_one_gpu
+from tests.harness.one_gpu import share_one_gpu
 from tests.trainer.rank_processes import Launcher
 
 GPUS = "CUDA_VISIBLE_DEVICES"

@@ -13,7 +13,7 @@ from tests.api.control_plane import ControlPlane
 from tests.api.job import Job
 from tests.api.operator_process import OperatorProcess
 from tests.api.proxy import ADDRESS
-from tests.tools.install import RELEASE, SYSTEM_NAMESPACE
+from tests.harness.install import RELEASE, SYSTEM_NAMESPACE
 
 pytestmark = pytest.mark.api
 

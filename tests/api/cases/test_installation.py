@@ -15,7 +15,7 @@ from tests.api.client import Api, always, eventually, path_of
 from tests.api.control_plane import OPERATOR, ControlPlane
 from tests.api.job import Job
 from tests.api.operator_process import WATCHED, OperatorProcess
-from tests.tools.install import RELEASE, ROOT
+from tests.harness.install import RELEASE, ROOT
 
 pytestmark = pytest.mark.api
 

@@ -10,7 +10,7 @@ from tests.api.client import always
 from tests.api.control_plane import ControlPlane
 from tests.api.job import Job
 from tests.api.operator_process import OperatorProcess
-from tests.tools.install import EXAMPLE_IMAGES, ROOT, SYSTEM_NAMESPACE
+from tests.harness.install import EXAMPLE_IMAGES, ROOT, SYSTEM_NAMESPACE
 
 pytestmark = pytest.mark.api
 

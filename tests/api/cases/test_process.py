@@ -12,7 +12,7 @@ from tests.api.cases.conftest import OperatorLauncher
 from tests.api.client import JSON, eventually, path_of
 from tests.api.job import Job
 from tests.api.operator_process import OperatorProcess
-from tests.tools.install import RELEASE, SYSTEM_NAMESPACE
+from tests.harness.install import RELEASE, SYSTEM_NAMESPACE
 
 pytestmark = pytest.mark.api
 

@@ -7,7 +7,7 @@ import pytest
 
 from ddp_operator.cluster import local_share
 from ddp_wire.variables import Env
-from tests.tools.one_gpu import share_one_gpu
+from tests.harness.one_gpu import share_one_gpu
 
 
 def on_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

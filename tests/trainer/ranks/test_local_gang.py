@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.resolver import with_lasting_lock
+from tests.harness.resolver import with_lasting_lock
 
 pytestmark = pytest.mark.slow
 

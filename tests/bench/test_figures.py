@@ -1,0 +1,58 @@
+"""Tests of the recovery table and of its goals."""
+
+import math
+
+from bench.cases import CASES
+from bench.figures import Recovery, Result, missed, phases_table, table
+
+CRASH, LOST = CASES[0], CASES[-1]
+
+
+def result(label: str, *seconds: float | None) -> Result:
+    return Result(CRASH, label, [Recovery(one) for one in seconds])
+
+
+def test_quantile_is_the_nearest_rank_above() -> None:
+    found = result("ours", *(float(n) for n in range(1, 11)))
+    assert found.quantile(0.5, lambda r: r.seconds) == 6.0
+    assert found.quantile(0.95, lambda r: r.seconds) == 10.0
+
+
+def test_missing_recovery_counts_as_infinite() -> None:
+    found = result("ours", 1.0, 2.0, None)
+    assert math.isinf(found.quantile(0.95, lambda r: r.seconds))
+    assert missed([found]) == ["rank crash"]
+
+
+def test_goals_apply_only_to_ours() -> None:
+    late = CRASH.goal_seconds + 1
+    assert not missed([result("ours", 1.0), result("torchrun default", late)])
+    assert missed([result("ours", late)]) == ["rank crash"]
+
+
+def test_goal_for_a_lost_node_counts_from_detection() -> None:
+    found = Result(LOST, "ours", [Recovery(30.0, after_detection=LOST.goal_seconds - 1)])
+    assert not missed([found])
+
+
+def test_table_has_a_row_per_fault_and_three_columns_per_gang() -> None:
+    never = result("torchrun default", None, None)
+    never.never = True
+    ours = Result(CRASH, "ours", [Recovery(1.0, back=1.5), Recovery(3.0, back=4.5)])
+    text = table([ours, never])
+    assert (
+        text.splitlines()[-1] == "| rank crash | 2/2 | 3.00 | 3.00 | 4 | 3.00 | never | never | - |"
+    )
+
+
+def test_row_from_the_detection_counts_everything_from_it() -> None:
+    found = Result(LOST, "ours", [Recovery(22.5, after_detection=5.0, back=23.25)])
+    assert table([found]).splitlines()[-1] == (
+        f"| node lost, from its detection | 1 | 5.00 | 5.00 | {LOST.goal_seconds:.0f} | 5.75 |"
+    )
+
+
+def test_there_is_no_table_of_phases_that_nobody_measured() -> None:
+    assert not phases_table([result("ours", 1.0)])
+    measured = Result(CRASH, "ours", [Recovery(1.0, phases={"noticed": 0.5})])
+    assert phases_table([measured]).splitlines()[-1].startswith("| rank crash | 0.50 |")

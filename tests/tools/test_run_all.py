@@ -1,0 +1,71 @@
+"""Tests of the two processes of `make test`."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.agent.support import wait_until
+from tests.harness.ending import INTERRUPTED
+from tools.run_all import CLUSTER, OTHERS, run_both
+
+SCRIPT = """
+import sys
+from tests.harness import ending
+from tools.run_all import run_both
+
+first, second = [["sh", "-c", text] for text in sys.argv[1:]]
+ending.script(lambda: sys.exit(run_both(first, [second])))
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [((0, 0, 0), 0), ((1, 0, 0), 1), ((0, 4, 0), 4), ((0, 0, 2), 2), ((3, 4, 2), 3)],
+)
+def test_run_fails_if_one_of_its_commands_fails(
+    ends: tuple[int, int, int], code: int, tmp_path: Path
+) -> None:
+    """The second one runs beside the first one, whose place the third one takes."""
+    waits = f"while [ ! -e {tmp_path}/b ]; do sleep 0.05; done"
+    waits_longer = f"touch {tmp_path}/b; while [ ! -e {tmp_path}/c ]; do sleep 0.05; done"
+    scripts = [f"{waits}; exit {ends[0]}", f"{waits_longer}; exit {ends[1]}"]
+    scripts.append(f"touch {tmp_path}/c; exit {ends[2]}")
+    first, *others = [["sh", "-c", script] for script in scripts]
+    assert run_both(first, others) == code
+
+
+def test_output_of_the_commands_beside_follows_at_the_end(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    waits = f"while [ ! -e {tmp_path}/c ]; do sleep 0.05; done; echo a"
+    scripts = [waits, "echo b", f"echo c; touch {tmp_path}/c"]
+    first, *others = [["sh", "-c", script] for script in scripts]
+    assert run_both(first, others) == 0
+    assert capfd.readouterr().out == "a\nb\nc\n"
+
+
+def test_terminated_run_ends_both_commands(tmp_path: Path) -> None:
+    clean = "trap 'touch {0}.cleaned; exit' TERM; touch {0}.started; while :; do sleep 0.05; done"
+    commands = [clean.format(tmp_path / name) for name in "ab"]
+    with subprocess.Popen([sys.executable, "-c", SCRIPT, *commands]) as run:
+        wait_until(lambda: len(list(tmp_path.glob("*.started"))) == 2, "both have started")
+        os.kill(run.pid, signal.SIGTERM)
+    assert run.returncode == INTERRUPTED
+    assert sorted(path.name for path in tmp_path.glob("*.cleaned")) == ["a.cleaned", "b.cleaned"]
+
+
+def test_each_test_is_in_one_process() -> None:
+    selected = [_collected(["-m", expression]) for expression in (CLUSTER, OTHERS)]
+    assert sum(selected) == _collected(["-m", "not sweep"])
+    assert min(selected) > 0
+
+
+def _collected(arguments: list[str]) -> int:
+    """Return the number of tests that pytest selects in one folder that has both kinds."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/chart", *arguments]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    return sum("::" in line for line in found.stdout.splitlines())

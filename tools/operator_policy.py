@@ -1,0 +1,397 @@
+"""Write the rules of the chart's ValidatingAdmissionPolicy on the operator's own writes.
+
+The rules state what the operator builds. Their constants are read from objects that the builders
+return, and the fields that a job may choose from the podTemplate policy. A field of a built object
+that no rule states raises an error here.
+"""
+
+import json
+from typing import Any
+
+import yaml
+
+from ddp_operator.api.job import DDPJob, parse_job
+from ddp_operator.api.pod_policy import (
+    CONTAINER_FIELDS,
+    CONTEXTS,
+    FOREIGN_ANNOTATION,
+    POD_FIELDS,
+    SYSTEM_PRIORITY_PREFIX,
+    PodTemplatePolicy,
+)
+from ddp_operator.builders.network import PolicyPeer, build_network_policy
+from ddp_operator.builders.pod import Defaults, build_pod
+from ddp_operator.builders.service import build_service
+from ddp_wire import contract
+from tools.cel import FREE, OWNER_UID, keys, literal, quoted, same
+
+JSON = dict[str, Any]
+
+_HEAD = """\
+# Generated from tools/operator_policy.py and the builders of the operator by `make generate`.
+# Rules of the ValidatingAdmissionPolicy on the operator's own writes: for pods by value of
+# podTemplate, and for the other objects. The chart fills in the names in __UNDERSCORES__.
+"""
+_OPERATOR = "the operator of ddp-trainer"
+_OF_KUBERNETES = {
+    "dnsPolicy": "object.spec.dnsPolicy == 'ClusterFirst'",
+    "serviceAccountName": "object.spec.serviceAccountName == 'default'",
+    "serviceAccount": "object.spec.serviceAccount == 'default'",
+    "priority": "true",
+    "preemptionPolicy": "true",
+    "overhead": "true",
+    "schedulingGates": "true",
+}
+"""Fields of a pod spec that the API server and its admission plugins set, with their rules."""
+_JOBS_CHOICE = (
+    "affinity",
+    "imagePullSecrets",
+    "nodeSelector",
+    "priorityClassName",
+    "tolerations",
+    "topologySpreadConstraints",
+)
+"""Fields of a pod spec that a job may set without a podTemplate."""
+_JOBS_CONTAINER_CHOICE = (
+    "env",
+    "image",
+    "imagePullPolicy",
+    "name",
+    "ports",
+    "resources",
+    "securityContext",
+    "terminationMessagePath",
+    "terminationMessagePolicy",
+    "volumeMounts",
+)
+_IDS = ("fsGroup", "runAsGroup", "runAsUser")
+
+
+def build_operator_rules() -> str:
+    """Return the chart's file with the rules on what the operator writes."""
+    document = {
+        "pods": {
+            policy.value: _pod_rules(policy)
+            for policy in (PodTemplatePolicy.SCHEDULING, PodTemplatePolicy.OFF)
+        },
+        "services": [_service_rule(), _annotations_rule("Services")],
+        "networkpolicies": [_network_policy_rule(), _annotations_rule("NetworkPolicies")],
+    }
+    return _HEAD + yaml.safe_dump(document, sort_keys=False, width=100_000)
+
+
+def _job(**spec: Any) -> DDPJob:
+    metadata = {"name": "owner-name", "namespace": "n", "uid": OWNER_UID}
+    document = {"apiVersion": "ddp-trainer.dev/v1alpha1", "kind": "DDPJob", "metadata": metadata}
+    return parse_job({**document, "spec": {"task": "a:b", **spec}})
+
+
+def _full_job() -> DDPJob:
+    """Return a job that sets every field from which the builders take a part of a pod."""
+    return _job(
+        checkpoint={"claimName": "claim"},
+        env=[{"name": "A", "value": "b"}],
+        imagePullSecrets=["secret"],
+        network={"rdma": {"resource": "rdma/a"}},
+        nodeSelector={"a": "b"},
+        priorityClassName="high",
+        resources={"limits": {"cpu": 1}},
+        sharedMemory="1Gi",
+        tolerations=[{"operator": "Exists"}],
+    )
+
+
+def _rule(expression: str, message: str, named: str = "") -> JSON:
+    """Return one validation. `named` is a CEL expression with the name of the broken field."""
+    text = f"{_OPERATOR} {message}"
+    out: JSON = {"expression": expression, "message": text}
+    if named:
+        out["messageExpression"] = f"'{text}: ' + string({named})"
+    return out
+
+
+def _pod_rules(policy: PodTemplatePolicy) -> list[JSON]:
+    fields = _pod_fields(policy)
+    containers = "(object.spec.containers + object.spec.?initContainers.orValue([]))"
+    own = _container_fields(policy)
+    reason = f"because podTemplate is {policy.value}"
+    other_field = f"object.spec.filter(k, !(k in {quoted(sorted(fields))}))[0]"
+    other_own = f"!(k in {quoted(sorted(own))}) && {_not_a_probe()}"
+    other_container_field = (
+        f"{containers}.filter(c, c.exists(k, {other_own})).map(c, c.filter(k, {other_own})[0])[0]"
+    )
+    return [
+        _rule(
+            keys("object.spec", fields),
+            f"may not create pods with this field, {reason}",
+            other_field,
+        ),
+        *(
+            _rule(
+                f"has(object.spec.{field}) && {rule}"
+                if field in _required()
+                else f"!has(object.spec.{field}) || {rule}",
+                f"may not create pods with this value of spec.{field}, {reason}",
+            )
+            for field, rule in sorted(fields.items())
+            if rule != "true"
+        ),
+        _rule(
+            f"!{containers}.exists(c, c.exists(k, {other_own}))",
+            f"may not create pods with this field of a container, {reason}",
+            other_container_field,
+        ),
+        _rule(
+            f"{containers}.all(c, !has(c.ports) || c.ports.all(p, !has(p.hostPort)))",
+            f"may not create pods with ports of the Kubernetes node, {reason}",
+        ),
+        _rule(
+            f"{containers}.all(c, has(c.securityContext) && {_security_context()})",
+            f"may not create pods with this security context of a container, {reason}",
+        ),
+        _annotations_rule("pods"),
+    ]
+
+
+def _required() -> set[str]:
+    """Return the constant fields that each built pod has."""
+    return set(build_pod(_job(), 0, 1, Defaults("i"))["spec"]) - set(_JOBS_CHOICE)
+
+
+def _pod_fields(policy: PodTemplatePolicy) -> dict[str, str]:
+    """Return the fields that a pod spec may have, each with the rule on its value."""
+    spec = build_pod(_full_job(), 0, 1, Defaults("i"))["spec"]
+    constant = {
+        field: same(f"object.spec.{field}", spec[field])
+        for field in (
+            "automountServiceAccountToken",
+            "dnsConfig",
+            "enableServiceLinks",
+            "restartPolicy",
+            "terminationGracePeriodSeconds",
+        )
+    }
+    fields = _OF_KUBERNETES | dict.fromkeys(_JOBS_CHOICE, "true") | constant
+    fields |= {
+        "containers": _worker(spec["containers"][0], policy),
+        "hostname": _of_owner("object.spec.hostname"),
+        "schedulerName": "object.spec.schedulerName == 'default-scheduler'",
+        "securityContext": _pod_security_context(spec["securityContext"]),
+        "subdomain": "object.spec.subdomain == variables.owner.name",
+        "volumes": _volumes(spec["volumes"]),
+    }
+    if policy is PodTemplatePolicy.SCHEDULING:
+        free = set(POD_FIELDS) - {"containers"}
+        fields |= dict.fromkeys(free, "true")
+    fields["priorityClassName"] = (
+        f"!object.spec.priorityClassName.startsWith('{SYSTEM_PRIORITY_PREFIX}')"
+    )
+    if missing := set(spec) - set(fields):
+        raise LookupError(f"no rule states these fields of a built pod: {sorted(missing)}")
+    return fields
+
+
+def _of_owner(place: str) -> str:
+    """Return the rule that a name is that of the owner with the index of the pod."""
+    index = f"{place}.substring(size(variables.owner.name) + 1)"
+    label = f"object.metadata.labels['{contract.LABEL_NODE_INDEX}']"
+    return (
+        f"{place}.startsWith(variables.owner.name + '-') && {index}.matches('^[0-9]{{1,4}}$')"
+        f" && {label}.matches('^[0-9]{{1,4}}$') && int({index}) == int({label})"
+    )
+
+
+def _container_fields(policy: PodTemplatePolicy) -> set[str]:
+    """Return the fields that each container may have. The API server sets resizePolicy."""
+    chosen = set(_JOBS_CONTAINER_CHOICE) | {"command", "resizePolicy"}
+    return chosen | (set(CONTAINER_FIELDS) if policy is PodTemplatePolicy.SCHEDULING else set())
+
+
+_PROBES = ("livenessProbe", "readinessProbe")
+
+
+def _not_a_probe() -> str:
+    return f"!(c.name == '{contract.WORKER_CONTAINER}' && k in {quoted(_PROBES)})"
+
+
+def _worker(built: JSON, policy: PodTemplatePolicy) -> str:
+    """Return the rule on the worker container, with what only it has."""
+    known = {*_container_fields(policy), *_PROBES}
+    if missing := set(built) - known:
+        raise LookupError(f"no rule states these fields of the worker: {sorted(missing)}")
+    fixed = [*_PROBES, "command"]
+    if policy is PodTemplatePolicy.OFF:
+        fixed += ["ports", "terminationMessagePolicy"]
+    rules = [f"c.name == '{contract.WORKER_CONTAINER}'"]
+    rules.append("!has(c.args)")
+    rules += [f"has(c.{field}) && {same(f'c.{field}', built[field])}" for field in fixed]
+    rule = f"object.spec.containers.exists(c, {' && '.join(rules)})"
+    if policy is PodTemplatePolicy.OFF:
+        root = "c.securityContext.?readOnlyRootFilesystem.orValue(false)"
+        rule += f" && size(object.spec.containers) == 1 && object.spec.containers.all(c, {root})"
+    return rule
+
+
+def _security_context() -> str:
+    """Return the rule on the security context of a container `c`.
+
+    The podTemplate policy has the same table. Only the worker of a job with RDMA has a capability.
+    """
+    place = "c.securityContext"
+    built = build_pod(_full_job(), 0, 1, Defaults("i"))["spec"]["containers"][0]
+    added = built["securityContext"]["capabilities"]["add"]
+    forms = {key: cel.format(f"{place}.{key}") for key, (_, cel, _) in CONTEXTS.items()}
+    capabilities = f"{place}.capabilities"
+    forms["capabilities"] = (
+        f"has({capabilities}.drop) && 'ALL' in {capabilities}.drop"
+        f" && {capabilities}.all(k, k == 'drop' || (k == 'add'"
+        f" && c.name == '{contract.WORKER_CONTAINER}' && {capabilities}.add == {quoted(added)}))"
+    )
+    required = ("allowPrivilegeEscalation", "capabilities")
+    rules = [
+        f"{place}.all(k, k in {quoted(sorted(forms))} || (__ASSIGNED__ && k == 'seLinuxOptions'))",
+        *(f"has({place}.{key})" for key in required),
+        *(f"(!has({place}.{key}) || ({form}))" for key, form in forms.items()),
+        _only_level(place),
+    ]
+    return " && ".join(rules)
+
+
+def _only_level(place: str) -> str:
+    """Return the rule on SELinux: OpenShift assigns a level, and nobody a type."""
+    return f"{place}.?seLinuxOptions.orValue({{}}).all(k, k == 'level')"
+
+
+def _pod_security_context(built: JSON) -> str:
+    """Return the rule on the security context of the pod, with the ids of the chart's value."""
+    place = "object.spec.securityContext"
+    constant = {key: value for key, value in built.items() if key not in _IDS}
+    of_cluster = ("seLinuxOptions", "supplementalGroups")
+    ids = (
+        f"{quoted(_IDS)}.all(k, __ASSIGNED__ ? (!(k in {place}) || {place}[k] > 0)"
+        f" : (k in {place} && {place}[k] == __USER__))"
+    )
+    keys = (
+        f"{place}.all(k, k in {quoted(sorted([*constant, *_IDS]))}"
+        f" || (__ASSIGNED__ && k in {quoted(of_cluster)}))"
+    )
+    values = [
+        f"has({place}.{key}) && {_same_value(place, key, value)}" for key, value in constant.items()
+    ]
+    return " && ".join([keys, ids, *values, _only_level(place)])
+
+
+def _same_value(place: str, key: str, value: Any) -> str:
+    return f"{place}.{key} == {literal(value)}"
+
+
+def _volumes(built: list[JSON]) -> str:
+    """Return the rule on volumes: those of the builder, and the sources that a spec may name."""
+    pod_info, tmp, shm, claim = (_source(volume) for volume in built)
+    pod_info["downwardAPI"]["defaultMode"] = FREE
+    pod_info["downwardAPI"]["items"][0]["fieldRef"]["apiVersion"] = FREE
+    shm["emptyDir"]["sizeLimit"] = claim["persistentVolumeClaim"]["claimName"] = FREE
+    given = ["configMap", "emptyDir", "name", "persistentVolumeClaim", "secret"]
+    cases = [f"(!v.name.startsWith('ddp-') && {keys('v', given)})"]
+    cases += [f"({_same_volume(volume)})" for volume in (pod_info, tmp, shm, claim)]
+    return f"object.spec.volumes.all(v, {' || '.join(cases)})"
+
+
+def _source(volume: JSON) -> JSON:
+    copied: JSON = json.loads(json.dumps(volume))
+    return copied
+
+
+def _same_volume(volume: JSON) -> str:
+    [kind] = set(volume) - {"name"}
+    place = f"v.{kind}"
+    rules = [f"v.name == '{volume['name']}'", keys("v", volume), f"has({place})"]
+    inner = volume[kind]
+    rules.append(keys(place, inner))
+    for key, value in inner.items():
+        if key == "items":
+            path, reference = value[0]["path"], value[0]["fieldRef"]["fieldPath"]
+            field = reference.replace("'", "\\'")
+            rules.append(
+                f"{place}.items.all(i, {keys('i', value[0])} && i.path == '{path}'"
+                f" && i.fieldRef.fieldPath == '{field}')"
+            )
+        elif value is not FREE:
+            rules.append(f"has({place}.{key}) && {place}.{key} == {literal(value)}")
+    return " && ".join(rules)
+
+
+def _foreign_annotation() -> str:
+    """Return the rule that an annotation `k` is none of the builder's and none of the chart's."""
+    own = build_pod(_job(), 0, 1, Defaults("i"))["metadata"]["annotations"]
+    by_kubernetes = ["kubernetes.io/limit-ranger"]
+    return (
+        f"!(k in {quoted(sorted([*own, *by_kubernetes]))}) && {FOREIGN_ANNOTATION}"
+        " && !(__ASSIGNED__ && (k == 'openshift.io/scc' || k.startsWith('security.openshift.io/')))"
+    )
+
+
+def _annotations_rule(kind: str) -> JSON:
+    """Return the rule on the annotations of a new object."""
+    foreign = _foreign_annotation()
+    return _rule(
+        "request.operation != 'CREATE'"
+        f" || !object.metadata.?annotations.orValue({{}}).exists(k, {foreign})",
+        f"may not create {kind} with an annotation that podTemplateAnnotations does not list",
+        f"object.metadata.annotations.filter(k, {foreign})[0]",
+    )
+
+
+def _service_rule() -> JSON:
+    """Return the rule on a Service. An update may leave what others have changed."""
+    spec = build_service(_job())["spec"]
+    by_api_server = {
+        "clusterIPs": ["None"],
+        "internalTrafficPolicy": "Cluster",
+        "sessionAffinity": "None",
+        "type": "ClusterIP",
+    }
+    port = {**spec["ports"][0], "targetPort": contract.AGENT_PORT}
+    cases = ["k in ['ipFamilies', 'ipFamilyPolicy']"]
+    values = {key: value for key, value in spec.items() if key not in {"ports", "selector"}}
+    for key, value in (values | by_api_server).items():
+        cases.append(f"(k == '{key}' && object.spec.{key} == {literal(value)})")
+    cases.append(f"(k == 'ports' && {same('object.spec.ports', [port])})")
+    cases.append("k == 'selector'")
+    kept = (
+        "(request.operation == 'UPDATE' && k in oldObject.spec"
+        " && object.spec[k] == oldObject.spec[k])"
+    )
+    selector = f"object.spec.selector == {literal(spec['selector'])}"
+    created = " && ".join(f"has(object.spec.{key})" for key in (*values, "ports"))
+    expression = (
+        f"has(object.spec.selector) && {selector} && {created}"
+        f" && object.spec.all(k, {kept} || {' || '.join(cases)})"
+    )
+    return _rule(expression, "may write only the headless Service of a job for its own pods")
+
+
+def _network_policy_rule() -> JSON:
+    """Return the rule on a NetworkPolicy. The chart knows the peers of the second entry."""
+    peer = PolicyPeer(pod_selector={"matchLabels": {"a": "b"}})
+    spec = build_network_policy(_job(), [peer])["spec"]
+    clients = spec["ingress"][1].pop("from")
+    assert clients == [peer.to_manifest()]
+    spec["ingress"][1]["from"] = FREE
+    ingress = "object.spec.ingress"
+    own, agent = spec.pop("ingress")
+    rules = [
+        keys("object.spec", [*spec, "ingress"]),
+        *(
+            f"has(object.spec.{key}) && {_same_value('object.spec', key, v)}"
+            for key, v in spec.items()
+        ),
+        f"has({ingress}) && size({ingress}) == 2",
+        f"{keys(f'{ingress}[0]', own)} && {ingress}[0].from == {literal(own['from'])}",
+        f"{keys(f'{ingress}[1]', agent)} && {same(f'{ingress}[1].ports', agent['ports'])}",
+        f"{ingress}[1].from == __AGENT_CLIENTS__",
+    ]
+    return _rule(
+        " && ".join(rules),
+        "may write only the NetworkPolicy of a job for its own pods, with the peers of the chart",
+    )
