@@ -11,6 +11,8 @@ WHEELS ?= ../shared/wheels
 SEED ?= 0
 # Address of the source, for the label of the images.
 SOURCE ?= unknown
+# Place of the images operator and trainer, for install.yaml.
+REGISTRY ?= registry.example/ddp-trainer
 export DDP_SEED = $(SEED)
 
 VENV := .venv
@@ -44,10 +46,11 @@ run: $(READY) ## Train the sample on this machine: 2 nodes x 2 processes, handwr
 	@$(BIN)/ddpjob run manifests/samples/digits.yaml
 
 .PHONY: test
-test: check ## Run all that CI runs: checks, unit tests, a real API server, a real two-node cluster
+test: $(READY) ## Run all that CI runs: checks, unit tests, a real API server, a real two-node cluster
 	@if [ "$$(uname -s)" = Linux ] && [ "$$(id -u)" = 0 ]; then \
 	  exec $(BIN)/python -m tools.run_all; \
 	else \
+	  $(MAKE) check; \
 	  $(BIN)/pytest -m 'not api and not cluster and not sweep'; \
 	  echo "make test: the API and cluster tests did not run: they need Linux and root" >&2; exit 1; \
 	fi
@@ -120,7 +123,7 @@ format: $(READY) ## Format the code and apply the automatic fixes of the linter
 	$(BIN)/ruff format
 
 .PHONY: generate
-generate: $(READY) ## Write the generated files: CRD, dashboards, references, install.yaml (needs Go once)
+generate: $(READY) ## Write the generated files: CRD, rules, dashboards, references
 	$(BIN)/python -m tools.generate
 
 .PHONY: lock
@@ -132,8 +135,12 @@ images: $(READY) ## Build both images into dist/ and compare their sizes with th
 	@$(BIN)/python -m tools.release --wheels "$(WHEELS)" --source "$(SOURCE)"
 
 .PHONY: release
-release: $(READY) ## Write images, bills of materials, chart and checksums to dist/ (SOURCE=address)
-	@$(BIN)/python -m tools.release --all --wheels "$(WHEELS)" --source "$(SOURCE)"
+release: $(READY) ## Write images, bills of materials, chart, install.yaml and checksums to dist/ (SOURCE=, REGISTRY=)
+	@$(BIN)/python -m tools.release --all --wheels "$(WHEELS)" --source "$(SOURCE)" --registry "$(REGISTRY)"
+
+.PHONY: manifest
+manifest: $(READY) ## Write dist/install.yaml, the chart for kubectl apply (REGISTRY=place of the images; needs Go once)
+	@$(BIN)/python -m tools.install_manifest --registry "$(REGISTRY)"
 
 .PHONY: cluster
 cluster: $(READY) ## Start a real two-node Kubernetes with the chart installed, and leave it running

@@ -1,15 +1,15 @@
 """Write the generated files, or with --check name those that differ from the code."""
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 from ddp_operator.api.crd import build_crd, to_yaml
 from ddp_operator.api.reference import build_reference
-from tests.harness.errors import HarnessError
 from tools.admission import build_pod_template_rules
 from tools.dashboards.build import build_dashboards
-from tools.install_manifest import INSTALL, build_install_manifest, is_current
+from tools.dashboards.page import build_dashboards_page
 from tools.metrics_page import build_metrics_page
 from tools.operator_policy import build_operator_rules
 from tools.reference.pages import build_pages
@@ -31,6 +31,9 @@ def generated() -> dict[Path, str]:
         ROOT / "charts" / "files" / "operator-rules.yaml": build_operator_rules(),
         ROOT / "charts" / "README.md": build_values_page(),
         ROOT / "docs" / "reference" / "api.md": build_reference(),
+        ROOT / "docs" / "reference" / "dashboards.md": build_dashboards_page(
+            [json.loads(text) for text in dashboards.values()]
+        ),
         ROOT / "docs" / "reference" / "metrics.md": build_metrics_page(),
         **{ROOT / "charts" / "dashboards" / name: text for name, text in dashboards.items()},
         **{ROOT / "docs" / "reference" / name: text for name, text in build_pages().items()},
@@ -50,21 +53,9 @@ def main() -> None:
         if not check:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content, encoding="utf-8")
-    # The fingerprint includes the chart's generated files, which are current by now.
-    if not (INSTALL.exists() and is_current(INSTALL.read_text(encoding="utf-8"))):
-        outdated.append(str(INSTALL.relative_to(ROOT)))
-        if not check:
-            _write_install_manifest()
     if check and outdated:
         sys.exit(f"generated files are out of date, run `make generate`: {', '.join(outdated)}")
     print("generated files: " + (", ".join(outdated) + " written" if outdated else "up to date"))
-
-
-def _write_install_manifest() -> None:
-    try:
-        INSTALL.write_text(build_install_manifest(), encoding="utf-8")
-    except HarnessError as error:
-        sys.exit(f"{INSTALL.relative_to(ROOT)}: {error}")
 
 
 if __name__ == "__main__":

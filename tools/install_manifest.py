@@ -1,24 +1,25 @@
-"""Write manifests/install.yaml, the chart with its default values for clusters without Helm.
+"""Write install.yaml: the chart with its default values, for clusters without Helm.
 
-It needs helm, which takes minutes to build once. So the file has a fingerprint of the chart and of
-its own text, by which `make check` finds a change without helm. tests/chart compares every line.
+    python -m tools.install_manifest [--registry registry.example/ddp-trainer] [--output dist]
+
+`make manifest` and `make release` call this. It needs helm, which takes a minute to build once.
 """
 
-import hashlib
+import argparse
 import re
+import sys
 from pathlib import Path
 
 from tests.harness import binaries
-from tests.harness.install import EXAMPLE_IMAGES, RELEASE, ROOT, SYSTEM_NAMESPACE
+from tests.harness.errors import HarnessError
+from tests.harness.install import RELEASE, ROOT, SYSTEM_NAMESPACE, VERSION
 from tests.harness.run import command
 
-INSTALL = ROOT / "manifests" / "install.yaml"
-CHART = ROOT / "charts"
-_FINGERPRINT = "# Fingerprint of the chart and of this file: "
+NAME = "install.yaml"
+REGISTRY = "registry.example/ddp-trainer"
+"""Place of the images that the file names unless another one is given."""
 _HEAD = f"""\
-# The chart with its default values, for `kubectl apply`. `make generate` writes this file.
-# docs/operate/install.md says how to set the images. `kubectl delete -f` also deletes all DDPJobs.
-{_FINGERPRINT}
+# ddp-trainer {VERSION}, for `kubectl apply -f`. `kubectl delete -f` also deletes all DDPJobs.
 apiVersion: v1
 kind: Namespace
 metadata:
@@ -26,39 +27,46 @@ metadata:
   labels:
     pod-security.kubernetes.io/enforce: restricted
 """
-# The annotation of crds.keep is for Helm alone.
-_OPTIONS = [
-    "--namespace", SYSTEM_NAMESPACE, "--no-hooks", "--set", "crds.keep=false", *EXAMPLE_IMAGES,
-]  # fmt: skip
 _OF_HELM = re.compile(
     r"^ +(helm\.sh/chart: .*|app\.kubernetes\.io/managed-by: Helm)\n|^# Source: .*\n", re.MULTILINE
 )
 """Lines that would say that Helm manages these objects."""
 
 
-def build_install_manifest() -> str:
+def build_install_manifest(registry: str = REGISTRY) -> str:
     """Return the manifest: the namespace, and all objects of the chart except its tests.
+
+    Args:
+        registry: Where the images `operator` and `trainer` are.
 
     Raises:
         HarnessError: Helm cannot be built, or it refused the chart.
     """
-    line = [binaries.helm(), "template", RELEASE, str(CHART), *_OPTIONS]
-    text = _HEAD + _OF_HELM.sub("", command(line, "Rendering the chart"))
-    return text.replace(_FINGERPRINT, _FINGERPRINT + _fingerprint(CHART, text), 1)
+    settings = {
+        "crds.keep": "false",  # an annotation for Helm alone
+        "image.repository": f"{registry}/operator",
+        "trainerImage.repository": f"{registry}/trainer",
+    }
+    flags = [flag for name, value in settings.items() for flag in ("--set", f"{name}={value}")]
+    chart = [RELEASE, str(ROOT / "charts"), "--namespace", SYSTEM_NAMESPACE, "--no-hooks"]
+    line = [binaries.helm(), "template", *chart, *flags]
+    return _HEAD + _OF_HELM.sub("", command(line, "Rendering the chart"))
 
 
-def is_current(text: str, chart: Path = CHART) -> bool:
-    """Return whether a manifest was built from this chart, and nobody has changed it since."""
-    head, mark, rest = text.partition(_FINGERPRINT)
-    found, end, body = rest.partition("\n")
-    return bool(mark) and found == _fingerprint(chart, head + mark + end + body)
+def main() -> None:
+    """Write the file into a folder, and print its path."""
+    parser = argparse.ArgumentParser(description="Write install.yaml, for kubectl apply.")
+    parser.add_argument("--registry", default=REGISTRY, help="where the images are")
+    parser.add_argument("--output", type=Path, default=ROOT / "dist", help="folder of the file")
+    options = parser.parse_args()
+    try:
+        text = build_install_manifest(options.registry)
+    except HarnessError as error:
+        sys.exit(f"{NAME}: {error}")
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / NAME).write_text(text, encoding="utf-8")
+    print(options.output / NAME)
 
 
-def _fingerprint(chart: Path, text: str) -> str:
-    """Return a hash of a chart and of the manifest without its fingerprint."""
-    found = hashlib.sha256(repr(_OPTIONS).encode())
-    for file in sorted(chart.rglob("*")):
-        if file.is_file() and file.name != "README.md" and file.name[0] != ".":
-            found.update(f"{file.relative_to(chart)}\n".encode() + file.read_bytes())
-    found.update(text.encode())
-    return found.hexdigest()[:16]
+if __name__ == "__main__":
+    main()

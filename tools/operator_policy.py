@@ -258,7 +258,7 @@ def _security_context() -> str:
 
 
 def _only_level(place: str) -> str:
-    """Return the rule on SELinux: OpenShift assigns a level, and nobody a type."""
+    """Return the rule on SELinux: OpenShift assigns a level, and no type is set."""
     return f"{place}.?seLinuxOptions.orValue({{}}).all(k, k == 'level')"
 
 

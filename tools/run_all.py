@@ -2,9 +2,10 @@
 
     python -m tools.run_all
 
-A machine has one cluster. Its tests often wait, and the other process runs the rest meanwhile, one
-folder after another. Its output follows at the end. Once the tests of the cluster have passed, the
-first process takes what is left, so both end at about the same time on any machine.
+A machine has one cluster. Its tests often wait, and the other process runs the checks of
+`make check` and the rest at the same time, one part after another. Its output follows at the end.
+Once the tests of the cluster have passed, the first process takes what is left, so both end at
+about the same time on any machine.
 """
 
 import shutil
@@ -18,8 +19,8 @@ from typing import IO
 
 from tests.harness import ending
 
-CLUSTER = "not sweep and (api or cluster)"
-OTHERS = "not sweep and not api and not cluster"
+CLUSTER = ("tests/api", "tests/cluster")
+"""Folders that use the cluster of this machine."""
 FOLDERS = ("tests/trainer", "tests/agent", "tests/operator")
 """Folders that the processes take one by one, the longest first. The rest is one more part."""
 _POLL_SECONDS = 0.1
@@ -30,11 +31,21 @@ _Running = list[tuple[subprocess.Popen[bytes], IO[bytes] | None]]
 
 def main() -> None:
     """Run the tests. The exit code is that of a part that failed."""
-    pytest = [sys.executable, "-m", "pytest", "-m"]
     # Tests of the cluster have limits in seconds, so the others wait for them and not the reverse.
-    others = ["nice", "-n", "5", *pytest, OTHERS]
-    rest = [*others, *(f"--ignore={folder}" for folder in FOLDERS)]
-    sys.exit(run_both([*pytest, CLUSTER], [*([*others, folder] for folder in FOLDERS), rest]))
+    low = ["nice", "-n", "5"]
+    others = [[*low, "make", "--no-print-directory", "check"], *([*low, *part] for part in parts())]
+    sys.exit(run_both(pytest(*CLUSTER), others))
+
+
+def pytest(*arguments: str) -> list[str]:
+    """Return the command that runs the tests of CI among those that the arguments name."""
+    return [sys.executable, "-m", "pytest", "--durations=25", "-m", "not sweep", *arguments]
+
+
+def parts() -> list[list[str]]:
+    """Return the commands that run all tests outside of the cluster's folders."""
+    rest = pytest(*(f"--ignore={folder}" for folder in (*CLUSTER, *FOLDERS)))
+    return [*(pytest(folder) for folder in FOLDERS), rest]
 
 
 def run_both(first: Sequence[str], others: Sequence[Sequence[str]]) -> int:

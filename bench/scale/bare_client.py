@@ -22,7 +22,7 @@ _RUN_SECONDS = 600.0
 
 
 def template(pod: dict[str, Any]) -> dict[str, Any]:
-    """Return a pod of ours as a new pod of nobody, with a name that the client replaces."""
+    """Return a pod of the operator without its owner, with a name that the client replaces."""
     labels = pod["metadata"]["labels"]
     others = {k: v for k, v in labels.items() if k != contract.LABEL_MANAGED_BY}
     volumes = [v for v in pod["spec"]["volumes"] if not _is_token(v["name"])]

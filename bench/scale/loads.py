@@ -154,7 +154,7 @@ async def _train(stage: Stage, namespace: str, found: ManyJobs) -> None:
 
 
 async def _restart(stage: Stage, namespace: str, found: ManyJobs) -> None:
-    """Restart the operator. A pod that is deleted meanwhile must be noticed at once."""
+    """Restart the operator. A pod that is deleted during the restart must be noticed at once."""
     await stage.operator.terminate()
     victim = (await stage.api.list("pods", namespace))[0]["metadata"]
     await stage.api.call("DELETE", path_of("pods", namespace, victim["name"]))

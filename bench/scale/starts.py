@@ -1,4 +1,4 @@
-"""What large jobs that create their pods cost small jobs that start meanwhile."""
+"""Measure what large jobs that create their pods cost small jobs that start at the same time."""
 
 import asyncio
 import time

@@ -32,17 +32,22 @@ from ddp_operator.runtime.pod_lists import PodLists
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.settings import ASSIGNED, Settings, SettingsError
 from ddp_operator.runtime.snapshots import Snapshots
-from ddp_operator.runtime.workers import Activity, all_workers, first_sync, resync_periodically
+from ddp_operator.runtime.workers import (
+    WorkerActivity,
+    all_workers,
+    first_sync,
+    resync_periodically,
+)
 from ddp_wire.processes import raise_open_file_limit
 
 _log = logging.getLogger("ddp_operator")
 
 _WAITING_SECONDS = 0.1
-"""Time after which a job that waits for a worker ends the turns of jobs that create pods."""
+"""Wait of a job for a worker, in seconds, after which other jobs end their turns to create pods."""
 
 
 class WatchError(Exception):
-    """Final end of all watches: no resource, refused credentials, or versions that decreased."""
+    """Final end of all watches: a missing resource, refused credentials or decreased versions."""
 
 
 async def run(settings: Settings) -> None:
@@ -70,7 +75,7 @@ def _handle_signals(stop: asyncio.Event) -> None:
 async def _run_without_election(
     settings: Settings, metrics: OperatorMetrics, stop: asyncio.Event
 ) -> None:
-    activity = Activity()
+    activity = WorkerActivity()
     observe = _observer(activity, metrics)
     cluster = await KubeCluster.connect(on_request=observe)
     health = await serve_health(activity, metrics.registry, settings.health_port)
@@ -81,8 +86,8 @@ async def _run_without_election(
         await cluster.close()
 
 
-def _observer(activity: Activity, metrics: OperatorMetrics) -> Callable[[Request], None]:
-    """Return what records each request to the API server."""
+def _observer(activity: WorkerActivity, metrics: OperatorMetrics) -> Callable[[Request], None]:
+    """Return the function that records each request to the API server."""
 
     def observe(request: Request) -> None:
         activity.record_request(request)
@@ -94,7 +99,7 @@ def _observer(activity: Activity, metrics: OperatorMetrics) -> Callable[[Request
 async def _run_with_election(
     settings: Settings, namespace: str, metrics: OperatorMetrics, stop: asyncio.Event
 ) -> None:
-    activity = Activity()
+    activity = WorkerActivity()
     # Separate connections, so that a renewal never waits for other requests.
     leases = await KubeCluster.connect(in_flight=2, on_request=metrics.record_request)
     identity = f"{settings.identity}_{uuid.uuid4().hex[:8]}"
@@ -120,7 +125,7 @@ async def _run_with_election(
 async def _reconcile_jobs(
     settings: Settings,
     cluster: KubeCluster,
-    activity: Activity,
+    activity: WorkerActivity,
     metrics: OperatorMetrics,
     stop: asyncio.Event,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Runs a whole agent with a small script in place of torchrun, and sends it orders."""
+"""Run a whole agent with a small script in place of torchrun, and send it orders."""
 
 import sys
 import time

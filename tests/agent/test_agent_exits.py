@@ -32,7 +32,7 @@ def test_failed_agent_outlasts_the_longest_delay_of_an_attempt() -> None:
     ("phase", "result", "ended"),
     [("Done", 0, "Succeeded"), ("Done", 85, "Preempted"), ("Training", None, "Failed")],
 )
-def test_case_100_crash_after_the_work_is_done_is_no_failure(
+def test_crash_after_the_work_is_done_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, result: int | None, ended: str
 ) -> None:
     stub_torchrun(
@@ -77,7 +77,7 @@ class OpenBarrier(StartBarrier):
     ("phase", "result", "ended"),
     [("Done", 0, "Succeeded"), ("Done", 85, "Preempted"), ("Training", None, "Preempted")],
 )
-def test_case_195_node_that_is_stopped_after_its_work_is_done_has_succeeded(
+def test_node_that_is_stopped_after_its_work_is_done_has_succeeded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, result: int | None, ended: str
 ) -> None:
     stub_torchrun(monkeypatch, f"heartbeat({phase!r}, result={result!r})\nrun_forever()")
@@ -89,7 +89,7 @@ def test_case_195_node_that_is_stopped_after_its_work_is_done_has_succeeded(
     assert code == (ExitCode.OK if ended == "Succeeded" else ExitCode.PREEMPTED)
 
 
-def test_case_195_next_attempt_follows_although_the_work_is_done(
+def test_next_attempt_follows_although_the_work_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub_torchrun(monkeypatch, "heartbeat('Done', result=0)\nif attempt == 1: run_forever()")
@@ -100,7 +100,7 @@ def test_case_195_next_attempt_follows_although_the_work_is_done(
     assert (node.status.attempt, node.status.phase) == (2, AgentPhase.SUCCEEDED)
 
 
-def test_case_195_replaced_peer_ends_the_attempt_although_the_work_is_done(
+def test_replaced_peer_ends_the_attempt_although_the_work_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub_torchrun(monkeypatch, "heartbeat('Done', result=0)\nrun_forever()")

@@ -173,7 +173,7 @@ def test_agents_of_other_jobs_and_unknown_nodes_are_refused(server: BarrierServe
 
 
 @pytest.mark.parametrize("secret", ["", OTHER_SECRET], ids=["none", "of another job"])
-def test_case_75_stranger_neither_takes_the_place_of_a_node_nor_completes_the_barrier(
+def test_stranger_neither_takes_the_place_of_a_node_nor_completes_the_barrier(
     server: BarrierServer,
     unsigned_server: BarrierServer,
     secret: str,
@@ -237,7 +237,7 @@ def is_closed(link: socket.socket) -> bool:
     return True
 
 
-def test_case_115_idle_connections_keep_no_node_from_the_barrier(server: BarrierServer) -> None:
+def test_idle_connections_keep_no_node_from_the_barrier(server: BarrierServer) -> None:
     first = arrive(server, 1)
     held = [idle(server) for _ in range(100)]
     for _ in held:
@@ -249,7 +249,7 @@ def test_case_115_idle_connections_keep_no_node_from_the_barrier(server: Barrier
     assert 36 <= sum(closed) < 100
 
 
-def test_case_115_new_connections_displace_none_that_may_still_answer(
+def test_new_connections_displace_none_that_may_still_answer(
     server: BarrierServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise, who connects often enough keeps every node away."""
@@ -282,7 +282,7 @@ def test_all_nodes_may_connect_before_any_of_them_answers() -> None:
     made.close()
 
 
-def test_case_115_connection_without_an_arrival_is_closed_after_some_seconds(
+def test_connection_without_an_arrival_is_closed_after_some_seconds(
     server: BarrierServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, link = arrive(server, 1), idle(server)
@@ -299,7 +299,7 @@ def is_refused(server: BarrierServer, recording: bytes) -> None:
     wait_until(lambda: server.replaced_node() is None and replay(), "it is refused")
 
 
-def test_case_210_recorded_arrival_takes_no_place_and_keeps_no_node_away(
+def test_recorded_arrival_takes_no_place_and_keeps_no_node_away(
     server: BarrierServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A recording of a living agent, also of this attempt, repeated before and after it arrives."""
@@ -323,7 +323,7 @@ def test_case_210_recorded_arrival_takes_no_place_and_keeps_no_node_away(
     assert "or is a recorded one" in caplog.text
 
 
-def test_case_115_agent_that_was_replaced_ends_no_attempt(server: BarrierServer) -> None:
+def test_agent_that_was_replaced_ends_no_attempt(server: BarrierServer) -> None:
     """It may still run on a node that was cut off, and connect again."""
     old = Arrival(job_uid=JOB, attempt=1, node_index=1, agent="replaced")
     link, _ = recorded_with(server, old)
@@ -335,7 +335,7 @@ def test_case_115_agent_that_was_replaced_ends_no_attempt(server: BarrierServer)
     wait_until(lambda: server.replaced_node() is None and closed(), "it is refused")
 
 
-def test_case_115_recorded_news_do_not_count() -> None:
+def test_recorded_news_do_not_count() -> None:
     news: list[None] = []
     made = BarrierServer("127.0.0.1", 0, JOB, 2, lambda: news.append(None), secret=SECRET)
     message = Arrival(job_uid=JOB, attempt=1, node_index=1, news=True)
@@ -347,7 +347,7 @@ def test_case_115_recorded_news_do_not_count() -> None:
     made.close()
 
 
-def test_case_116_barrier_without_free_files_says_so_and_does_not_spin(
+def test_barrier_without_free_files_says_so_and_does_not_spin(
     server: BarrierServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     stranger = idle(server)

@@ -101,7 +101,7 @@ def test_node_starts_when_the_store_of_node_0_accepts_connections(
     assert agent.phases() == ["1:Waiting", "1:Starting", "1:Succeeded"]
 
 
-def test_case_200_node_0_ends_an_attempt_whose_peer_was_replaced(
+def test_node_0_ends_an_attempt_whose_peer_was_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: socket.socket
 ) -> None:
     stub_torchrun(monkeypatch, "if attempt == 1: run_forever()")

@@ -48,7 +48,7 @@ def peer(home: Path, node_0: Node0, index: int = 1) -> FakeStatusCell:
     return cell
 
 
-def test_case_77_unread_failure_is_reported_again_until_somebody_reads_it(
+def test_unread_failure_is_reported_again_until_somebody_reads_it(
     tmp_path: Path, node_0: Node0
 ) -> None:
     cell = peer(tmp_path, node_0)

@@ -85,7 +85,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
         child.wait()
 
 
-def test_case_100_rank_that_does_not_exit_is_killed_with_its_stacks(node: Node) -> None:
+def test_rank_that_does_not_exit_is_killed_with_its_stacks(node: Node) -> None:
     child = node.runs(IDLE)
     wait_until((node.folder / "ready").exists, "the end of the program")
     node.done(0, 0)
@@ -123,7 +123,7 @@ def command(tmp_path: Path) -> Iterator[Node]:
         child.wait()
 
 
-def test_case_101_idle_rank_of_a_command_is_killed_after_another_has_exited(command: Node) -> None:
+def test_idle_rank_of_a_command_is_killed_after_another_has_exited(command: Node) -> None:
     node = command
     child = node.runs("import time; time.sleep(3600)")
     node.look_for(3 * LIMIT)

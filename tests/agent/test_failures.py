@@ -134,7 +134,7 @@ COLLECTIVE = """Traceback (most recent call last):
 {error}"""
 
 
-def test_case_110_unknown_error_of_a_collective_is_a_secondary_failure() -> None:
+def test_unknown_error_of_a_collective_is_a_secondary_failure() -> None:
     for error in ("RuntimeError: new in torch 9", "torch.distributed.DistBackendError: new"):
         assert described(COLLECTIVE.format(error=error)).secondary
     for error in ("ValueError: Tensors must be contiguous", "TypeError: x"):
@@ -176,7 +176,7 @@ _GLOO = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:5"
     ids=["reset", "no route", "enforce", "NCCL", "NCCL of an older torch"],
 )
 @pytest.mark.parametrize("frames", [BACKWARD, BACKWARD + HOOK], ids=["backward", "hook"])
-def test_case_110_error_of_a_collective_is_secondary_whatever_code_waits_for_it(
+def test_error_of_a_collective_is_secondary_whatever_code_waits_for_it(
     frames: str, error: str
 ) -> None:
     assert described(f"{frames}{error}").secondary
@@ -193,7 +193,7 @@ def test_case_110_error_of_a_collective_is_secondary_whatever_code_waits_for_it(
     ],
     ids=["hook", "words", "in place", "assert", "memory"],
 )
-def test_case_110_error_of_the_users_model_in_backward_is_no_secondary_failure(end: str) -> None:
+def test_error_of_the_users_model_in_backward_is_no_secondary_failure(end: str) -> None:
     assert not described(f"{BACKWARD}{end}").secondary
 
 

@@ -39,7 +39,7 @@ EMPTY = "python needs a script, a module or code, and gets an empty argument or 
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
-def test_case_112_missing_program_fails_the_attempt_in_one_sentence(
+def test_missing_program_fails_the_attempt_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], expected: str
 ) -> None:
     stub_torchrun(monkeypatch, "raise AssertionError('torchrun must not start')")
@@ -73,7 +73,7 @@ def test_modules_that_python_finds_are_started(
     assert bool(command_problem(node, {"PYTHONSAFEPATH": "1"})) is missing
 
 
-def test_case_113_launcher_killed_for_lack_of_memory_is_out_of_memory(
+def test_launcher_killed_for_lack_of_memory_is_out_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = iter([4, 5])
@@ -94,7 +94,7 @@ def test_case_113_launcher_killed_for_lack_of_memory_is_out_of_memory(
 
 
 @pytest.mark.parametrize("how", ["stop", "next"])
-def test_case_117_order_ends_the_wait_for_the_imports_of_the_standby(
+def test_order_ends_the_wait_for_the_imports_of_the_standby(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     stub_torchrun(monkeypatch, "if attempt == 1: raise AssertionError('it was interrupted')")
@@ -137,7 +137,7 @@ class LostStandby:
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_case_117_order_ends_the_wait_for_the_replacement_of_a_lost_standby(
+def test_order_ends_the_wait_for_the_replacement_of_a_lost_standby(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
     """If the replacement is lost, too, the attempt starts cold."""

@@ -64,7 +64,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_case_83_agent_reports_ranks_without_progress_after_the_limit(node: Node) -> None:
+def test_agent_reports_ranks_without_progress_after_the_limit(node: Node) -> None:
     assert node.look_after(30) is None
     found = node.look_after(3 + ANSWER_SECONDS)
     assert found is not None
@@ -155,7 +155,7 @@ def test_limit_that_ends_an_attempt_depends_on_what_the_rank_does(
 @pytest.mark.parametrize(
     ("activity", "limit"), [(Activity.DATA, 300), (Activity.HOOK, 600), (Activity.FORWARD, 30)]
 )
-def test_case_102_rank_is_a_suspect_before_its_limit_ends_the_attempt(
+def test_rank_is_a_suspect_before_its_limit_ends_the_attempt(
     node: Node, activity: Activity, limit: int
 ) -> None:
     node.records[1].enter(activity)
@@ -166,7 +166,7 @@ def test_case_102_rank_is_a_suspect_before_its_limit_ends_the_attempt(
     assert found[1].seconds > limit, "the ranks were asked again"
 
 
-def test_case_102_rank_that_compiles_has_the_limit_of_a_start(node: Node) -> None:
+def test_rank_that_compiles_has_the_limit_of_a_start(node: Node) -> None:
     """For example for the last batch, which has another shape."""
 
     def answer() -> None:

@@ -70,7 +70,7 @@ def test_rendezvous_of_a_job_with_a_secret_has_an_id_that_nobody_can_guess(tmp_p
         assert not [word for word in one.command if key in word], "the process list shows the key"
 
 
-def test_case_114_variables_of_torchrun_do_not_replace_the_arguments_of_its_line(
+def test_variables_of_torchrun_do_not_replace_the_arguments_of_its_line(
     tmp_path: Path,
 ) -> None:
     """torchrun reads a default for each of its arguments from the environment."""

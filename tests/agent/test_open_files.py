@@ -10,7 +10,7 @@ from tests.agent.support import config
 
 
 @pytest.mark.parametrize(("limit", "warns"), [(419, True), (420, False)])
-def test_case_116_node_0_warns_if_its_job_may_need_more_open_files(
+def test_node_0_warns_if_its_job_may_need_more_open_files(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -90,7 +90,7 @@ def test_agent_waits_for_no_pipe(
     monkeypatch.setattr(log_mirror, "_CLOSE_SECONDS", 0.5)
     assert not copies_into_a_pipe(tmp_path / "on" / "run")
     (record,) = caplog.records
-    assert "must be a regular file and no link, pipe or device" in record.getMessage()
+    assert "must be a regular file, not a link, pipe or device" in record.getMessage()
     unprotected(monkeypatch)
     assert copies_into_a_pipe(tmp_path / "off" / "run"), "without the protection"
 

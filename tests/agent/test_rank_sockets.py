@@ -74,7 +74,7 @@ def launch(tmp_path: Path) -> Launch:
     return made
 
 
-def test_case_106_command_is_not_training_before_its_process_group(
+def test_command_is_not_training_before_its_process_group(
     tmp_path: Path, launch: Launch, store: socket.socket, rank: subprocess.Popen[bytes]
 ) -> None:
     given = {Env.TASK: None, Env.COMMAND: json.dumps(["python", "t.py"]), Env.PROCS_PER_NODE: "1"}

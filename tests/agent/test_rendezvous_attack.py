@@ -103,7 +103,7 @@ def attack(port: int, target: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["unsigned", "signed"])
-def test_case_75_stranger_in_the_store_executes_code_only_without_signatures(
+def test_stranger_in_the_store_executes_code_only_without_signatures(
     nodes: dict[str, WaitingNode], name: str
 ) -> None:
     node = nodes[name]

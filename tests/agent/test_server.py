@@ -152,7 +152,7 @@ def test_silent_client_does_not_delay_others(served: Served) -> None:
         assert served.request("/healthz")[0] == 200
 
 
-def test_case_78_flood_of_connections_delays_no_probe_and_ends_no_request_of_the_operator() -> None:
+def test_flood_of_connections_delays_no_probe_and_ends_no_request_of_the_operator() -> None:
     """Each connection has a thread, so their number is bounded."""
     agent, before = FakeAgent(), threading.active_count()
     running = agent.server(secret=SECRET)
@@ -178,7 +178,7 @@ def test_case_78_flood_of_connections_delays_no_probe_and_ends_no_request_of_the
     running.close()
 
 
-def test_case_116_server_without_free_files_closes_the_oldest_stranger() -> None:
+def test_server_without_free_files_closes_the_oldest_stranger() -> None:
     running = FakeAgent().server()
     running.start()
     idle, probe = (socket.socket() for _ in range(2))

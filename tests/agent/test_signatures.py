@@ -87,7 +87,7 @@ def test_signed_request_gets_a_signed_answer(guarded: Guarded) -> None:
     ],
     ids=["none", "other request", "other order", "no nonce", "other nonce", "invented"],
 )
-def test_case_75_order_without_a_valid_signature_is_refused(
+def test_order_without_a_valid_signature_is_refused(
     guarded: Guarded, headers: dict[str, str]
 ) -> None:
     guarded.agent.orders.received.clear()
@@ -97,7 +97,7 @@ def test_case_75_order_without_a_valid_signature_is_refused(
     assert guarded.agent.orders.received == []
 
 
-def test_case_75_status_is_a_secret_of_the_job_but_probes_are_open(guarded: Guarded) -> None:
+def test_status_is_a_secret_of_the_job_but_probes_are_open(guarded: Guarded) -> None:
     """The status has the command line with the id of the rendezvous."""
     _, told, _ = guarded.request("GET", "/status", headers=signed("GET", "/status"))
     assert RUN_ID.encode() in told
@@ -106,7 +106,7 @@ def test_case_75_status_is_a_secret_of_the_job_but_probes_are_open(guarded: Guar
     assert not [path for path, (_, body, _) in answers.items() if RUN_ID.encode() in body]
 
 
-def test_case_75_stranger_reads_the_status_of_an_agent_without_a_secret() -> None:
+def test_stranger_reads_the_status_of_an_agent_without_a_secret() -> None:
     """The attack of the test above succeeds on a pod of an operator that signed nothing."""
     agent = FakeAgent(training_status())
     server = agent.server()
@@ -116,7 +116,7 @@ def test_case_75_stranger_reads_the_status_of_an_agent_without_a_secret() -> Non
     assert (code, RUN_ID.encode() in body) == (200, True)
 
 
-def test_case_75_agent_survives_ten_thousand_random_requests(guarded: Guarded) -> None:
+def test_agent_survives_ten_thousand_random_requests(guarded: Guarded) -> None:
     chance = random.Random(0)  # noqa: S311
     heads = (b"GET /status", b"POST /attempt", b"GET /", b"PUT /attempt", b"\x16\x03\x01", b"")
     for _ in range(10_000):

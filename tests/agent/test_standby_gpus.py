@@ -78,7 +78,7 @@ def run_cold(starter: AttemptStarter, launch: Launch) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPUs")
-def test_case_79_agent_starts_cold_and_says_so_once(
+def test_agent_starts_cold_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The standby is real, and so is its verdict: this machine has no GPU."""

@@ -59,7 +59,7 @@ def agent(home: Path, found: Obstacle, detect: str = "true") -> AgentHarness:
 @pytest.mark.parametrize(
     ("found", "limit"), [(NETWORK, 60), (REFUSED, 240)], ids=["dropped", "refused"]
 )
-def test_case_118_network_that_keeps_a_node_from_the_barrier_is_reported_and_has_a_limit(
+def test_network_that_keeps_a_node_from_the_barrier_is_reported_and_has_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Obstacle, limit: int
 ) -> None:
     stub_torchrun(monkeypatch, "")
@@ -80,7 +80,7 @@ def test_case_118_network_that_keeps_a_node_from_the_barrier_is_reported_and_has
     [(Obstacle(BLOCKED), "true"), (NETWORK, "false"), (REFUSED, "false")],
     ids=["no pod", "without a limit", "refused without a limit"],
 )
-def test_case_118_node_waits_for_days_for_a_pod_that_does_not_run(
+def test_node_waits_for_days_for_a_pod_that_does_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Obstacle, detect: str
 ) -> None:
     stub_torchrun(monkeypatch, "")
@@ -91,7 +91,7 @@ def test_case_118_node_waits_for_days_for_a_pod_that_does_not_run(
     assert node.status.failure is None
 
 
-def test_case_118_both_sides_of_the_barrier_state_who_is_missing() -> None:
+def test_both_sides_of_the_barrier_state_who_is_missing() -> None:
     server, ticker = BarrierServer("127.0.0.1", 0, "uid-1", nodes=11), Ticker(Clock())
     port = server.port
     client = BarrierClient("127.0.0.1", port, "uid-1", 1)
@@ -120,7 +120,7 @@ def test_case_118_both_sides_of_the_barrier_state_who_is_missing() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_case_118_what_a_starting_pod_causes_is_not_blamed_on_the_network(
+def test_what_a_starting_pod_causes_is_not_blamed_on_the_network(
     error: OSError, reason: str, is_network: bool
 ) -> None:
     expected = Obstacle(f"cannot reach digits-0 on port 8471: {reason}", is_network)

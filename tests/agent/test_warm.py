@@ -96,7 +96,7 @@ def test_ranks_are_forked_with_the_environment_of_their_attempt(
         assert written == f"__main__ ['--flag'] 2 {attempt}"
 
 
-def test_case_89_ranks_start_although_the_store_resolves_addresses_during_the_fork(
+def test_ranks_start_although_the_store_resolves_addresses_during_the_fork(
     tmp_path: Path,
 ) -> None:
     """A process that hosts the store would fork ranks that wait for ever for the resolver."""

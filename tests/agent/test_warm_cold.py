@@ -111,7 +111,7 @@ def draws(result: Result) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
-def test_case_72_program_shows_the_same_warm_and_cold(
+def test_program_shows_the_same_warm_and_cold(
     standby: Standby, tmp_path: Path, program: Path
 ) -> None:
     cold, forked = (prepare(tmp_path, attempt, str(program)) for attempt in (1, 2))
@@ -125,7 +125,7 @@ def test_case_72_program_shows_the_same_warm_and_cold(
 
 
 @pytest.mark.slow
-def test_case_112_missing_module_of_a_package_is_one_line_warm_and_cold(
+def test_missing_module_of_a_package_is_one_line_warm_and_cold(
     standby: Standby, tmp_path: Path
 ) -> None:
     cold, forked = (prepare(tmp_path, attempt, "-m", "os.nofile") for attempt in (1, 2))

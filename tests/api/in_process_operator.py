@@ -10,7 +10,13 @@ from datetime import datetime
 from http import HTTPStatus
 
 from ddp_operator.api.pod_policy import PodTemplatePolicy
-from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest, Request, Snapshot
+from ddp_operator.cluster.base import (
+    ClusterError,
+    ClusterSnapshot,
+    ConflictError,
+    Manifest,
+    Request,
+)
 from ddp_operator.cluster.kube import KubeCluster
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
@@ -154,7 +160,7 @@ class InProcessOperator:
         self.cache.replace(await self._snapshot())
         await self.controller.reconcile(self.key)
 
-    async def _snapshot(self) -> Snapshot:
+    async def _snapshot(self) -> ClusterSnapshot:
         """Return all objects of the namespace. Retry while the server answers 429."""
         for _ in range(_MAX_RECONCILES):
             try:

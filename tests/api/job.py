@@ -50,6 +50,10 @@ class Job:
         """Return the content of the STATUS column."""
         return str((await self.condition()).get("reason", ""))
 
+    async def shows_step(self, step: int) -> bool:
+        """Return whether the status shows this step as the progress."""
+        return bool((await self.status()).get("progress", {}).get("step") == step)
+
     async def wait_for(self, reason: str, seconds: float = 30.0) -> float:
         """Wait until STATUS shows a reason. Return the seconds that this took."""
         started = time.monotonic()

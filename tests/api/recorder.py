@@ -1,4 +1,4 @@
-"""Records every change of jobs and their children from watches."""
+"""Record every change of jobs and their children from watches."""
 
 import asyncio
 import json

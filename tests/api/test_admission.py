@@ -54,7 +54,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-async def test_case_37_edit_of_the_pod_spec_starts_a_free_attempt(
+async def test_edit_of_the_pod_spec_starts_a_free_attempt(
     environment: OperatorEnvironment, namespace: str
 ) -> None:
     """docs/develop/decisions/0005-editing-a-job.md explains why such an edit is allowed."""
@@ -77,7 +77,7 @@ async def test_case_37_edit_of_the_pod_spec_starts_a_free_attempt(
 
 
 @pytest.mark.parametrize(("spec", "where"), INVALID.values(), ids=INVALID.keys())
-async def test_case_40_api_server_rejects_invalid_spec_and_names_the_field(
+async def test_api_server_rejects_invalid_spec_and_names_the_field(
     api: Api, namespace: str, spec: dict[str, Any], where: str
 ) -> None:
     job = {**job_manifest(NAME), "metadata": {"name": NAME}, "spec": spec}
@@ -130,7 +130,7 @@ async def serves_jobs(api: Api, namespace: str) -> bool:
     return True
 
 
-async def test_case_40_operator_marks_invalid_job_of_an_older_crd_and_does_not_retry(
+async def test_operator_marks_invalid_job_of_an_older_crd_and_does_not_retry(
     control_plane: ControlPlane, api: Api, agents: FakeAgents, namespace: str
 ) -> None:
     async with older_crd(api, namespace):
@@ -152,7 +152,7 @@ async def test_case_40_operator_marks_invalid_job_of_an_older_crd_and_does_not_r
 
 
 @pytest.mark.parametrize("name", ILLEGAL_NAMES, ids=lambda name: f"{name[:3]}-{len(name)}")
-async def test_case_41_api_server_rejects_name_that_is_illegal_for_pods(
+async def test_api_server_rejects_name_that_is_illegal_for_pods(
     api: Api, namespace: str, name: str
 ) -> None:
     job = {**job_manifest(), "metadata": {"name": name}}
@@ -161,7 +161,7 @@ async def test_case_41_api_server_rejects_name_that_is_illegal_for_pods(
 
 
 @pytest.mark.parametrize("name", LEGAL_NAMES, ids=len)
-async def test_case_41_legal_job_name_yields_legal_pod_names_and_labels(
+async def test_legal_job_name_yields_legal_pod_names_and_labels(
     api: Api, namespace: str, name: str
 ) -> None:
     """Check the last pod of the largest job, which has the longest names and labels."""

@@ -15,6 +15,7 @@ from tests.api.cases.test_installation import CRD, removed
 from tests.api.client import Api, eventually, path_of
 from tests.api.control_plane import ControlPlane
 from tests.harness.install import EXAMPLE_IMAGES, ROOT
+from tools.install_manifest import build_install_manifest
 
 pytestmark = pytest.mark.api
 
@@ -129,9 +130,9 @@ def test_api_server_accepts_the_manifest_of_an_installation_without_helm(
     control_plane: ControlPlane,
 ) -> None:
     """The API server checks each object with strict validation, and stores none."""
-    folder = ROOT / "manifests"
-    applied = control_plane.cluster.kubectl("apply", "-k", str(folder), "--dry-run=server")
+    text = build_install_manifest()
+    applied = control_plane.cluster.kubectl("apply", "-f", "-", "--dry-run=server", input=text)
     lines = applied.stdout.splitlines()
-    objects = [d for d in yaml.safe_load_all((folder / "install.yaml").read_text("utf-8")) if d]
+    objects = [d for d in yaml.safe_load_all(text) if d]
     assert len(lines) == len(objects)
     assert all(line.endswith("(server dry run)") for line in lines), lines

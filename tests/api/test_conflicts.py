@@ -8,7 +8,7 @@ import pytest
 
 from ddp_operator.cluster.base import NameTakenError
 from ddp_operator.runtime.queue import WorkQueue
-from ddp_operator.runtime.workers import Activity, work
+from ddp_operator.runtime.workers import WorkerActivity, work
 from tests.api.client import eventually, path_of
 from tests.api.in_process_operator import OperatorEnvironment
 from tests.api.invariants import violations
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.api
 CONFLICTS = 4
 
 
-async def test_case_07_operator_retries_conflicting_status_writes_and_loses_nothing(
+async def test_operator_retries_conflicting_status_writes_and_loses_nothing(
     environment: OperatorEnvironment, namespace: str
 ) -> None:
     """Let another client change the job before each of the operator's first status writes."""
@@ -43,7 +43,7 @@ async def test_case_07_operator_retries_conflicting_status_writes_and_loses_noth
     with patch.object(environment.cluster, "write_status", write_after_another_client):
         operator.activate()
         operator.cache.replace(await environment.cluster.snapshot(namespace))
-        worker = asyncio.ensure_future(work(queue, operator.controller, Activity()))
+        worker = asyncio.ensure_future(work(queue, operator.controller, WorkerActivity()))
         queue.add(operator.key)
         try:
             await eventually(has_pods, "both pods")
@@ -59,7 +59,7 @@ async def test_case_07_operator_retries_conflicting_status_writes_and_loses_noth
 
 
 @pytest.mark.parametrize("resource", ["services", "networkpolicies", "pods"])
-async def test_case_08_operator_reports_a_taken_name_and_leaves_the_other_object_alone(
+async def test_operator_reports_a_taken_name_and_leaves_the_other_object_alone(
     environment: OperatorEnvironment, namespace: str, resource: str
 ) -> None:
     simulated = SimulatedJob(environment, namespace)

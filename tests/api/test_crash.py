@@ -109,7 +109,7 @@ def _by_path(value: object, path: str = "") -> dict[str, object]:
     return {k: v for key in value for k, v in _by_path(value[key], f"{path}.{key}").items()}
 
 
-async def test_case_01_operator_killed_at_a_sampled_write_does_not_change_the_outcome(
+async def test_operator_killed_at_a_sampled_write_does_not_change_the_outcome(
     control_plane: ControlPlane, api: Api, agents: FakeAgents, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures, problems = await enumerate_kills(control_plane, api, agents, SAMPLE)
@@ -120,7 +120,7 @@ async def test_case_01_operator_killed_at_a_sampled_write_does_not_change_the_ou
 
 @pytest.mark.sweep
 @pytest.mark.timeout(1800)
-async def test_case_01_operator_killed_at_any_write_does_not_change_the_outcome(
+async def test_operator_killed_at_any_write_does_not_change_the_outcome(
     control_plane: ControlPlane, api: Api, agents: FakeAgents, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures, problems = await enumerate_kills(control_plane, api, agents, None)

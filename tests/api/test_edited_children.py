@@ -27,7 +27,7 @@ async def edit(environment: OperatorEnvironment, path: str, change: JSON) -> Non
     await environment.api.call("PATCH", path, change)
 
 
-async def test_case_69_label_taken_from_a_pod_is_restored(
+async def test_label_taken_from_a_pod_is_restored(
     environment: OperatorEnvironment, namespace: str
 ) -> None:
     simulated = await running(environment, namespace)
@@ -49,7 +49,7 @@ async def test_case_69_label_taken_from_a_pod_is_restored(
     ],
     ids=["selector", "label"],
 )
-async def test_case_69_edited_service_is_restored(
+async def test_edited_service_is_restored(
     environment: OperatorEnvironment, namespace: str, change: JSON
 ) -> None:
     """Without its selector no pod finds node 0, so no recovery would end."""
@@ -73,7 +73,7 @@ async def test_case_69_edited_service_is_restored(
     ],
     ids=["rules", "selector", "label"],
 )
-async def test_case_69_edited_network_policy_is_restored(
+async def test_edited_network_policy_is_restored(
     environment: OperatorEnvironment, namespace: str, change: JSON
 ) -> None:
     """Without its rules every pod of the cluster could send code to the job's store."""
@@ -91,7 +91,7 @@ async def test_case_69_edited_network_policy_is_restored(
     assert operator.writes == written, "the API server stores the policy in another form"
 
 
-async def test_case_69_pod_without_its_owner_is_reported(
+async def test_pod_without_its_owner_is_reported(
     environment: OperatorEnvironment, namespace: str
 ) -> None:
     """It would outlive the job, so the operator neither counts nor deletes it."""

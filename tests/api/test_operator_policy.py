@@ -256,7 +256,7 @@ async def accepted(
     return [one for one, answer in zip(given, answers, strict=True) if answer == ""]
 
 
-async def test_case_160_operator_creates_only_pods_that_its_builder_can_produce(
+async def test_operator_creates_only_pods_that_its_builder_can_produce(
     control_plane: ControlPlane, api: Api, namespace: str
 ) -> None:
     """Change one field of a pod: the API server accepts it only if some job has such a pod."""
@@ -280,7 +280,7 @@ async def test_case_160_operator_creates_only_pods_that_its_builder_can_produce(
         assert 20 < len(found) < len(mutations) / 2
 
 
-async def test_case_160_operator_creates_no_service_and_policy_for_pods_of_others(
+async def test_operator_creates_no_service_and_policy_for_pods_of_others(
     control_plane: ControlPlane, namespace: str
 ) -> None:
     async with strict_release(control_plane, namespace) as (strict, defaults):
@@ -338,7 +338,7 @@ async def test_other_values_of_the_chart_let_the_operator_create_its_pods(
         assert SERVED in await refusal(strict, "POST", own, elsewhere)
 
 
-async def test_case_160_operator_changes_only_what_it_must(
+async def test_operator_changes_only_what_it_must(
     operator: Api, api: Api, namespace: str, children: dict[str, JSON]
 ) -> None:
     """An update of the operator's own object cannot make it an object of another workload."""

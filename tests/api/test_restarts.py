@@ -22,7 +22,7 @@ def named(pods: list[dict[str, object]]) -> dict[str, object]:
     return {m["name"]: m["uid"] for m in metadata if isinstance(m, dict)}
 
 
-async def test_case_02_operator_starts_once_a_job_created_while_it_was_down(
+async def test_operator_starts_once_a_job_created_while_it_was_down(
     environment: OperatorEnvironment, namespace: str
 ) -> None:
     simulated = SimulatedJob(environment, namespace)
@@ -37,7 +37,7 @@ async def test_case_02_operator_starts_once_a_job_created_while_it_was_down(
     assert violations(history) == []
 
 
-async def test_case_03_operator_counts_once_a_pod_that_failed_before_it_was_killed(
+async def test_operator_counts_once_a_pod_that_failed_before_it_was_killed(
     environment: OperatorEnvironment, namespace: str
 ) -> None:
     simulated = SimulatedJob(environment, namespace, Script(kills=frozenset({(1, 1)})))
@@ -56,7 +56,7 @@ async def test_case_03_operator_counts_once_a_pod_that_failed_before_it_was_kill
     assert violations(await environment.history(namespace)) == []
 
 
-async def test_case_04_operator_killed_between_delete_and_create_continues_the_attempt(
+async def test_operator_killed_between_delete_and_create_continues_the_attempt(
     environment: OperatorEnvironment, namespace: str
 ) -> None:
     simulated = SimulatedJob(environment, namespace, Script(kills=frozenset({(1, 1)})))
@@ -76,7 +76,7 @@ async def test_case_04_operator_killed_between_delete_and_create_continues_the_a
     assert violations(await environment.history(namespace)) == []
 
 
-async def test_case_38_edits_made_while_the_operator_is_down_apply_without_a_restart(
+async def test_edits_made_while_the_operator_is_down_apply_without_a_restart(
     environment: OperatorEnvironment, namespace: str
 ) -> None:
     simulated = SimulatedJob(environment, namespace)
@@ -124,14 +124,14 @@ BOUNDARIES = {
 
 
 @pytest.mark.parametrize("flow", BOUNDARIES.values(), ids=BOUNDARIES.keys())
-async def test_case_60_max_restarts_is_an_exact_limit(
+async def test_max_restarts_is_an_exact_limit(
     environment: OperatorEnvironment, namespace: str, flow: Flow
 ) -> None:
     outcome = await FlowRun(environment, flow, f"{namespace}-run", None).outcome()
     assert outcome.problems == []
 
 
-async def test_case_60_operator_enforces_a_deadline_that_passed_while_it_was_down(
+async def test_operator_enforces_a_deadline_that_passed_while_it_was_down(
     environment: OperatorEnvironment, namespace: str
 ) -> None:
     simulated = SimulatedJob(environment, namespace)

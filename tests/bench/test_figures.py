@@ -24,7 +24,7 @@ def test_missing_recovery_counts_as_infinite() -> None:
     assert missed([found]) == ["rank crash"]
 
 
-def test_goals_apply_only_to_ours() -> None:
+def test_goals_apply_only_to_ddp_trainer() -> None:
     late = CRASH.goal_seconds + 1
     assert not missed([result("ours", 1.0), result("torchrun default", late)])
     assert missed([result("ours", late)]) == ["rank crash"]
@@ -52,7 +52,7 @@ def test_row_from_the_detection_counts_everything_from_it() -> None:
     )
 
 
-def test_there_is_no_table_of_phases_that_nobody_measured() -> None:
+def test_table_of_phases_is_left_out_without_measurements() -> None:
     assert not phases_table([result("ours", 1.0)])
     measured = Result(CRASH, "ours", [Recovery(1.0, phases={"noticed": 0.5})])
     assert phases_table([measured]).splitlines()[-1].startswith("| rank crash | 0.50 |")

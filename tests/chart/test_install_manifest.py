@@ -1,7 +1,8 @@
-"""Tests of manifests/install.yaml and of the kustomize base around it."""
+"""Tests of install.yaml, and of the kustomization in the documentation that sets its images."""
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import yaml
 from tests.chart.test_chart import find_one, rendered
 from tests.harness import binaries
 from tests.harness.install import ROOT
-from tools.install_manifest import INSTALL, build_install_manifest
+from tools.install_manifest import NAME, build_install_manifest
 
 pytestmark = pytest.mark.api
 
@@ -29,8 +30,20 @@ def by_name(documents: list[JSON]) -> dict[Name, JSON]:
     return found
 
 
-def installed() -> list[JSON]:
-    return [d for d in yaml.safe_load_all(INSTALL.read_text("utf-8")) if d]
+@pytest.fixture(scope="module")
+def text() -> str:
+    return build_install_manifest()
+
+
+def objects(text: str) -> list[JSON]:
+    return [d for d in yaml.safe_load_all(text) if d]
+
+
+def container_and_variables(documents: list[JSON]) -> tuple[JSON, JSON]:
+    """Return the container of the operator, and the values of its variables by name."""
+    deployment = find_one(documents, "Deployment")
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    return container, {v["name"]: v.get("value") for v in container["env"]}
 
 
 def kustomized(folder: Path) -> list[JSON]:
@@ -53,36 +66,34 @@ def without_helm(document: JSON) -> JSON:
     return changed
 
 
-def test_install_manifest_is_what_make_generate_writes() -> None:
-    assert INSTALL.read_text("utf-8") == build_install_manifest(), "run `make generate`"
-
-
-def test_install_manifest_has_the_namespace_and_the_objects_of_the_chart() -> None:
-    namespace, *objects = installed()
+def test_install_manifest_has_the_namespace_and_the_objects_of_the_chart(text: str) -> None:
+    namespace, *others = objects(text)
     assert namespace["metadata"]["name"] == "ddp-system"
     assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
     expected = [without_helm(d) for d in rendered()]
-    assert by_name(objects) == by_name(expected)
-    assert "helm" not in INSTALL.read_text("utf-8").lower()
+    assert by_name(others) == by_name(expected)
+    assert "helm" not in text.lower()
 
 
-def test_kustomize_base_is_the_install_manifest() -> None:
-    assert by_name(kustomized(ROOT / "manifests")) == by_name(installed())
+def test_command_writes_the_manifest_with_the_images_of_a_registry(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tools.install_manifest", "--output", str(tmp_path / "new")]
+    command += ["--registry", "registry.internal/ddp"]
+    subprocess.run(command, check=True, timeout=60)
+    written = objects((tmp_path / "new" / NAME).read_text("utf-8"))
+    container, variables = container_and_variables(written)
+    assert container["image"] == "registry.internal/ddp/operator:0.1.0"
+    assert variables["DDP_OPERATOR_TRAINER_IMAGE"] == "registry.internal/ddp/trainer:0.1.0"
 
 
-def test_overlay_of_the_documentation_sets_both_images(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "operate" / "install.md").read_text("utf-8")
-    [overlay] = re.findall(
-        r"```yaml\n(resources: \[ddp-trainer/manifests\]\n.*?)```", text, re.DOTALL
-    )
+def test_overlay_of_the_documentation_sets_both_images(text: str, tmp_path: Path) -> None:
+    pages = "".join(p.read_text("utf-8") for p in (ROOT / "docs" / "operate").glob("*.md"))
+    [overlay] = re.findall(r"```yaml\n(resources: \[install.yaml\]\n.*?)```", pages, re.DOTALL)
     (tmp_path / "kustomization.yaml").write_text(overlay)
-    (tmp_path / "ddp-trainer").symlink_to(ROOT)
+    (tmp_path / NAME).write_text(text)
     documents = kustomized(tmp_path)
-    deployment = find_one(documents, "Deployment")
-    [container] = deployment["spec"]["template"]["spec"]["containers"]
-    variables = {v["name"]: v.get("value") for v in container["env"]}
+    assert by_name(documents).keys() == by_name(objects(text)).keys()
+    container, variables = container_and_variables(documents)
     assert container["image"] == "registry.internal/ddp-trainer/operator:0.1.0"
     trainer = variables["DDP_OPERATOR_TRAINER_IMAGE"]
     assert trainer == "registry.internal/ddp-trainer/trainer:0.1.0"
-    [before] = find_one(installed(), "Deployment")["spec"]["template"]["spec"]["containers"]
-    assert len(container["env"]) == len(before["env"])
+    assert variables.keys() == container_and_variables(objects(text))[1].keys()

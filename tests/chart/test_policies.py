@@ -102,7 +102,7 @@ def test_annotation_cannot_end_a_string_of_the_policy(quote: str) -> None:
     assert "podTemplateAnnotations" in result.stderr
 
 
-def test_policy_of_the_operator_skips_only_what_its_roles_give_no_right_to() -> None:
+def test_operator_policy_skips_only_writes_that_its_roles_forbid() -> None:
     documents = rendered()
     constraints = find_one(documents, POLICY, "ddp-trainer-operator")["spec"]["matchConstraints"]
     skipped = {

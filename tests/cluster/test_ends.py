@@ -21,9 +21,7 @@ EXIT_CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def test_case_25_status_distinguishes_exit_codes_and_signals(
-    cluster: Cluster, namespace: str
-) -> None:
+def test_status_distinguishes_exit_codes_and_signals(cluster: Cluster, namespace: str) -> None:
     spec = {"nodes": 1, "procsPerNode": 1}
     jobs = {}
     for name, (script, _) in EXIT_CASES.items():
@@ -44,7 +42,7 @@ def test_case_25_status_distinguishes_exit_codes_and_signals(
 SITE_PACKAGES = "/opt/ddp-trainer/lib/python3.11/site-packages"
 
 
-def test_case_90_status_quotes_the_error_of_a_container_without_an_agent(
+def test_status_quotes_the_error_of_a_container_without_an_agent(
     cluster: Cluster, namespace: str
 ) -> None:
     hidden: dict[str, Any] = {
@@ -74,7 +72,7 @@ if dist.get_rank() == 3:
 
 
 @pytest.mark.sweep
-def test_case_58_job_fails_when_rank_0_succeeds_and_another_rank_fails(
+def test_job_fails_when_rank_0_succeeds_and_another_rank_fails(
     cluster: Cluster, namespace: str
 ) -> None:
     job = Job.apply(cluster, namespace, script_job("late", LATE_FAILURE_SCRIPT, maxRestarts=1))
@@ -93,7 +91,7 @@ SIDECAR: dict[str, Any] = {
 }
 
 
-def test_case_68_sidecar_of_a_completed_job_is_ended_and_its_logs_stay(
+def test_sidecar_of_a_completed_job_is_ended_and_its_logs_stay(
     cluster: Cluster, namespace: str
 ) -> None:
     spec = {"nodes": 1, "procsPerNode": 1, "podTemplate": {"spec": {"containers": [SIDECAR]}}}

@@ -25,7 +25,7 @@ def send(pod: dict[str, object], path: str, body: bytes | None = None) -> tuple[
         return error.code, error.read().decode()
 
 
-def test_case_75_unsigned_orders_do_not_disturb_a_run(cluster: Cluster, namespace: str) -> None:
+def test_unsigned_orders_do_not_disturb_a_run(cluster: Cluster, namespace: str) -> None:
     job = Job.apply(cluster, namespace, script_job("steady", STEADY_SCRIPT))
     eventually(lambda: job.reason == "Running", "the job runs", 120)
     uid, pods = job.read()["metadata"]["uid"], job.pods()

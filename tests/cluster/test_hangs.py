@@ -97,7 +97,7 @@ def chosen(ways: list[str], seed: int) -> list[int]:
     return random.Random(seed).choices(range(4), k=len(ways))  # noqa: S311 (a test's choice)
 
 
-def test_case_83_operator_names_the_rank_that_hangs(cluster: Cluster, namespace: str) -> None:
+def test_operator_names_the_rank_that_hangs(cluster: Cluster, namespace: str) -> None:
     ways = ["stop", "hook", "collective"]
     job = hanging_job(cluster, namespace, ways, ranks := chosen(ways, 19), stepSeconds=2)
     check_that_hangs_are_named(job, ways, ranks)
@@ -106,7 +106,9 @@ def test_case_83_operator_names_the_rank_that_hangs(cluster: Cluster, namespace:
 @pytest.mark.sweep
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(4))
-def test_case_83_with_the_default_limits(cluster: Cluster, namespace: str, seed: int) -> None:
+def test_operator_names_a_hung_rank_with_the_default_limits(
+    cluster: Cluster, namespace: str, seed: int
+) -> None:
     ways = list(WAYS)
     job = hanging_job(cluster, namespace, ways, ranks := chosen(ways, seed))
     check_that_hangs_are_named(job, ways, ranks)

@@ -51,7 +51,7 @@ def running_digests(job: Job) -> dict[str, str]:
 
 
 @pytest.mark.timeout(480)
-def test_case_88_pod_lost_after_the_tag_has_moved_runs_the_image_of_its_peers(
+def test_pod_lost_after_the_tag_has_moved_runs_the_image_of_its_peers(
     cluster: Cluster, namespace: str, registry: Registry, trainer: OciArchive
 ) -> None:
     old = registry.push("stable", trainer)
@@ -87,7 +87,7 @@ def mixed_images(job: Job) -> str:
 
 
 @pytest.mark.timeout(480)
-def test_case_88_node_with_an_older_image_of_the_tag_is_reported(
+def test_node_with_an_older_image_of_the_tag_is_reported(
     cluster: Cluster, namespace: str, registry: Registry, trainer: OciArchive
 ) -> None:
     first, second = cluster.node_names

@@ -136,7 +136,7 @@ def test_unchanged_job_causes_no_requests(cluster: Cluster, namespace: str) -> N
     job.kubectl("delete", "ddpjob", job.name)
 
 
-def test_case_39_suspend_deletes_the_pods_and_resume_continues_from_the_checkpoint(
+def test_suspend_deletes_the_pods_and_resume_continues_from_the_checkpoint(
     cluster: Cluster, namespace: str
 ) -> None:
     manifest = sample()
@@ -154,7 +154,7 @@ def test_case_39_suspend_deletes_the_pods_and_resume_continues_from_the_checkpoi
 
 
 @pytest.mark.sweep
-def test_case_39_job_resumed_while_its_pods_terminate_gets_new_pods(
+def test_job_resumed_while_its_pods_terminate_gets_new_pods(
     cluster: Cluster, namespace: str
 ) -> None:
     job = Job.apply(cluster, namespace, long_job())

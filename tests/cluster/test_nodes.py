@@ -42,7 +42,7 @@ def lose_a_node(cluster: Cluster, namespace: str, *, with_operator: bool) -> Job
     [False, pytest.param(True, marks=pytest.mark.sweep)],
     ids=["worker", "worker-and-operator"],
 )
-def test_case_21_job_recovers_from_a_lost_node_whose_pod_stays_terminating(
+def test_job_recovers_from_a_lost_node_whose_pod_stays_terminating(
     cluster: Cluster, namespace: str, *, with_operator: bool
 ) -> None:
     job = lose_a_node(cluster, namespace, with_operator=with_operator)
@@ -59,7 +59,7 @@ def test_case_21_job_recovers_from_a_lost_node_whose_pod_stays_terminating(
 
 
 @pytest.mark.sweep
-def test_case_22_job_recovers_from_a_node_removed_from_the_cluster(
+def test_job_recovers_from_a_node_removed_from_the_cluster(
     cluster: Cluster, namespace: str
 ) -> None:
     job = lose_a_node(cluster, namespace, with_operator=False)
@@ -75,7 +75,7 @@ def test_case_22_job_recovers_from_a_node_removed_from_the_cluster(
 
 
 @pytest.mark.sweep
-def test_case_23_eviction_by_the_api_is_free(cluster: Cluster, namespace: str) -> None:
+def test_eviction_by_the_api_is_free(cluster: Cluster, namespace: str) -> None:
     job = Job.apply(cluster, namespace, long_job(log={"every_steps": 1}))
     saved = job.wait_for_checkpoint()
     metadata = {"name": "digits-1", "namespace": namespace}
@@ -91,9 +91,7 @@ def test_case_23_eviction_by_the_api_is_free(cluster: Cluster, namespace: str) -
 
 
 @pytest.mark.sweep
-def test_case_62_worker_waits_for_node_0_without_a_restart(
-    cluster: Cluster, namespace: str
-) -> None:
+def test_worker_waits_for_node_0_without_a_restart(cluster: Cluster, namespace: str) -> None:
     job = Job.apply(cluster, namespace, long_job())
     job.wait_for_checkpoint()
     before = job.uids()

@@ -82,7 +82,7 @@ def restarts(job: Job) -> dict[str, int]:
     return {uid: sum(one["restartCount"] for one in found) for uid, found in statuses}
 
 
-def test_case_48_operator_rollout_disturbs_no_job(cluster: Cluster, namespace: str) -> None:
+def test_operator_rollout_disturbs_no_job(cluster: Cluster, namespace: str) -> None:
     job = Job.apply(cluster, namespace, script_job("steady", STEADY_SCRIPT))
     job.wait_for("Running")
     before, old = restarts(job), leader(cluster)
@@ -105,7 +105,7 @@ def api_server(cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("updates", [100, 3000], ids=["briefly", "for-long"])
-def test_case_52_training_continues_without_the_api_server(
+def test_training_continues_without_the_api_server(
     api_server: Cluster, namespace: str, updates: int
 ) -> None:
     manifest = long_job(epochs=ENDLESS_EPOCHS)
@@ -130,7 +130,7 @@ def test_case_52_training_continues_without_the_api_server(
 
 @pytest.mark.sweep
 @pytest.mark.timeout(480)
-def test_case_52_operator_recovers_a_pod_lost_during_an_api_server_outage(
+def test_operator_recovers_a_pod_lost_during_an_api_server_outage(
     api_server: Cluster, namespace: str
 ) -> None:
     job = Job.apply(api_server, namespace, long_job(epochs=ENDLESS_EPOCHS))
@@ -149,7 +149,7 @@ def test_case_52_operator_recovers_a_pod_lost_during_an_api_server_outage(
 
 
 @pytest.mark.sweep
-def test_case_03_operator_acts_within_ten_seconds_after_a_minute_of_downtime(
+def test_operator_acts_within_ten_seconds_after_a_minute_of_downtime(
     cluster: Cluster, namespace: str
 ) -> None:
     job = Job.apply(cluster, namespace, long_job(epochs=ENDLESS_EPOCHS))
@@ -173,7 +173,7 @@ def two_replicas(cluster: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.mark.sweep
-def test_case_49_second_replica_takes_over_when_the_leader_is_killed(
+def test_second_replica_takes_over_when_the_leader_is_killed(
     two_replicas: Cluster, namespace: str
 ) -> None:
     job = Job.apply(two_replicas, namespace, long_job(epochs=ENDLESS_EPOCHS))

@@ -26,13 +26,11 @@ def check_deleted_pod_is_replaced(cluster: Cluster, namespace: str, index: int) 
 
 
 @pytest.mark.sweep
-def test_case_18_operator_replaces_a_deleted_worker_pod(cluster: Cluster, namespace: str) -> None:
+def test_operator_replaces_a_deleted_worker_pod(cluster: Cluster, namespace: str) -> None:
     check_deleted_pod_is_replaced(cluster, namespace, 1)
 
 
-def test_case_19_operator_replaces_the_deleted_pod_of_rank_0(
-    cluster: Cluster, namespace: str
-) -> None:
+def test_operator_replaces_the_deleted_pod_of_rank_0(cluster: Cluster, namespace: str) -> None:
     check_deleted_pod_is_replaced(cluster, namespace, 0)
 
 
@@ -62,7 +60,7 @@ dist.barrier()
 """
 
 
-def test_case_24_status_reports_out_of_memory_kill(cluster: Cluster, namespace: str) -> None:
+def test_status_reports_out_of_memory_kill(cluster: Cluster, namespace: str) -> None:
     limit = {"limits": {"memory": "1Gi"}}
     manifest = script_job("greedy", MEMORY_SCRIPT, maxRestarts=0, resources=limit)
     status = Job.apply(cluster, namespace, manifest).wait_for("Failed", 120)

@@ -51,7 +51,7 @@ def worker_images(job: Job) -> set[str]:
 
 @pytest.mark.sweep
 @pytest.mark.timeout(480)
-def test_case_65_pod_lost_after_helm_upgrade_gets_the_image_of_its_peers(
+def test_pod_lost_after_helm_upgrade_gets_the_image_of_its_peers(
     upgradable: Cluster, namespace: str
 ) -> None:
     job = Job.apply(upgradable, namespace, long_job(epochs=ENDLESS_EPOCHS))

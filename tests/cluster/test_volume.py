@@ -77,7 +77,7 @@ def has_save_warning(job: Job) -> bool:
 
 
 @pytest.mark.sweep
-def test_case_35_full_volume_loses_checkpoints_but_not_the_run(
+def test_full_volume_loses_checkpoints_but_not_the_run(
     cluster: Cluster, namespace: str, small_volume: Path
 ) -> None:
     job = Job.apply(cluster, namespace, long_job(epochs=300))
@@ -93,7 +93,7 @@ def test_case_35_full_volume_loses_checkpoints_but_not_the_run(
 
 
 @pytest.mark.sweep
-def test_case_35_read_only_volume_fails_the_job_with_its_reason(
+def test_read_only_volume_fails_the_job_with_its_reason(
     cluster: Cluster, namespace: str, disk: Path
 ) -> None:
     job = Job.apply(cluster, namespace, long_job())
@@ -107,7 +107,7 @@ def test_case_35_read_only_volume_fails_the_job_with_its_reason(
 
 
 @pytest.mark.sweep
-def test_case_36_run_resumes_from_a_whole_checkpoint_after_kills_during_the_write(
+def test_run_resumes_from_a_whole_checkpoint_after_kills_during_the_write(
     cluster: Cluster, namespace: str
 ) -> None:
     chance = random.Random(36)  # noqa: S311 (times of kills)

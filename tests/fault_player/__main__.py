@@ -23,8 +23,6 @@ PYTEST = (
 )  # fmt: skip
 REST = ("tests/operator", "tests/release", "tests/trainer", "--ignore=tests/trainer/user_tasks")
 """Folders of the other long tests, which need no cluster. `make test-tasks` runs users' tasks."""
-CASES = "case_ or random or sweep"
-"""Selects the tests on two nodes that inject faults, and those that are marked as long ones."""
 
 
 def parts(seed: int, wheels: Path) -> dict[str, list[str]]:
@@ -34,7 +32,7 @@ def parts(seed: int, wheels: Path) -> dict[str, list[str]]:
         "torch": ["-m", "tests.fault_player.newest_torch"],
         "gpus": [*PYTEST, "tests/agent/driver", "-m", "sweep"],
         "api": [*PYTEST, "tests/api", "-m", "api"],
-        "cluster": [*PYTEST, "tests/cluster", "-m", "cluster", "-k", CASES],
+        "cluster": [*PYTEST, "tests/cluster", "-m", "cluster", "--faults"],
         "rest": [*PYTEST, *REST, "-m", "sweep"],
         "recovery": ["-m", "bench.recovery", *state],
         "kills": ["-m", "tests.fault_player.kills", *state],

@@ -36,7 +36,7 @@ def processes(pod: JSON, container: str = WORKER_CONTAINER) -> dict[int, int]:
         try:
             status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
         except OSError:
-            continue  # The process ended meanwhile.
+            continue  # The process ended at the same time.
         line = next(line for line in status.splitlines() if line.startswith("NSpid:"))
         found[int(line.split()[-1])] = int(pid)
     return found

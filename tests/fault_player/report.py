@@ -1,27 +1,28 @@
-"""A pytest plugin that prints one line per case and a summary instead of dots.
+"""A pytest plugin that prints one line per test and a summary instead of dots.
 
     pytest -p tests.fault_player.report -q -m api
 
-A test belongs to a numbered case if its name contains `case_NN`. docs/fault-matrix.md lists the
-numbers.
+The line of a test that docs/fault-matrix.md names begins with the fault. With `--faults` only those
+tests run, and those marked `sweep`.
 """
 
-import re
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Container, Generator
 
 import pytest
 
-_CASE = re.compile(r"case_(\d+(?:_and_\d+)*)_")
+from tests.fault_player import matrix
+
 _ENVIRONMENTS = (("cluster", "two nodes"), ("api", "API server"))
 _REASON_LINES = 40
 _PHASES = {"setup", "call", "teardown"}
 
 
-class CaseReport:
+class FaultReport:
     """Collects the result of each test and prints it in one line."""
 
     def __init__(self) -> None:
+        self._titles = matrix.titles()
         self._outcomes: dict[str, str] = {}
         self._reasons: dict[str, str] = {}
         self._seconds: Counter[str] = Counter()
@@ -43,7 +44,8 @@ class CaseReport:
         if report.when == "teardown":
             outcome = self._outcomes.get(key, "ok")
             self.figures[outcome] += 1
-            self._print(item, line(item, outcome, self._seconds[key]))
+            title = self._titles.get(matrix.without_parameters(key), "")
+            self._print(item, line(item, title, outcome, self._seconds[key]))
             if key in self._reasons:
                 self._print(item, self._reasons[key])
         return report
@@ -65,16 +67,16 @@ class CaseReport:
         return "", "", ""
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the number of cases by result."""
+        """Print the number of tests by result."""
         counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(self.figures.items()))
-        terminalreporter.write_line(f"cases: {counts or 'none'}")
+        terminalreporter.write_line(f"tests: {counts or 'none'}")
 
 
-def line(item: pytest.Item, outcome: str, seconds: float) -> str:
-    """Return number, environment, fault, result and seconds of a case in one line."""
-    number, fault = number_and_fault(item.name)
+def line(item: pytest.Item, title: str, outcome: str, seconds: float) -> str:
+    """Return environment, result, seconds, and fault and name of a test in one line."""
     environment = next((name for mark, name in _ENVIRONMENTS if item.get_closest_marker(mark)), "-")
-    return f"{number:>7}  {environment:<10}  {fault:<76}  {outcome:<6}  {seconds:6.1f} s"
+    what = f"{title}: {item.name}" if title else item.name
+    return f"{environment:<10}  {outcome:<7}  {seconds:6.1f} s  {what}"
 
 
 def reason(report: pytest.TestReport) -> str:
@@ -84,15 +86,28 @@ def reason(report: pytest.TestReport) -> str:
     return "\n".join(f"         {part}" for part in text.splitlines()[:_REASON_LINES])
 
 
-def number_and_fault(test: str) -> tuple[str, str]:
-    """Return the case's number, or a dash, and its fault in words."""
-    name = test.removeprefix("test_")
-    match = _CASE.match(name)
-    if match is None:
-        return "-", name.replace("_", " ")
-    return match[1].replace("_and_", "+"), name[match.end() :].replace("_", " ")
+def selected(items: list[pytest.Item], titles: Container[str]) -> list[pytest.Item]:
+    """Return the tests that the matrix names, and those marked `sweep`."""
+    return [
+        item
+        for item in items
+        if matrix.without_parameters(item.nodeid) in titles or item.get_closest_marker("sweep")
+    ]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that selects tests."""
+    parser.addoption("--faults", action="store_true", help="only tests of faults and sweeps")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Apply the option."""
+    if config.getoption("--faults"):
+        kept = selected(items, matrix.titles())
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the plugin."""
-    config.pluginmanager.register(CaseReport(), "case-report")
+    config.pluginmanager.register(FaultReport(), "fault-report")

@@ -8,7 +8,6 @@ import pytest
 
 from tests.fault_player import run_checks
 from tests.fault_player.record import AttemptRecord, read_attempts
-from tests.fault_player.report import number_and_fault
 from tests.fault_player.run_checks import InjectedFault
 
 NOON = 1_772_366_400.0
@@ -97,15 +96,3 @@ def test_attempt_record_is_read_from_the_log_of_rank_0(tmp_path: Path) -> None:
     lines = [json.dumps(event) for event in events]
     (folder / "stdout.log").write_text("\n".join([*lines, "plain text", '{"event": "prog']))
     assert read_attempts(tmp_path) == [AttemptRecord(2, [1.2], [30], started=1.0, resumed_from=20)]
-
-
-@pytest.mark.parametrize(
-    ("test", "number", "fault"),
-    [
-        ("test_case_18_deleted_worker", "18", "deleted worker"),
-        ("test_case_28_and_29_no_node", "28+29", "no node"),
-        ("test_without_number[x]", "-", "without number[x]"),
-    ],
-)
-def test_report_line_shows_the_case_number(test: str, number: str, fault: str) -> None:
-    assert number_and_fault(test) == (number, fault)

@@ -40,7 +40,7 @@ def _nft(pid: int, *commands: str) -> None:
 def heartbeats_inside(pod: JSON) -> list[Heartbeat]:
     """Return the heartbeats of the newest attempt from the files in a pod's container.
 
-    An agent behaves differently once somebody has asked it, so nobody does here.
+    An agent behaves differently once a client has asked it, so no client does here.
     """
     try:
         temporary = Path(f"/proc/{processes(pod)[1]}/root/tmp")

@@ -107,7 +107,7 @@ def _walk(top: Path) -> Iterator[Path]:
 def _pids(folder: Path) -> set[int]:
     try:
         return {int(line) for line in (folder / "cgroup.procs").read_text().split()}
-    except OSError:  # the group was removed meanwhile
+    except OSError:  # the group was removed at the same time
         return set()
 
 

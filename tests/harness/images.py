@@ -87,7 +87,7 @@ def build_again(
     base = build_base()
     arguments = {"BASE_IMAGE": base_image.IMAGE} | dict(build_args or {})
     inputs = Inputs.gather(paths.REPOSITORY, target, base, wheels)
-    # Its layers must not enter the cache, because buildah takes labels from there whatever the
+    # Its layers must not enter the cache, because buildah takes labels from there for any
     # values of their arguments.
     storage = Storage(paths.cache() / "buildah" / "again")
     try:

@@ -135,7 +135,7 @@ class Node:
         """
         namespaces: dict[int, int] = {}
         for pid in cgroups.members(self.name):
-            with suppress(FileNotFoundError):  # the process ended meanwhile
+            with suppress(FileNotFoundError):  # the process ended at the same time
                 namespaces[Path(f"/proc/{pid}/ns/net").stat().st_ino] = pid
         for pid in namespaces.values():
             link = ("ip", "link", "set", "eth0", "down")

@@ -1,4 +1,4 @@
-"""Lets several ranks share one GPU under NCCL, so that a machine with one GPU tests more ranks.
+"""Let several ranks share one GPU under NCCL, so that a machine with one GPU tests more ranks.
 
 NCCL refuses two ranks on one GPU of one host. A rank whose variable `NCCL_HOSTID` differs counts as
 one on another host, and NCCL then connects it over sockets.

@@ -10,9 +10,9 @@ def free_port(count: int = 1) -> int:
     """Return the first of `count` consecutive ports on which no process listens.
 
     They are below the range of outgoing connections, so none of those takes one of them before the
-    server listens. No port is returned twice. A server may listen on all addresses, so nobody else
-    may listen on any. Tests seed Python's generator, and two test runs with one seed would choose
-    the same ports.
+    server listens. No port is returned twice. A server may listen on all addresses, so no other
+    process may listen on any. Tests seed Python's generator, and two test runs with one seed would
+    choose the same ports.
     """
     chance = random.SystemRandom()
     while True:

@@ -144,7 +144,7 @@ def wait_for(
         what: The condition, for the error message.
         ready: Returns whether the condition holds.
         deadline_s: Seconds to wait.
-        needs: Names of the processes that must stay alive meanwhile.
+        needs: Names of the processes that must stay alive during the wait.
 
     Raises:
         HarnessError: One of them ended, or the time is over; the text ends with their logs.

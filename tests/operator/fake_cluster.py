@@ -12,12 +12,12 @@ from typing import TypeVar
 from ddp_operator.cluster.base import (
     AgentAnswer,
     ClusterError,
+    ClusterSnapshot,
     ConflictError,
     Key,
     Listing,
     Manifest,
     NameTakenError,
-    Snapshot,
 )
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.world import PodView
@@ -136,10 +136,10 @@ class FakeCluster:
     def living(self) -> list[Manifest]:
         return [p for p in self.pods() if p["status"]["phase"] not in TERMINAL]
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> ClusterSnapshot:
         version = next(self._versions)
         kinds = (self.jobs, *(self.children[kind] for kind in CHILD_KINDS))
-        return Snapshot(*(Listing(copy.deepcopy(list(k.values())), version) for k in kinds))
+        return ClusterSnapshot(*(Listing(copy.deepcopy(list(k.values())), version) for k in kinds))
 
     # --- `Cluster` ------------------------------------------------------------------------------
 

@@ -175,6 +175,12 @@ def last_failure(attempt: int = 1, **fields: Any) -> FailureStatus:
     return FailureStatus(**(given | fields))
 
 
+def failure(plan: Plan) -> FailureStatus:
+    """Return the failure that a plan writes."""
+    assert plan.status.last_failure is not None
+    return plan.status.last_failure
+
+
 def world(
     job: DDPJob,
     pods: Iterable[PodView] = (),
@@ -190,7 +196,7 @@ def world(
 ) -> World:
     """Return the observed world of a job, with agent statuses and silent agents by node index.
 
-    `undecided` is the time in seconds since the operator first saw losses without a root cause,
+    `undecided` is the time in seconds since the operator first saw faults without a root cause,
     `deleting` that since it first saw that pods are being deleted.
     """
     seen = tuple(pods)

@@ -55,14 +55,6 @@ class Process:
         return self.child.returncode, log.decode()
 
 
-@pytest.fixture
-async def api() -> AsyncIterator[FakeApi]:
-    found = FakeApi()
-    await found.start()
-    yield found
-    await found.stop()
-
-
 @contextlib.asynccontextmanager
 async def operator(api: FakeApi, folder: Path, **settings: str) -> AsyncIterator[Process]:
     with socket.socket() as free:
@@ -201,7 +193,7 @@ async def test_process_waits_for_an_unavailable_api_server(api: FakeApi, tmp_pat
 
 
 @pytest.mark.slow
-async def test_case_70_process_reexecutes_itself_when_the_api_server_was_restored(
+async def test_process_reexecutes_itself_when_the_api_server_was_restored(
     api: FakeApi, tmp_path: Path
 ) -> None:
     """The restored job is written at once, and new watches start at the restored version."""
@@ -235,7 +227,7 @@ async def test_case_70_process_reexecutes_itself_when_the_api_server_was_restore
 
 
 @pytest.mark.slow
-async def test_case_191_pod_that_no_watch_reports_as_deleted_is_found_by_its_silence(
+async def test_pod_that_no_watch_reports_as_deleted_is_found_by_its_silence(
     api: FakeApi, tmp_path: Path
 ) -> None:
     job, attempts, gone = active_job(nodes=1), list[int](), False
@@ -268,7 +260,7 @@ async def test_case_191_pod_that_no_watch_reports_as_deleted_is_found_by_its_sil
 
 
 @pytest.mark.slow
-async def test_case_138_watches_of_a_namespace_that_refuses_the_operator_go_on_trying(
+async def test_watches_of_a_namespace_that_refuses_the_operator_go_on_trying(
     api: FakeApi, tmp_path: Path
 ) -> None:
     """Kopf's watches of the other namespace go on, and those of this one need no restart."""

@@ -1,46 +1,48 @@
-"""The fault matrix tells of the tests that there are, and of no others."""
+"""Each row of the fault matrix names tests that exist."""
 
-import re
+import ast
+from collections import Counter
+from functools import cache
 from pathlib import Path
 
+from tests.fault_player.matrix import Row, rows
+
 ROOT = Path(__file__).parents[2]
-MATRIX = ROOT / "docs" / "fault-matrix.md"
-_NAME = re.compile(r"def test_case_(\d{2,3}(?:_and_\d{2,3})*)")
-Played = tuple[int, str]
-"""A case's number, and the file whose tests play it."""
 
 
-def rows() -> list[tuple[int, list[str]]]:
-    """Each row's case, and the files of its tests."""
-    found = []
-    for line in MATRIX.read_text(encoding="utf-8").splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 6 and cells[0].isdigit():
-            found.append((int(cells[0]), re.findall(r"`(tests/\S+\.py)`", cells[5])))
-    return found
+@cache
+def functions(file: str) -> frozenset[str]:
+    """Return the names of a file's functions, empty if there is no such file."""
+    path = ROOT / file
+    tree = ast.parse(path.read_text(encoding="utf-8") if path.exists() else "")
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return frozenset(node.name for node in tree.body if isinstance(node, kinds))
 
 
-def played() -> set[Played]:
-    """What the names of tests say."""
-    return {
-        (int(number), str(file.relative_to(ROOT)))
-        for file in (ROOT / "tests").rglob("test_*.py")
-        for name in _NAME.findall(file.read_text(encoding="utf-8"))
-        for number in name.split("_and_")
-    }
+def missing(row: Row) -> list[str]:
+    """Return the tests of a row that do not exist."""
+    pairs = [(test, *test.split("::")) for test in row.tests]
+    return [test for test, file, name in pairs if name not in functions(file)]
 
 
 def test_every_row_names_tests_that_exist() -> None:
-    stated = {(case, file) for case, files in rows() for file in files}
-    assert stated
-    assert stated - played() == set()
-    assert [case for case, files in rows() if not files] == []
+    assert {row.title: missing(row) for row in rows() if missing(row)} == {}
 
 
-def test_every_test_of_a_case_has_a_row() -> None:
-    assert played() - {(case, file) for case, files in rows() for file in files} == set()
+def test_every_row_has_a_test() -> None:
+    assert len(rows()) > 100
+    assert [row.title for row in rows() if not row.tests] == []
 
 
-def test_rows_are_sorted_by_case() -> None:
-    cases = [case for case, _ in rows()]
-    assert cases == sorted(cases)
+def test_titles_are_short_and_different() -> None:
+    titles = [row.title for row in rows()]
+    assert [title for title, count in Counter(titles).items() if count > 1] == []
+    assert [title for title in titles if len(title) > 90] == []
+
+
+def test_check_finds_a_missing_test_and_a_row_without_one() -> None:
+    here = "tests/structure/test_fault_matrix.py::test_every_row_has_a_test"
+    table = f"| a | b | - | `{here}`, `{here}s` |\n| c | d | - | `tests/none.py` |"
+    first, second = rows(table)
+    assert missing(first) == [f"{here}s"]
+    assert second.tests == ()

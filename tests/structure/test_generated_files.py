@@ -1,65 +1,37 @@
 """`make check` finds every generated file that differs from what it is generated from."""
 
-import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tools import generate
-from tools.install_manifest import CHART, INSTALL, is_current
-
-Change = Callable[[Path], object]
 
 
-def append(name: str) -> Change:
-    return lambda chart: (chart / name).write_text((chart / name).read_text() + "\n# new\n")
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the path of the only generated file, which does not exist yet."""
+    path = tmp_path / "folder" / "page.md"
+    monkeypatch.setattr(generate, "ROOT", tmp_path)
+    monkeypatch.setattr(generate, "generated", lambda: {path: "text\n"})
+    return path
 
 
-@pytest.mark.parametrize(
-    ("change", "current"),
-    [
-        (append("README.md"), True),
-        (append("values.yaml"), False),
-        (append("templates/rbac.yaml"), False),
-        (append("files/crd.yaml"), False),
-        (lambda chart: (chart / "templates/rbac.yaml").unlink(), False),
-        (lambda chart: (chart / "templates/new.yaml").touch(), False),
-        (lambda chart: (chart / "Chart.yaml").rename(chart / "other.yaml"), False),
-    ],
-    ids=["page", "values", "template", "file", "removed", "added", "renamed"],
-)
-def test_install_manifest_of_another_chart_is_outdated(
-    tmp_path: Path, change: Change, *, current: bool
-) -> None:
-    chart = tmp_path / "charts"
-    shutil.copytree(CHART, chart)
-    text = INSTALL.read_text("utf-8")
-    assert is_current(text, chart), "run `make generate`"
-    change(chart)
-    assert is_current(text, chart) is current
-
-
-def test_install_manifest_that_somebody_edited_is_outdated() -> None:
-    text = INSTALL.read_text("utf-8")
-    assert not is_current(text.replace("replicas: ", "replicas: 1", 1))
-    assert not is_current(text.replace("# The chart", "# A chart", 1))
-    assert not is_current("")
-
-
-def test_check_names_an_outdated_install_manifest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = tmp_path / "install.yaml"
-    copy.write_text(INSTALL.read_text("utf-8") + "\n")
-    monkeypatch.setattr(generate, "INSTALL", copy)
-    monkeypatch.setattr(generate, "ROOT", Path("/"))
-    monkeypatch.setattr(generate, "generated", dict)
-    monkeypatch.setattr(sys, "argv", ["generate", "--check"])
-    with pytest.raises(SystemExit, match=r"install\.yaml"):
-        generate.main()
-    monkeypatch.setattr(generate, "build_install_manifest", lambda: INSTALL.read_text("utf-8"))
-    monkeypatch.setattr(sys, "argv", ["generate"])
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["generate", *arguments])
     generate.main()
-    assert copy.read_text("utf-8") == INSTALL.read_text("utf-8")
+
+
+def test_check_names_a_missing_and_an_outdated_file_and_writes_none(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit, match=r"run `make generate`: folder/page\.md"):
+        run(monkeypatch, "--check")
+    assert not file.exists()
+    run(monkeypatch)
+    assert file.read_text("utf-8") == "text\n"
+    run(monkeypatch, "--check")
+    file.write_text("another text\n")
+    with pytest.raises(SystemExit, match=r"folder/page\.md"):
+        run(monkeypatch, "--check")
+    assert file.read_text("utf-8") == "another text\n"

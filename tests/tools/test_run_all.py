@@ -10,7 +10,8 @@ import pytest
 
 from tests.agent.support import wait_until
 from tests.harness.ending import INTERRUPTED
-from tools.run_all import CLUSTER, OTHERS, run_both
+from tools import run_all
+from tools.run_all import run_both
 
 SCRIPT = """
 import sys
@@ -58,14 +59,19 @@ def test_terminated_run_ends_both_commands(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.glob("*.cleaned")) == ["a.cleaned", "b.cleaned"]
 
 
-def test_each_test_is_in_one_process() -> None:
-    selected = [_collected(["-m", expression]) for expression in (CLUSTER, OTHERS)]
-    assert sum(selected) == _collected(["-m", "not sweep"])
-    assert min(selected) > 0
+def selects(command: list[str], file: str) -> bool:
+    """Return whether a command of pytest runs the tests of a file."""
+    ignored = [word.removeprefix("--ignore=") for word in command if word.startswith("--ignore=")]
+    folders = [word for word in command if word.startswith("tests/")] or ["tests"]
+    return file.startswith(tuple(f"{folder}/" for folder in folders)) and not file.startswith(
+        tuple(f"{folder}/" for folder in ignored)
+    )
 
 
-def _collected(arguments: list[str]) -> int:
-    """Return the number of tests that pytest selects in one folder that has both kinds."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/chart", *arguments]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    return sum("::" in line for line in found.stdout.splitlines())
+def test_each_test_is_in_one_part() -> None:
+    parts = [run_all.pytest(*run_all.CLUSTER), *run_all.parts()]
+    root = Path(__file__).parents[2]
+    files = [str(file.relative_to(root)) for file in (root / "tests").rglob("test_*.py")]
+    assert len(files) > 300
+    assert {file for file in files if sum(selects(part, file) for part in parts) != 1} == set()
+    assert all(any(selects(part, file) for file in files) for part in parts)

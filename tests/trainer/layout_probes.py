@@ -19,6 +19,7 @@ from ddp_trainer.ranks import process_group
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.run.run import Run
+from ddp_trainer.run.saving import roll_back, save
 from ddp_trainer.run.state import gather
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.train import loop
@@ -57,7 +58,7 @@ def train(ranks: Ranks, folder: Path, settings: dict[str, Any], steps: int) -> d
     run = _opened(ranks, folder, settings, steps)
     with contextlib.redirect_stdout(io.StringIO()):
         loop(run)
-        run.save(required=True)
+        save(run, required=True)
     return _gathered(run)
 
 
@@ -100,7 +101,7 @@ def resume_checkpoints(given: tuple[list[str], dict[str, Any]]) -> None:
             with contextlib.redirect_stdout(io.StringIO()):
                 loop(run)
             trained = _gathered(run)
-            run._roll_back()
+            roll_back(run)
             back = _gathered(run)
             assert _strides(run) == native, (strategy, folder.name)
             if ranks.is_first:

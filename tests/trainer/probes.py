@@ -20,7 +20,7 @@ from ddp_trainer import report
 from ddp_trainer.checkpoint import format as format_
 from ddp_trainer.checkpoint import volume
 from ddp_trainer.checkpoint.manager import CheckpointManager
-from ddp_trainer.checkpoint.snapshot import Snapshot
+from ddp_trainer.checkpoint.snapshot import Checkpoint
 from ddp_trainer.commands import main as main_
 from ddp_trainer.commands.main import main
 from ddp_trainer.config.settings import resolve
@@ -31,10 +31,11 @@ from ddp_trainer.observe.heartbeats import HeartbeatWriter
 from ddp_trainer.ranks import process_group
 from ddp_trainer.ranks.collectives import sum_over_ranks
 from ddp_trainer.ranks.environment import Ranks
+from ddp_trainer.report import stop_vote
 from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
-from ddp_trainer.tools.verify_buffers import compare_buffers
+from ddp_trainer.tools.verify.buffers import compare_buffers
 from ddp_wire.contract import CheckpointInfo
 
 
@@ -215,10 +216,10 @@ def train_with_held_commit(given: list[str]) -> int:
     folder, *arguments = given
     commit = CheckpointManager.save
 
-    def save(self: CheckpointManager, taken: Snapshot) -> CheckpointInfo | None:
+    def save(self: CheckpointManager, checkpoint: Checkpoint) -> CheckpointInfo | None:
         while not (Path(folder) / "go").exists():
             time.sleep(0.01)
-        return commit(self, taken)
+        return commit(self, checkpoint)
 
     CheckpointManager.save = save  # type: ignore[method-assign]
     return main(["train", "--task=sample_tasks:build", "--global_batch=10", *arguments])
@@ -226,7 +227,7 @@ def train_with_held_commit(given: list[str]) -> int:
 
 def report_until_stopped(_: None) -> int:
     """Report the steps of a plain loop until the ranks stop together. Print the last step."""
-    report._AGREE_SECONDS = 0.1
+    stop_vote._AGREE_SECONDS = 0.1
     torch.distributed.init_process_group("gloo")
     step = 0
     while not report.should_stop():

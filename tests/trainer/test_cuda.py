@@ -9,6 +9,7 @@ from torch import nn
 from ddp_trainer.data.loader import by_update
 from ddp_trainer.data.prefetch import on_device
 from ddp_trainer.observe.phases import PhaseTimer
+from ddp_trainer.run.evaluating import evaluate_run
 from ddp_trainer.step import train_step
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import distance, opened, trained
@@ -45,7 +46,7 @@ def test_precisions_reach_a_similar_loss(precision: str) -> None:
     exact = trained(epochs=2, precision="fp32", **CUDA)
     rough = trained(epochs=2, precision=precision, **CUDA)
     for run in (exact, rough):
-        run.evaluate()
+        evaluate_run(run)
     assert rough.metrics["loss"] == pytest.approx(exact.metrics["loss"], rel=0.05)
 
 
@@ -73,10 +74,11 @@ def test_fifty_steady_steps_need_no_host_sync(precision: str) -> None:
     updates = by_update(on_device(run.train_loader, run.learner.device))
     for step in range(5):
         train_step(run.learner, next(updates), step, 1.0)
-    torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("error")  # A synchronization raises.
     try:
         for step in range(5, 55):
             train_step(run.learner, next(updates), step, 1.0)
+        assert torch.cuda.get_sync_debug_mode() == 2
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

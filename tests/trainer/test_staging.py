@@ -101,7 +101,7 @@ def test_link_in_the_directory_for_temporary_files_is_not_followed(
     link.symlink_to(home)
     assert staging.staged(folder) == folder
     assert list(home.iterdir()) == []
-    assert f"{link} is a link, and everybody may create one there" in capsys.readouterr().err
+    assert f"{link} is a link, which another user may have created" in capsys.readouterr().err
     monkeypatch.setattr(Path, "is_symlink", lambda _: False)
     staging.staged(folder)
     assert list(home.iterdir()), "without the protection"

@@ -12,6 +12,7 @@ from torch import nn
 from ddp_trainer.data.loader import by_update
 from ddp_trainer.data.prefetch import on_device
 from ddp_trainer.data.sampler import GlobalSampler
+from ddp_trainer.run.saving import save
 from ddp_trainer.seeds import seed_all
 from ddp_trainer.step import train_step
 from ddp_trainer.task import is_indexed
@@ -163,7 +164,7 @@ def test_checkpoint_restores_tied_weights_and_batch_norm(tmp_path: Any) -> None:
         "checkpoint": {"directory": str(tmp_path)},
     }
     run = trained(**settings)
-    run.save()
+    save(run)
     resumed = opened(epochs=2, **settings)
     assert resumed.position.step == run.position.step > 0
     old, new = run.learner.model.state_dict(), resumed.learner.model.state_dict()

@@ -11,7 +11,7 @@ import pytest
 from ddp_wire.machine import run_queue_seconds
 
 
-def test_case_104_wait_for_a_core_that_another_process_uses_is_counted() -> None:
+def test_wait_for_a_core_that_another_process_uses_is_counted() -> None:
     cores = os.sched_getaffinity(0)
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:

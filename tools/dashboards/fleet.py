@@ -25,7 +25,7 @@ from tools.dashboards.promql import (
     quantile,
     series,
 )
-from tools.dashboards.tables import Column, LabelColumn, rows
+from tools.dashboards.tables import LabelColumn, ValueColumn, rows
 
 _KEY = "namespace, ddpjob"
 _NO_JOBS = "No jobs in these namespaces"
@@ -132,13 +132,13 @@ def _table() -> Panel:
     step, total = newest(jobs.STEP, JOBS, _KEY), newest(jobs.TOTAL_STEPS, JOBS, _KEY)
     restarts = aggregate("sum", _KEY, newest(jobs.RESTARTS, JOBS, f"{_KEY}, cause"))
     columns = [
-        Column("", newest(jobs.STATE, JOBS, f"{_KEY}, state")),
-        Column("Progress", f"{step} / {total}", "percentunit", bar=True),
-        Column("Training loss", newest(jobs.LOSS, JOBS, _KEY)),
-        Column("Samples/s", newest(jobs.THROUGHPUT, JOBS, _KEY), "short"),
-        Column("Training nodes", newest(jobs.READY, JOBS, _KEY), "short"),
-        Column("Nodes", newest(jobs.NODES, JOBS, _KEY), "short"),
-        Column("Restarts", restarts, "short"),
+        ValueColumn("", newest(jobs.STATE, JOBS, f"{_KEY}, state")),
+        ValueColumn("Progress", f"{step} / {total}", "percentunit", bar=True),
+        ValueColumn("Training loss", newest(jobs.LOSS, JOBS, _KEY)),
+        ValueColumn("Samples/s", newest(jobs.THROUGHPUT, JOBS, _KEY), "short"),
+        ValueColumn("Training nodes", newest(jobs.READY, JOBS, _KEY), "short"),
+        ValueColumn("Nodes", newest(jobs.NODES, JOBS, _KEY), "short"),
+        ValueColumn("Restarts", restarts, "short"),
     ]
     return rows(text, labels, columns, sort="Job", height=12)
 
@@ -183,9 +183,9 @@ def _recovery_parts() -> Panel:
     family, window = operator.RECOVERY_SECONDS, RANGE_WINDOW
     counts = series(family, suffix="_count", window=window)
     columns = [
-        Column("p50", quantile(0.5, family, "", "part", window=window), "s"),
-        Column("p90", quantile(0.9, family, "", "part", window=window), "s"),
-        Column("Recoveries", f"sum by (part) (increase({counts}))", "short", decimals=0),
+        ValueColumn("p50", quantile(0.5, family, "", "part", window=window), "s"),
+        ValueColumn("p90", quantile(0.9, family, "", "part", window=window), "s"),
+        ValueColumn("Recoveries", f"sum by (part) (increase({counts}))", "short", decimals=0),
     ]
     part = LabelColumn("part", "Part")
     return rows(text, [part], columns, sort="p50", width=8, height=_RECOVERY_HEIGHT)

@@ -117,7 +117,7 @@ def _restarts() -> Panel:
     text = Text(
         "Restarts",
         "short",
-        "How many attempts followed a loss, by cause; each cause has its own budget.",
+        "How many attempts followed a fault, by cause; each cause has its own budget.",
         _EMPTY,
     )
     query = Query(newest(jobs.RESTARTS, JOB, "cause"), "{{cause}}")

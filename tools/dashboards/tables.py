@@ -30,7 +30,7 @@ class LabelColumn:
 
 
 @dataclass(frozen=True)
-class Column:
+class ValueColumn:
     """A column that shows the value of an expression."""
 
     title: str
@@ -46,7 +46,7 @@ class Column:
 def rows(
     text: Text,
     labels: Sequence[LabelColumn],
-    columns: Sequence[Column],
+    columns: Sequence[ValueColumn],
     *,
     sort: str,
     width: int = WIDTH,
@@ -70,7 +70,7 @@ def rows(
 
 
 def _organize(
-    labels: Sequence[LabelColumn], columns: Sequence[Column]
+    labels: Sequence[LabelColumn], columns: Sequence[ValueColumn]
 ) -> models.DataTransformerConfig:
     """Return the transformation that orders and names the columns, and hides the others."""
     names = [f"Value #{chr(ord('A') + place)}" for place in range(len(columns))]
@@ -96,7 +96,7 @@ def _label_properties(column: LabelColumn) -> list[models.DynamicConfigValue]:
     return properties
 
 
-def _column_properties(column: Column) -> list[models.DynamicConfigValue]:
+def _column_properties(column: ValueColumn) -> list[models.DynamicConfigValue]:
     properties = [models.DynamicConfigValue("unit", column.unit)]
     if column.decimals is not None:
         properties.append(models.DynamicConfigValue("decimals", column.decimals))

@@ -1,7 +1,7 @@
 """`python -m tools.release`: build the images and the other files of a release.
 
 It writes the images and compares their sizes with the goals. With --all it also writes their bills
-of materials, the chart and SHA256SUMS.
+of materials, the chart, install.yaml and SHA256SUMS.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.harness import binaries, images
 from tests.harness.errors import HarnessError
 from tests.harness.run import command, print_line
+from tools import install_manifest
 from tools.release.oci_archive import OciArchive
 from tools.release.sbom import bill_of_materials
 from tools.release.sizes import report
@@ -51,6 +52,7 @@ def main() -> None:
         if options.all:
             _write_bills(written)
             _write_chart()
+            _write_install_manifest(options.registry)
             _write_sums()
     except HarnessError as error:
         sys.exit(f"release: {error}")
@@ -62,6 +64,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wheels", type=Path, required=True, help="folder with torch for CPUs")
     parser.add_argument("--source", default="unknown", help="address of the source, for the label")
+    parser.add_argument(
+        "--registry", default=install_manifest.REGISTRY, help="where install.yaml finds the images"
+    )
     parser.add_argument("--all", action="store_true", help="write all files of a release")
     return parser.parse_args()
 
@@ -88,7 +93,7 @@ def _write_images(release: Release, wheels: Path) -> dict[str, OciArchive]:
     for name, (target, arguments, mounted) in wanted.items():
         tag = f"{_PREFIX}/{target}:{release.version}"
         built = DIST / f"{name}.tar"
-        # buildah would take labels from an earlier build, whatever the values of their arguments.
+        # buildah would take labels from an earlier build, for any values of their arguments.
         images.build_again(target, tag, arguments | release.labels, mounted, archive=built)
         file = DIST / f"ddp-trainer-{name}-{release.version}.oci.tar"
         images.write_oci(built, tag, file)
@@ -113,6 +118,11 @@ def _write_bills(written: dict[str, OciArchive]) -> None:
 def _write_chart() -> None:
     package = [binaries.helm(), "package", str(ROOT / "charts"), "--destination", str(DIST)]
     command(package, "Packaging the chart")
+
+
+def _write_install_manifest(registry: str) -> None:
+    text = install_manifest.build_install_manifest(registry)
+    (DIST / install_manifest.NAME).write_text(text, encoding="utf-8")
 
 
 def _write_sums() -> None:

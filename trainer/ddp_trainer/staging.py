@@ -39,7 +39,7 @@ def staged(source: Path, into: Path | None = None) -> Path:
         if folder.stat().st_uid != os.getuid():
             raise PermissionError(f"another user owns {folder}")
         if into is None and folder.is_symlink():
-            raise PermissionError(f"{folder} is a link, and everybody may create one there")
+            raise PermissionError(f"{folder} is a link, which another user may have created")
         copy.parent.mkdir(exist_ok=True)
         with copy.parent.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it when this process ends

@@ -48,7 +48,7 @@ class StopFlag:
             signal.signal(number, self._handle)
 
     def release(self) -> None:
-        """Let both signals end the process at once, also one that has arrived already."""
+        """Let both signals end the process at once, including a signal that has arrived already."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         if self.signal_name is not None:

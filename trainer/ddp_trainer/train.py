@@ -1,4 +1,10 @@
-"""Training: open the run, loop over updates, close the run. Every start is a resume."""
+"""Training: open the run, loop over updates, close the run. Every start is a resume.
+
+The loop makes one update after another. Between two of them it does what is due, on all ranks in
+the same order: exchange requests and report, save a checkpoint, evaluate. No rank decides alone
+whether something is due: it depends on the step, which is equal on all ranks, or on a decision of
+the exchange. So no rank waits in a collective that another one does not join.
+"""
 
 import gc
 import sys
@@ -15,9 +21,12 @@ from ddp_trainer.ranks import process_group, timeouts
 from ddp_trainer.ranks.agreement import Decision
 from ddp_trainer.ranks.collectives import wait_for_all
 from ddp_trainer.ranks.environment import Ranks
+from ddp_trainer.run.evaluating import evaluate_run
+from ddp_trainer.run.exchange import exchange_requests
 from ddp_trainer.run.garbage import Collector
 from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.run.run import Run
+from ddp_trainer.run.saving import save
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import HasAfterUpdate
@@ -72,7 +81,7 @@ def loop(run: Run) -> bool:
     if run.complete:
         run.report.already_complete(run.position.step)
         return False
-    decision = run.exchange_requests()
+    decision = exchange_requests(run)
     trace = run.learner.trace
     after_update = run.task.after_update if isinstance(run.task, HasAfterUpdate) else None
     arriving = on_device(run.train_loader, run.learner.device, run.report.times.data_wait)
@@ -105,11 +114,11 @@ def close(run: Run, *, stopped: bool) -> ExitCode:
         run: The run after its loop.
         stopped: Whether the loop ended early, so that the run is not complete.
     """
-    run.save(required=True)
+    save(run, required=True)
     if stopped:
         run.report.ended("stop", **run.totals(), signal=run.stop.signal_name)
     else:
-        run.evaluate()
+        evaluate_run(run)
         run.report.ended("summary", **run.totals(), metrics=run.metrics)
     run.learner.trace.enter(Activity.ENDING)
     wait_for_all(run.learner.device)
@@ -117,7 +126,7 @@ def close(run: Run, *, stopped: bool) -> ExitCode:
 
 
 def _located(updates: Iterator[T], run: Run) -> Iterator[T]:
-    """Yield the same, and add the rank and the update to an error of the data."""
+    """Yield the same items, and add the rank and the update to an error of the data."""
     try:
         yield from updates
     except Exception as error:
@@ -150,15 +159,15 @@ def _between_updates(run: Run, decision: Decision) -> Decision:
     """
     step = run.position.step
     if step == run.total_steps:
-        return run.exchange_requests()  # `close` saves and evaluates.
+        return exchange_requests(run)  # `close` saves and evaluates.
     by_clock = False
     if run.agreement.due(step):
-        decision = run.exchange_requests()
+        decision = exchange_requests(run)
         by_clock = decision.save
     epoch_ended = run.sampler.ends_epoch(run.position.samples)
     if run.checkpoints.due(step, epoch_ended=epoch_ended, by_clock=by_clock):
-        run.save()
+        save(run)
     every = run.config.eval_every_steps
     if epoch_ended if every is None else step % every == 0:
-        run.evaluate()
+        evaluate_run(run)
     return decision

@@ -106,9 +106,9 @@ def _parse(record: bytes) -> ActivityRecord:
     """Return a record.
 
     Raises:
-        ValueError: The program of the rank has written something else.
+        ValueError: The record is not one that a rank writes.
     """
     step, activity, since = _RECORD.unpack(record)
     if not 0.0 <= step <= _LARGEST_STEP or not 0.0 <= since <= time.monotonic():
-        raise ValueError(f"step {step} at {since} s is no record of a rank")
+        raise ValueError(f"step {step} at {since} s is not a record of a rank")
     return ActivityRecord(int(step), Activity(activity), since)

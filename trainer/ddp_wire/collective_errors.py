@@ -1,7 +1,8 @@
 """Texts by which gloo, NCCL and torch's c10d mark their errors. Agent and trainer use them.
 
-The text itself is the libraries' choice and can be new. These marks name the library, and so show
-that a call failed that waits for other ranks, whatever code made the call: DDP calls from autograd.
+The libraries choose the rest of the text and may change it. A mark names the library. It shows that
+a call that waits for other ranks has failed, no matter which code made the call: DDP calls from
+autograd.
 """
 
 import re

@@ -56,7 +56,7 @@ AGENT_PORT = 8470
 """Port of the agent's HTTP endpoints /healthz, /readyz, /metrics, /status and /attempt."""
 BARRIER_PORT = 8471
 """Port of node 0's agent. The other nodes' agents connect before each attempt starts, and when
-nobody reads their new status."""
+their new status stays unread."""
 LONGEST_WAIT_SECONDS = 30.0
 """Maximum time, in seconds, that the agent holds a long poll of `/status` open."""
 RENDEZVOUS_PORT_BASE = 29400
@@ -113,7 +113,7 @@ class RankPhase(StrEnum):
 
 
 LOSS_PARTS = 16
-"""Most named parts of a loss."""
+"""Maximum number of named parts of a loss."""
 
 
 class Straggler(WireModel):
@@ -243,7 +243,7 @@ class LocalHeartbeat(Heartbeat):
 
 
 INSPECTED_COLLECTIVES = 16
-"""Most collectives in an inspection."""
+"""Maximum number of collectives in an inspection."""
 
 
 class RankInspection(WireModel):
@@ -261,7 +261,7 @@ class RankInspection(WireModel):
     collectives: Annotated[
         list[Annotated[PlainText, Field(max_length=128)]], Field(max_length=INSPECTED_COLLECTIVES)
     ] = Field(default_factory=list)
-    """Names and sizes of the newest collectives, up to that number."""
+    """Names and sizes of the newest collectives. The last one has that number."""
 
 
 class HungRank(WireModel):
@@ -294,7 +294,7 @@ class ExitProblem(WireModel):
 
 
 EXIT_PROBLEMS = 8
-"""Most exit problems of one node in its agent's status."""
+"""Maximum number of exit problems of one node in its agent's status."""
 
 
 class Failure(WireModel):

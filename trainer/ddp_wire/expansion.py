@@ -20,5 +20,5 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def escape(text: str) -> str:
-    """Return the text that `expand` turns into the given one, whatever the variables are."""
+    """Return the text that `expand` turns into the given one, for any values of the variables."""
     return text.replace("$", "$$")

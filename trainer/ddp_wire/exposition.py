@@ -1,4 +1,4 @@
-"""Builds metrics at the time of a scrape, from declarations and present values.
+"""Build metrics at the time of a scrape, from declarations and present values.
 
 A series therefore ends with the job or rank that it describes.
 """

@@ -2,8 +2,8 @@
 
 Another pod can plant a link there that leads to files of this pod's private volumes, or a pipe on
 which a reader waits forever. So these functions follow no link below the trusted directory, and
-open regular files only. They hold each folder open while they use it, so that nobody can replace it
-by a link meanwhile.
+open regular files only. They hold each folder open while they use it, so that no other pod can
+replace it by a link during that time.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ class PlantedFileError(OSError):
             path: The refused path.
             wanted: What must be there.
         """
-        text = f"must be a {wanted} and no link, pipe or device; remove it"
+        text = f"must be a {wanted}, not a link, pipe or device; remove it"
         super().__init__(errno.ELOOP, text, str(path))
 
 
@@ -55,7 +55,7 @@ def open_folder(path: Path, directory: Path) -> Iterator[int]:
         A descriptor, for the `dir_fd` of the functions in `os`.
 
     Raises:
-        PlantedFileError: If a part of the path below the trusted directory is no folder.
+        PlantedFileError: If a part of the path below the trusted directory is not a folder.
         OSError: If the volume fails.
     """
     root = trusted_directory(directory)
@@ -100,7 +100,7 @@ def open_file(path: Path, directory: Path, flags: int) -> int:
         flags: Flags of `os.open`.
 
     Raises:
-        PlantedFileError: If it is a link, or no regular file, or a folder of its path is a link.
+        PlantedFileError: If it is a link, or not a regular file, or a folder of its path is a link.
         OSError: If the volume fails.
     """
     with open_folder(path.parent, directory) as folder:
@@ -115,7 +115,7 @@ def read_file(path: Path, limit: int | None = None) -> bytes:
         limit: Largest size in bytes. None for any size.
 
     Raises:
-        PlantedFileError: If it is a link, or no regular file.
+        PlantedFileError: If it is a link, or not a regular file.
         ValueError: If it is larger than the limit.
         OSError: If the volume fails.
     """
@@ -129,7 +129,7 @@ def open_to_read(path: Path) -> int:
     """Open a regular file to read it, and return its descriptor. Its folders may be links.
 
     Raises:
-        PlantedFileError: If it is a link, or no regular file.
+        PlantedFileError: If it is a link, or not a regular file.
         OSError: If the volume fails.
     """
     return _open_regular(path, os.O_RDONLY, None)

@@ -1,4 +1,4 @@
-"""Reads the CPU and memory limits and use of this container, and raises the OOM score of a rank."""
+"""Read the CPU and memory limits and use of this container, and raise the OOM score of a rank."""
 
 import contextlib
 import os

@@ -38,7 +38,7 @@ def raise_open_file_limit() -> None:
     """Raise this process's limit of open files as far as the kernel allows.
 
     Its children inherit it. Container runtimes often set a low soft limit, for programs that use
-    select(2); none of ours does so for many descriptors.
+    select(2); no program of this project does so for many descriptors.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)

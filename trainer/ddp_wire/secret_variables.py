@@ -1,8 +1,8 @@
-"""Takes secrets out of the environment of this process, and out of its memory.
+"""Take secrets out of the environment of this process, and out of its memory.
 
 Linux shows the first environment of a process in `/proc/PID/environ` for as long as the process
-runs, whatever it unsets later. A crash reporter or tracker may upload that file. Standard library
-only, because the agent calls this before it imports anything else.
+runs, even if it unsets variables later. A crash reporter or tracker may upload that file. Standard
+library only, because the agent calls this before it imports anything else.
 """
 
 import ctypes

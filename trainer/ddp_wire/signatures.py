@@ -1,7 +1,7 @@
 """Signatures of the messages between operator and agent.
 
-Each pod has a random secret in its spec. Both sides sign with it by HMAC-SHA256 (RFC 2104), so that
-only who can read the pod can give it orders or speak for it. Nothing is encrypted.
+Each pod has a random secret in its spec. Both sides sign with it by HMAC-SHA256 (RFC 2104), so only
+a process that can read the pod can send it orders or answer in its name. Nothing is encrypted.
 
 A second secret is the same in all pods of a job. Their agents sign their messages to each other
 with it.
@@ -37,7 +37,7 @@ def sign_answer(secret: str, nonce: str, code: int, body: bytes) -> str:
 
 
 def rendezvous_id(secret: str, job_uid: str, attempt: int) -> str:
-    """Return the id of an attempt's rendezvous. Nobody without the job's secret can guess it."""
+    """Return the id of an attempt's rendezvous. It cannot be guessed without the job's secret."""
     attempt_id = f"{job_uid}-{attempt}"
     if not secret:
         return attempt_id

@@ -67,7 +67,7 @@ class GoodputStatus(StatusModel):
     hang_milliseconds: Milliseconds = 0
     """Milliseconds from the last progress of a hung attempt until its hang was confirmed."""
     recovering_milliseconds: Milliseconds = 0
-    """Milliseconds from a loss until all ranks of the next attempt had joined."""
+    """Milliseconds from a fault until all ranks of the next attempt had joined."""
     exiting_milliseconds: Milliseconds = 0
     """Milliseconds from the end of the work of all ranks until their exit, and until the completion of the job."""  # noqa: E501
     suspended_milliseconds: Milliseconds = 0

@@ -343,7 +343,7 @@ def _maps(given: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     """Return a list of objects, which is empty where the key is missing.
 
     Raises:
-        TypeError: The value is no list of objects.
+        TypeError: The value is not a list of objects.
     """
     value = given.get(key, [])
     if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):

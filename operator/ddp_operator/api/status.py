@@ -107,7 +107,7 @@ class CheckpointStatus(StatusModel):
 
 
 class Cause(StrEnum):
-    """Class of a loss. It selects the budget that the next restart uses."""
+    """Class of a fault. It selects the budget that the next restart uses."""
 
     APPLICATION = "Application"
     """Failure of the code, the data or the memory limit: uses one of spec.maxRestarts."""

@@ -56,7 +56,7 @@ def build_network_policy(job: DDPJob, agent_clients: Sequence[PolicyPeer]) -> di
     selector = {"matchLabels": names.pod_selector(job)}
     agent_port = {"protocol": "TCP", "port": contract.AGENT_PORT}
     ingress: list[dict[str, Any]] = [{"from": [{"podSelector": selector}]}]
-    if agent_clients:  # A rule without any peer would let everybody in.
+    if agent_clients:  # A rule without any peer would allow all peers.
         clients = [peer.to_manifest() for peer in agent_clients]
         ingress.append({"ports": [agent_port], "from": clients})
     return {

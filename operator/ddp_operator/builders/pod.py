@@ -1,4 +1,14 @@
-"""Build the worker pod."""
+"""Build the worker pod.
+
+The pod is built in three steps. The first one derives a complete pod from the job's spec and the
+defaults of the installation. The second one merges the podTemplate of the job into it. The third
+one restores what the overlay must not change: the labels and annotations by which the operator
+finds its pods, the command and variables of the agent, and restricted security contexts. Without a
+podTemplate only the first step is needed.
+
+The result depends on the job, the node's index and the attempt alone. Secrets are added when the
+pod is created (`with_secrets`), so that a plan does not contain them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +52,7 @@ class Defaults:
     user: int | None = 1000
     """User and group id of the worker process, or None if the cluster assigns them."""
     shared_memory: str | None = None
-    """Size limit of /dev/shm, a Kubernetes quantity, or None for that of the pod's memory."""
+    """Size limit of /dev/shm, a Kubernetes quantity. None limits it by the pod's memory only."""
     agent_clients: tuple[PolicyPeer, ...] | None = None
     """Peers that the NetworkPolicy of a job lets connect to its agents. None for no policy."""
     pod_template: PodTemplatePolicy = PodTemplatePolicy.SCHEDULING
@@ -154,7 +164,7 @@ def _restricted(container: dict[str, Any]) -> dict[str, Any]:
 def with_secrets(pod: dict[str, Any], secret: str, job_secret: str) -> dict[str, Any]:
     """Return the pod with the secrets with which its agent signs messages.
 
-    They are nowhere but in the specs of pods. Who may not read the pods does not learn them.
+    Only the specs of pods contain them, so only a user who may read the pods can know them.
 
     Args:
         pod: Manifest of the pod.

@@ -9,14 +9,14 @@ FILE_BYTES = 1 << 22
 """Largest size of a file, in bytes. The API server takes objects of at most 1.5 MiB."""
 _DEPTH = 100
 _NODES = 100_000
-"""Largest number of values in a document, with each alias replaced by what it stands for."""
+"""Largest number of values in a document, with each alias replaced by its value."""
 
 
 def documents(text: str) -> list[Any]:
     """Return the documents in a text.
 
     Raises:
-        yaml.YAMLError: The text is no YAML, or exceeds a limit.
+        yaml.YAMLError: The text is not YAML, or exceeds a limit.
         ValueError: A number has too many digits.
     """
     return list(yaml.load_all(text, _Loader))

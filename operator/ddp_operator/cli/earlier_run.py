@@ -26,7 +26,7 @@ DEFAULTS = Defaults(
 )
 """Values of a local run. Its pods are processes of the user, who needs no protection from them."""
 KILLED = "the process of `ddpjob run` was killed"
-"""Reason for the end of a run that wrote no end."""
+"""Reason for the end of a run whose process was killed, so that it recorded none."""
 
 
 @dataclass(frozen=True)

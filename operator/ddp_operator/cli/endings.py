@@ -10,7 +10,7 @@ _AT_ONCE = "press Ctrl-C again to stop at once"
 
 
 def interrupt_sentence(job: DDPJob) -> str:
-    """Return what the first Ctrl-C does."""
+    """Return the sentence about the effect of the first Ctrl-C."""
     if job.spec.checkpoint is None:
         doing = "stopping without a checkpoint, because the job has no spec.checkpoint"
     elif job.spec.task is None:
@@ -21,7 +21,7 @@ def interrupt_sentence(job: DDPJob) -> str:
 
 
 def stop_sentence(job: DDPJob, status: DDPJobStatus, *, at_once: bool) -> str:
-    """Return what a stopped run has saved, and where the next one begins.
+    """Return what a stopped run has saved, and where the next run begins.
 
     Args:
         job: The job of the run.
@@ -47,13 +47,13 @@ def stop_sentence(job: DDPJob, status: DDPJobStatus, *, at_once: bool) -> str:
 
 
 def volume_sentence(failure: str, home: Path) -> str:
-    """Return why a run ends whose volume fails. On one machine a retry meets the same disk."""
+    """Return why a run ends when its volume fails: a retry would use the same disk."""
     reason = failure.rstrip(".")
     return f"Failed: {reason}. Make room for {home}, then run the same command again to resume."
 
 
 def finished_sentence(step: int, home: Path) -> str:
-    """Return what a run finds that has nothing left to train."""
+    """Return the sentence of a run that has nothing left to train."""
     return (
         f"Nothing is left to train: the checkpoint of update {step} passed its checks. To train"
         f" again, remove {home}"

@@ -1,4 +1,4 @@
-"""Find what would end a local run for certain, before any process starts."""
+"""Refuse a local run that is certain to fail, before any process starts."""
 
 import shutil
 from collections.abc import Iterable, Mapping

@@ -37,7 +37,7 @@ from ddp_operator.runtime.agent_watcher import AgentWatcher
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.queue import WorkQueue
-from ddp_operator.runtime.workers import Activity, work
+from ddp_operator.runtime.workers import WorkerActivity, work
 from ddp_wire.contract import ExitCode
 
 STOPPED = "the user stopped the run"
@@ -102,7 +102,7 @@ class LocalRun:
             reports=watcher,
             monotonic=time.monotonic,
         )
-        worker = asyncio.ensure_future(work(self._queue, controller, Activity()))
+        worker = asyncio.ensure_future(work(self._queue, controller, WorkerActivity()))
         finished = asyncio.ensure_future(self._finished.wait())
         try:
             self._cluster.put_job(self._first)
@@ -154,7 +154,7 @@ class LocalRun:
             self._finished.set()
 
     def _stop_on_full_disk(self) -> None:
-        """Suspend the job when its volume fails. A retry would meet the same disk."""
+        """Suspend the job when its volume fails. A retry would use the same disk."""
         failure = self._status.last_failure
         old = self._first["status"].get("attempt", 0)
         if failure is None or failure.reason != VOLUME_FAILED or failure.attempt <= old:

@@ -36,11 +36,11 @@ _WITH_KUBECTL = {
     "cancel": "kubectl delete ddpjob JOB",
     "delete": "kubectl delete ddpjob JOB",
 }
-"""What does on a cluster what a user may expect of `ddpjob`."""
+"""Command for a cluster, by the name of the `ddpjob` command that a user may expect."""
 
 
 class _Commands(click.Group):
-    """Group of commands that names the kubectl command for what it lacks."""
+    """Group of commands. For a command that it lacks, it names the kubectl command."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

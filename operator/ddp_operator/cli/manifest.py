@@ -53,7 +53,7 @@ class JobFile:
         """Return the ConfigMaps of the file: text by file name, by ConfigMap name.
 
         Raises:
-            InvalidJobError: A ConfigMap has no name, or its data are no object.
+            InvalidJobError: A ConfigMap has no name, or its data is not an object.
         """
         found = {}
         for one in self.objects:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 LONGEST_LINE = 64 << 10
-"""Characters of a line after which they are shown without the rest of it."""
+"""Number of characters of a line after which the rest of it is not shown."""
 PAUSE_SECONDS = 1.0
 """Seconds for which a line without an end waits for the rest of it."""
 _POLL_SECONDS = 0.1
@@ -36,7 +36,7 @@ class RankLines:
         """Create a parser for the log of a pod with these ranks."""
         self._ranks = ranks
         self._held = ""
-        """Begin of a line that may go on in the next text."""
+        """Start of a line that may continue in the next text."""
         self._rank: int | None = None
         """Rank that wrote the present part of a line. None for the agent and for torchrun."""
         self._in_line = False

@@ -15,7 +15,8 @@ HEAD_BYTES = 8 << 10
 BODY_BYTES = 256 << 10
 """Maximum size of a body."""
 _PIECE_BYTES = 512
-"""Size that the smallest piece of an answer counts as. Each piece wakes the event loop once."""
+"""Size, in bytes, that a smaller piece of an answer counts as. Each piece wakes the event loop
+once."""
 _MOST_HEADERS = 32
 _IDLE_SECONDS = 4.0
 """Seconds that an unused connection stays open. The agent closes it after 5 s."""
@@ -149,7 +150,7 @@ class AgentConnections:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection. It reads one answer at a time and refuses bytes that nobody asked for."""
+    """One connection. It reads one answer at a time and refuses bytes that answer no request."""
 
     def __init__(self, host: str, on_lost: Callable[["_Connection"], None]) -> None:
         self.host, self._on_lost = host, on_lost
@@ -167,7 +168,7 @@ class _Connection(asyncio.Protocol):
         """Send a request and return its answer.
 
         Raises:
-            NoResponseError: The answer is none of an agent, or the connection was closed.
+            NoResponseError: The answer is not one of an agent, or the connection was closed.
         """
         if self._timer is not None:
             self._timer.cancel()
@@ -220,7 +221,7 @@ class _Connection(asyncio.Protocol):
             return
         missing = self._body_at + self._length - len(self._read)
         if missing < 0 or self.size > HEAD_BYTES + BODY_BYTES:
-            self._fail("the answer is longer than it may be")
+            self._fail("the answer is longer than the limit")
         elif missing == 0:
             body = bytes(self._read[self._body_at :])
             self._read.clear()
@@ -231,7 +232,7 @@ class _Connection(asyncio.Protocol):
         end = self._read.find(_END, searched, HEAD_BYTES)
         if end < 0:
             if self.size >= HEAD_BYTES:
-                self._fail("the head of the answer is longer than it may be")
+                self._fail("the head of the answer is longer than the limit")
             return False
         try:
             self._code, self._headers = _parse_head(bytes(self._read[:end]))

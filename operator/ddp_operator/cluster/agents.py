@@ -33,7 +33,7 @@ _OTHER_FILES = 128
 _FEWEST, _MOST = 16, 1 << 16
 """Bounds of the number of connections to agents."""
 MOST_ORDERS = 64
-"""Most orders that are sent at a time. Other agents read the order from their pod's annotation."""
+"""Maximum number of orders in flight. Other agents read the order from their pod's annotation."""
 
 
 class Agents:

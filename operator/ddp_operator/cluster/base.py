@@ -60,7 +60,7 @@ class Listing:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class ClusterSnapshot:
     """All jobs and their children from one relist."""
 
     jobs: Listing
@@ -69,7 +69,7 @@ class Snapshot:
     network_policies: Listing
 
     @classmethod
-    def merge(cls, parts: Sequence["Snapshot"]) -> "Snapshot":
+    def merge(cls, parts: Sequence["ClusterSnapshot"]) -> "ClusterSnapshot":
         """Return the snapshots of several namespaces as one.
 
         Its versions are the oldest ones: an object that is newer may be missing from its list.
@@ -160,8 +160,8 @@ class Cluster(Protocol):
     ) -> Manifest:
         """Create a child and return it. Return an existing child if the same job owns it.
 
-        If somebody has changed the existing child, restore it, and call `on_restored` with the
-        name of the other writer.
+        If another writer has changed the existing child, restore it, and call `on_restored` with
+        the name of the other writer.
 
         Raises:
             NameTakenError: A child with this name exists and has another owner.
@@ -203,11 +203,11 @@ class Cluster(Protocol):
         """
 
     async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
-        """Return what the pod's agent answers once its revision differs, or after some seconds."""
+        """Return the answer of the pod's agent once its revision differs, or after some seconds."""
 
     def send_order(self, address: str, secret: str, order: AttemptOrder) -> None:
         """Begin to send an attempt order to the agent at an address, signed with its pod's secret.
 
-        Nobody waits for the agent, and a failure is ignored: the pod's annotation carries the same
-        order.
+        The call does not wait for the agent and ignores a failure: the pod's annotation carries the
+        same order.
         """

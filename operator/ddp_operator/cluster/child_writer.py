@@ -1,4 +1,4 @@
-"""Create the children of a job, and restore those that somebody has changed."""
+"""Create the children of a job, and restore those that another writer has changed."""
 
 import asyncio
 import random
@@ -83,7 +83,9 @@ async def _adopt(call: Call, manifest: Manifest, on_restored: Callable[[str], No
     except ClusterError as error:
         if error.status != HTTPStatus.NOT_FOUND:
             raise
-        raise ConflictError(f"{name} was deleted meanwhile", status=error.status) from error
+        raise ConflictError(
+            f"{name} was deleted before it could be read", status=error.status
+        ) from error
     if metadata["ownerReferences"][0]["uid"] not in owner_uids(existing):
         raise NameTakenError(f"{name} exists already and is not this job's")
     if existing["metadata"].get("deletionTimestamp"):
@@ -91,7 +93,7 @@ async def _adopt(call: Call, manifest: Manifest, on_restored: Callable[[str], No
     lost = lost_fields(existing, manifest)
     if not lost:
         return keep_used_fields(kind, existing)
-    # Somebody removed a label or selector by which the child is found, or a rule.
+    # Another writer removed a label or selector by which the child is found, or a rule.
     lost.setdefault("metadata", {})["uid"] = existing["metadata"]["uid"]
     restored = await call("PATCH", path, body=lost)
     on_restored(other_writer(existing, lost))

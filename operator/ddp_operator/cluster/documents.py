@@ -53,7 +53,7 @@ def event_document(job: Manifest, event: Event, now: datetime) -> Manifest:
 def newest_warning(events: Iterable[Manifest]) -> str | None:
     """Return reason and message of the newest Event in one line, or None if it is no warning.
 
-    A normal Event after a warning means that the pod has got on.
+    A normal Event after a warning means that the problem is over.
     """
     newest = max(events, key=lambda e: (_time_of(e), e.get("type") == "Warning"), default={})
     if newest.get("type") != "Warning":
@@ -117,7 +117,7 @@ _OWNED_FIELDS: dict[str, tuple[str, ...]] = {
     "Service": ("selector", "publishNotReadyAddresses"),
     "NetworkPolicy": ("podSelector", "ingress", "egress", "policyTypes"),
 }
-"""Fields of the spec of a child that nobody else may change."""
+"""Fields of the spec of a child that only the operator may change."""
 
 
 def lost_fields(existing: Manifest, manifest: Manifest) -> Manifest:

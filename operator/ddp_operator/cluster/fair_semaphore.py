@@ -37,7 +37,7 @@ class FairSemaphore:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
-                self._release()  # The place was handed over, and nobody takes it.
+                self._release()  # This waiter got a place and will not use it.
             raise
 
     def _release(self) -> None:

@@ -24,12 +24,12 @@ from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import (
     AgentAnswer,
     ClusterError,
+    ClusterSnapshot,
     ConflictError,
     Key,
     Listing,
     Manifest,
     Request,
-    Snapshot,
 )
 from ddp_operator.cluster.child_writer import create_child
 from ddp_operator.cluster.documents import (
@@ -112,7 +112,7 @@ class KubeCluster:
 
     async def snapshot(
         self, namespace: str | None, *, with_network_policies: bool = True
-    ) -> Snapshot:
+    ) -> ClusterSnapshot:
         """Return all jobs and their children, of one namespace or of all.
 
         An operator that creates no NetworkPolicies need not have permission to list them.
@@ -132,7 +132,7 @@ class KubeCluster:
             if isinstance(outcome, BaseException):
                 raise outcome  # In list order and not in time order, so the log repeats one error.
             listings.append(outcome)
-        return Snapshot(*listings)
+        return ClusterSnapshot(*listings)
 
     async def _list(self, kind: str, namespace: str | None, query: Mapping[str, str]) -> Listing:
         """List objects in pages, because the JSON of thousands would need much memory at once.

@@ -135,7 +135,7 @@ class LocalCluster:
     async def create(
         self, manifest: Manifest, on_restored: Callable[[str], None] = lambda _: None
     ) -> Manifest:
-        """See `Cluster`. Nobody changes the children of a local job."""
+        """See `Cluster`. No other writer changes the children of a local job."""
         del on_restored
         metadata = manifest["metadata"]
         key = (metadata["namespace"], metadata["name"])

@@ -1,4 +1,4 @@
-"""Runs a command that gets SIGTERM when its starter ends, as if its pod were deleted.
+"""Run a command that gets SIGTERM when its starter ends, as if its pod were deleted.
 
 Without it the pods of a killed `ddpjob run` would train on for ever, and hold their ports. It is a
 separate program, because a function that runs between fork and exec is unsafe where there are

@@ -148,7 +148,7 @@ class LocalPod:
         return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
     def _message(self, code: int) -> str:
-        """Return the termination message, or after an error without one the end of the log."""
+        """Return the termination message. If a failed pod left none, return the end of its log."""
         with contextlib.suppress(OSError):
             report = Path(self._environment[Env.TERMINATION_LOG])
             if text := report.read_text(encoding="utf-8", errors="replace"):

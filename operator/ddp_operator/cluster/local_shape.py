@@ -21,7 +21,7 @@ class _Part(BaseModel):
 
 
 class _Variable(_Part):
-    """Variable of a program. The system starts none with another name or value."""
+    """Environment variable. Linux starts no program with another form of name or value."""
 
     name: Annotated[str, Field(pattern=r"^[^=\x00]+$")]
     value: Annotated[str, Field(pattern=r"^[^\x00]*$")] | None = None

@@ -1,4 +1,4 @@
-"""Each pod of a local run has its own part of this machine: GPUs and threads."""
+"""Divide the GPUs and threads of this machine among the pods of a local run."""
 
 import subprocess
 from collections.abc import Mapping, Sequence

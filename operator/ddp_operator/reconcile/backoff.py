@@ -19,7 +19,7 @@ _MAX_DOUBLINGS = 16
 
 
 def count_attempt(world: World, status: DDPJobStatus) -> DDPJobStatus:
-    """Return the status with the ended attempt counted, whatever its cause."""
+    """Return the status with the ended attempt counted, for any cause."""
     count = 0 if _made_progress(world, status) else status.attempts_without_progress + 1
     return status.model_copy(update={"attempts_without_progress": count})
 

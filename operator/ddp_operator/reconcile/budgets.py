@@ -1,32 +1,39 @@
-"""Charge the end of an attempt to its budget, and decide whether another attempt follows."""
+"""Charge the end of an attempt to its budget, and decide whether another attempt follows.
+
+The cause of the fault selects the budget: `maxRestarts` for the application, which may count in a
+window of time, and `maxInfrastructureRestarts` for pods, nodes and volumes. A free end uses none.
+An attempt that invalid input ended is never retried, and neither is a job whose attempts stall.
+The counts are in the status, and are charged in the write that starts the next attempt. So a
+restarted operator charges no end twice.
+"""
 
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Cause, DDPJobStatus
-from ddp_operator.reconcile.attempts import Loss
 from ddp_operator.reconcile.escalation import STALLED_LIMIT
+from ddp_operator.reconcile.fault import Fault
 
 _TIMES = 32
 """Maximum number of failure times in the status."""
 
 
-def why_not_retried(job: DDPJob, status: DDPJobStatus, loss: Loss, now: datetime) -> str | None:
-    """Return why no attempt follows the one that a loss ended, or None when one follows.
+def why_not_retried(job: DDPJob, status: DDPJobStatus, fault: Fault, now: datetime) -> str | None:
+    """Return why no attempt follows the one that a fault ended, or None when one follows.
 
     `status` must already count the attempt as stalled if it was, but must not be charged yet.
     """
-    reason = _no_retry_reason(job, status, loss, now)
+    reason = _no_retry_reason(job, status, fault, now)
     return None if reason is None else f"(attempt {status.attempt} is not retried: {reason})"
 
 
-def _no_retry_reason(job: DDPJob, status: DDPJobStatus, loss: Loss, now: datetime) -> str | None:
-    if loss.permanent:
+def _no_retry_reason(job: DDPJob, status: DDPJobStatus, fault: Fault, now: datetime) -> str | None:
+    if fault.permanent:
         return "exit code 2 means invalid input"
-    spent = _spent_budget(job, status, loss.failure.cause, now)
+    spent = _spent_budget(job, status, fault.failure.cause, now)
     if spent is not None:
         return spent
-    if not loss.free and status.stalled_attempts >= STALLED_LIMIT:
+    if not fault.free and status.stalled_attempts >= STALLED_LIMIT:
         return f"{status.stalled_attempts} attempts in a row saved no new step"
     return None
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Cause, ConditionType, DDPJobStatus
 from ddp_operator.builders.env import checkpoint_directory
-from ddp_operator.reconcile import history
+from ddp_operator.reconcile import ended_attempts
 from ddp_operator.reconcile.children import delete_pods
 from ddp_operator.reconcile.conditions import CHECKPOINT_PATH_IN_USE, ConditionWriter
 from ddp_operator.reconcile.lifecycle import is_finished
@@ -20,7 +20,7 @@ from ddp_operator.reconcile.refused_spec import SPEC_CHANGED
 from ddp_operator.reconcile.world import World
 
 LOOK_SECONDS = 10.0
-"""Interval, in seconds, at which a waiting job looks whether the owner has ended."""
+"""Interval, in seconds, at which a waiting job checks whether the owner has ended."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,10 @@ def _without_attempt(world: World) -> DDPJobStatus:
     status = with_progress(world, status, at_the_end=True)
     if status.attempt_spec_hash is not None:
         text = "the spec was changed"
-        status = history.with_ended_attempt(
+        status = ended_attempts.with_ended_attempt(
             status, world.now, cause=Cause.FREE, reason=SPEC_CHANGED, message=text
         )
     # As after a suspension, the next attempt gets new pods and new deadlines.
     cleared = ("attempt_spec_hash", "refused_spec_hash", "start_time", "queue")
     status = status.model_copy(update=dict.fromkeys(cleared))
-    return history.with_last_step(status)
+    return ended_attempts.with_last_step(status)

@@ -1,4 +1,16 @@
-"""Create, replace and delete children until they match the current attempt."""
+"""Create, replace and delete children until they match the current attempt.
+
+Each reconcile compares the children with the status and returns the actions that are still
+missing, so an interrupted plan needs no undo. Each node of the job has one pod with a fixed name:
+
+- A living pod of an earlier attempt gets the new attempt number, and its agent restarts the ranks
+  in place. It is deleted instead if its spec has changed or the escalation asks for a new pod.
+- A pod that ended in an earlier attempt is deleted. Its successor is created at once, unless
+  something still runs in the old pod or a finalizer keeps its name.
+- A pod that ended in the current attempt stays, because it is a result.
+
+Two pods of one node never run at once, because both would join the rendezvous as that node.
+"""
 
 from dataclasses import replace
 
@@ -59,10 +71,10 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
             actions += _ensure_living(world, pod, recreate=pod.name in replaced)
             continue
         if pod is None and index in world.succeeded:
-            continue  # Its result is recorded, so somebody may have deleted it.
+            continue  # Its result is recorded, so its pod may be gone.
         if pod is not None and not pod.held:
             actions.append(_delete(pod, by_force=not pod.lingers))
-        # Two pods of one node must never run at once, whatever their names.
+        # Two pods of one node must never run at once, even under different names.
         occupied = pod is not None and (pod.lingers or bool(pod.finalizers))
         may_create = names.pod_name(job, index) not in waits
         if may_create and not occupied and not world.has_other_pod(index):

@@ -28,7 +28,7 @@ QUOTA_EXCEEDED = "QuotaExceeded"
 SCHEDULING_GATED = "SchedulingGated"
 CHECKPOINT_PATH_IN_USE = "CheckpointPathInUse"
 QUEUED = (QUOTA_EXCEEDED, SCHEDULING_GATED, "Unschedulable")
-"""Reasons of PodsReady for a job that waits for room, which is no fault."""
+"""Reasons of PodsReady for a job that waits for room, which is normal."""
 _BLOCKED_REASONS = (
     ("exceeded quota", QUOTA_EXCEEDED),
     ("strict decoding error", "InvalidPod"),
@@ -196,9 +196,9 @@ def blocked_reason(error: str) -> str:
 
 
 def start_over_warning(job: DDPJob, status: DDPJobStatus) -> str | None:
-    """Return the warning that a `command` may train again what an earlier attempt trained, or None.
+    """Return the warning that a `command` may repeat the training of an earlier attempt, or None.
 
-    A command that saves in its own way does not tell, so this can only warn.
+    A command may save without a report, so this is only a warning.
     """
     if job.spec.command is None or status.attempt <= 1 or status.last_checkpoint is not None:
         return None

@@ -42,7 +42,7 @@ def last_line(text: str) -> str:
 
 
 def worker_is_ready(conditions: Mapping[str, Status], worker: Status) -> bool:
-    """Return whether the worker container is ready, whatever else the pod waits for.
+    """Return whether the worker container is ready, even if the pod is not.
 
     If the Kubernetes node is lost, the worker's own field stays true and only the condition turns
     false, without a reason.

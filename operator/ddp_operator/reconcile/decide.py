@@ -1,53 +1,60 @@
-"""Apply the policies in their order: turn the observed state of a job into a plan."""
+"""Turn the observed state of a job into a plan: the first policy that applies decides.
+
+The order follows two rules. An end comes before a start, because no pod may be created for a job
+that is about to end or to wait. Among the ends, an outcome that needs no further attempt comes
+before one that needs it. `_decide` has one policy after the other, each with the reason for its
+place. All of them see the same world and only return plans, so `decide` is a pure function.
+
+Two parts of each plan come from no policy: `_with_observation` adds what every reconcile shows,
+and the goodput ledger advances with each status that is written.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-from ddp_operator.api.status import Cause, ConditionType, DDPJobStatus
+from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.reconcile import (
     backoff,
     budgets,
     checkpoint_owner,
+    ended_attempts,
     escalation,
     exits,
     goodput,
     hangs,
-    history,
     late_cause,
     lifecycle,
+    new_attempt,
     node_ranges,
     queueing,
     recovery,
     refused_spec,
 )
-from ddp_operator.reconcile.attempts import Loss, find_losses, root_cause
-from ddp_operator.reconcile.children import ensure_attempt, fresh_pods
+from ddp_operator.reconcile.children import ensure_attempt
 from ddp_operator.reconcile.conditions import (
-    ConditionWriter,
     active_conditions,
     sentence_about,
-    start_over_warning,
 )
+from ddp_operator.reconcile.fault import Fault
+from ddp_operator.reconcile.faults import find_faults
 from ddp_operator.reconcile.forbidden_pods import without_forbidden_pods
 from ddp_operator.reconcile.held_pods import held_sentence
 from ddp_operator.reconcile.images import mixed_image_events
-from ddp_operator.reconcile.network import unprotected_events
 from ddp_operator.reconcile.next_action import next_action
 from ddp_operator.reconcile.plan import Event, EventType, Plan
 from ddp_operator.reconcile.progress import seconds_until_due, with_progress
 from ddp_operator.reconcile.restored import with_reported_attempt
+from ddp_operator.reconcile.root_cause import find_root_cause
 from ddp_operator.reconcile.world import World
 from ddp_wire.contract import AgentPhase
 
-STARTING_REQUEUE_SECONDS = 1.0
-"""Reconcile interval, in seconds, while an attempt does not train yet."""
 RUNNING_REQUEUE_SECONDS = 5.0
 """Shortest reconcile interval, in seconds, while an attempt trains and reports progress."""
 ROOT_CAUSE_REQUEUE_SECONDS = 0.3
-"""Reconcile interval, in seconds, while the root cause of a loss is unknown."""
+"""Reconcile interval, in seconds, while the root cause of the faults is unknown."""
 
 
 def decide(world: World, defaults: Defaults) -> Plan:
@@ -59,44 +66,54 @@ def decide(world: World, defaults: Defaults) -> Plan:
     plan = replace(plan, events=(*restored, *plan.events))
     plan = _with_observation(world, plan)
     if plan.status == world.job.status:
-        return plan  # The time that passes is no reason to write the status.
+        return plan  # Elapsed time alone does not change the status.
     return replace(plan, status=goodput.advance(world, plan.status))
 
 
 def _decide(world: World, defaults: Defaults) -> Plan:
-    if lifecycle.is_finished(world.job.status):
-        return lifecycle.after_finish(world)
     status = world.job.status
+    # An end is final: nothing that is observed afterwards may start the job again.
+    if lifecycle.is_finished(status):
+        return lifecycle.after_finish(world)
     is_current = status.attempt_spec_hash == world.job.spec_hash
+    # Done work counts, even if the job is suspended or a deadline passes before the operator looks.
     if is_current and (completed := _completion(world)) is not None:
         return completed
+    # A suspended job starts nothing, so this comes before all that starts or replaces pods.
     if world.job.spec.suspend:
         return lifecycle.suspend(world)
+    # Another attempt with the refused spec would fail in the same way.
     if status.attempt_spec_hash is None and refused_spec.is_waiting(world):
         return refused_spec.wait_for_edit(world)
+    # Pods of an older spec are replaced, so neither their deadlines nor their faults count.
     if not is_current:
         return _begin(world, defaults)
+    # A deadline also holds during the backoff and across retries, so it comes before both.
     exceeded = lifecycle.exceeded_deadline(world)
     if exceeded is not None:
         return _fail_by_deadline(world, *exceeded)
+    # The next fault must find the budgets as they are after this correction.
     if (corrected := late_cause.correct(world)) is not None:
         return corrected
+    # The attempt has not started, so what its pods show belongs to the previous one.
     wait = backoff.remaining(status, world.now)
     if wait > timedelta(0):
         return Plan(status, requeue_seconds=wait.total_seconds())
-    losses = find_losses(world)
-    if losses:
-        return _handle_losses(world, losses, defaults)
+    # A fault ends the attempt, so it comes before the actions that complete its pods.
+    faults = find_faults(world)
+    if faults:
+        return _handle_faults(world, faults, defaults)
     return _continue_attempt(world, status, defaults)
 
 
 def _begin(world: World, defaults: Defaults) -> Plan:
     """Return the plan of a job without an attempt of the current spec."""
+    # Two jobs must not write to one directory, so the wait comes before any start.
     if world.checkpoint_owner is not None:
         return checkpoint_owner.wait(world, world.checkpoint_owner)
     if world.job.status.attempt_spec_hash is None:
-        return _start_or_resume(world, defaults)
-    return _restart_for_new_spec(world, defaults)
+        return new_attempt.start_or_resume(world, defaults)
+    return new_attempt.restart_for_new_spec(world, defaults)
 
 
 def _completion(world: World) -> Plan | None:
@@ -105,7 +122,7 @@ def _completion(world: World) -> Plan | None:
     Ranks that have done their work may exit by themselves. If something keeps them from it, the job
     is complete all the same, because a new attempt would only find the finished run.
     """
-    if all_succeeded(world):
+    if _all_succeeded(world):
         return _complete(world)  # Even if a deadline has passed before the operator looked.
     if not exits.work_is_done(world):
         return None
@@ -114,63 +131,18 @@ def _completion(world: World) -> Plan | None:
     exceeded = lifecycle.exceeded_deadline(world)
     if exceeded is not None:
         return _complete(world, exceeded[1])
-    losses = find_losses(world)
-    return _complete(world, losses[0].failure.message) if losses else None
+    faults = find_faults(world)
+    return _complete(world, faults[0].failure.message) if faults else None
 
 
-def all_succeeded(world: World) -> bool:
+def _all_succeeded(world: World) -> bool:
     """Return whether every rank of the attempt exited with code 0 and every container has ended."""
     return world.succeeded >= set(range(world.job.nodes))
 
 
-def _start_or_resume(world: World, defaults: Defaults) -> Plan:
-    """Return the plan of the first attempt, or of the first one after a suspension."""
-    status = world.job.status
-    resumed = status.attempt > 0
-    text = f"attempt {status.attempt + 1} starts with {world.job.spec.nodes} pods"
-    event = Event(EventType.NORMAL, "Resumed" if resumed else "Started", text)
-    if resumed:
-        status = budgets.charge(status, Cause.FREE, world.now)
-    status = status.model_copy(
-        update={
-            "start_time": world.now.replace(microsecond=0),
-            "queue": None,
-            "refused_spec_hash": None,
-            "attempts_without_progress": 0,
-            "pods": fresh_pods(world.job, defaults),
-        }
-    )
-    if status.is_true(ConditionType.SUSPENDED):
-        out = ConditionWriter(world, status)
-        out.set(ConditionType.SUSPENDED, False, "Resumed", "")
-        status = out.status
-    events = (event, *unprotected_events(world.job, defaults))
-    return _new_attempt(world, status, events, defaults)
-
-
-def _restart_for_new_spec(world: World, defaults: Defaults) -> Plan:
-    """Return the plan of a free new attempt, because a field that defines the pods has changed."""
-    status = world.job.status
-    text = f"attempt {status.attempt + 1} starts because the spec was changed"
-    event = Event(EventType.NORMAL, refused_spec.SPEC_CHANGED, text)
-    status = history.with_ended_attempt(
-        status,
-        world.now,
-        cause=Cause.FREE,
-        reason=refused_spec.SPEC_CHANGED,
-        message="the spec was changed",
-    )
-    status = budgets.charge(status, Cause.FREE, world.now)
-    # The new spec may fix the stall.
-    counts = {"stalled_attempts": 0, "attempts_without_progress": 0}
-    status = status.model_copy(update=counts | {"pods": fresh_pods(world.job, defaults)})
-    events = (event, *unprotected_events(world.job, defaults))
-    return _new_attempt(world, status, events, defaults)
-
-
 def _fail_by_deadline(world: World, reason: str, message: str) -> Plan:
     """Return the plan that fails the job because a deadline has passed."""
-    status = history.with_ended_attempt(
+    status = ended_attempts.with_ended_attempt(
         world.job.status, world.now, cause=None, reason=reason, message=message
     )
     event = Event(EventType.WARNING, reason, message)
@@ -178,76 +150,31 @@ def _fail_by_deadline(world: World, reason: str, message: str) -> Plan:
     return Plan(plan.status, events=(event,), requeue_seconds=0)
 
 
-def _handle_losses(world: World, losses: Sequence[Loss], defaults: Defaults) -> Plan:
+def _handle_faults(world: World, faults: Sequence[Fault], defaults: Defaults) -> Plan:
     """Return the plan that ends the attempt: it starts the next one, or fails the job."""
-    loss = root_cause(list(losses), world)
-    if loss is None:
+    fault = find_root_cause(list(faults), world)
+    if fault is None:
         return Plan(world.job.status, requeue_seconds=ROOT_CAUSE_REQUEUE_SECONDS, undecided=True)
-    failure, now = loss.failure, world.now
+    failure, now = fault.failure, world.now
     status = with_progress(world, world.job.status, at_the_end=True)
-    if refused_spec.is_refused_edit(status, loss):
-        return refused_spec.refuse(world, status, loss)
+    if refused_spec.is_refused_edit(status, fault):
+        return refused_spec.refuse(world, status, fault)
     status = status.model_copy(update={"last_failure": failure})
-    status = escalation.count_stalled_attempt(world, status, loss, losses)
-    status = history.with_ended_attempt(
+    status = escalation.count_stalled_attempt(world, status, fault, faults)
+    status = ended_attempts.with_ended_attempt(
         status, now, cause=failure.cause, reason=failure.reason, message=failure.message
     )
-    why_not = budgets.why_not_retried(world.job, status, loss, now)
+    why_not = budgets.why_not_retried(world.job, status, fault, now)
     if why_not is not None:
         message = f"{failure.message} {why_not}"
         return lifecycle.finish(world, status, succeeded=False, reason="Failed", message=message)
     status = budgets.charge(status, failure.cause, now)
     status = backoff.count_attempt(world, status)
     status = recovery.start_trace(status, failure, now)
-    text = f"attempt {status.attempt + 1} starts{_when(status, now)} because {failure.message}"
+    when = new_attempt.when_it_starts(status, now)
+    text = f"attempt {status.attempt + 1} starts{when} because {failure.message}"
     event = Event(EventType.WARNING, "Restarting", text)
-    return _new_attempt(world, status, (event,), defaults)
-
-
-def _when(status: DDPJobStatus, now: datetime) -> str:
-    """Return when the next attempt starts, for a sentence, or "" if it starts at once."""
-    delay = backoff.delay(status)
-    return f" at {now + delay:%H:%M:%S} UTC" if delay else ""
-
-
-def _new_attempt(
-    world: World, status: DDPJobStatus, events: tuple[Event, ...], defaults: Defaults
-) -> Plan:
-    """Return the plan of the next attempt. Its status is written before any of its actions run."""
-    attempt = status.attempt + 1
-    status = status.model_copy(
-        update={
-            "attempt": attempt,
-            "attempt_start_time": (world.now + backoff.delay(status)).replace(microsecond=0),
-            "attempt_spec_hash": world.job.spec_hash,
-            "queue": queueing.of_next_attempt(status, world.now),
-            "succeeded_nodes": None,
-            "resumed_from_step": None,
-            "straggler": None,
-            "suspect": None,
-            "mixed_images": None,
-            "attempt_start_step": escalation.newest_step(status),
-        }
-    )
-    warning = start_over_warning(world.job, status)
-    if warning is not None:
-        events = (*events, Event(EventType.WARNING, "NoCheckpoint", warning))
-    out = ConditionWriter(world, status)
-    nodes = world.job.model_copy(update={"status": status}).nodes
-    out.set_waiting_for_ranks()
-    out.set(ConditionType.PODS_READY, False, "NotReady", f"0 of {nodes} pods are training")
-    out.status = out.status.model_copy(update={"ready": f"0/{nodes}"})
-    if status.last_failure is not None and status.last_failure.attempt == attempt - 1:
-        when = _when(status, world.now)
-        message = f"attempt {attempt} starts{when} because {status.last_failure.message}"
-        out.set(ConditionType.SUCCEEDED, None, "Recovering", message)
-    else:
-        out.set(ConditionType.SUCCEEDED, None, "Pending", f"attempt {attempt} starts")
-    wait = backoff.delay(status)
-    if wait:
-        return Plan(out.status, (), events, wait.total_seconds())
-    actions = ensure_attempt(world, out.status, defaults)
-    return Plan(out.status, tuple(actions), events, STARTING_REQUEUE_SECONDS)
+    return new_attempt.start_next(world, status, (event,), defaults)
 
 
 def _complete(world: World, interrupted_by: str = "") -> Plan:
@@ -264,7 +191,7 @@ def _complete(world: World, interrupted_by: str = "") -> Plan:
     end = f"; while they exited, {interrupted_by}" if interrupted_by else ""
     message = f"all {ranks} ranks of attempt {status.attempt} {how}{end}"
     status = escalation.reset_stalled_attempts(status)
-    status = history.with_ended_attempt(
+    status = ended_attempts.with_ended_attempt(
         status, world.now, cause=None, reason="Completed", message=message
     )
     plan = lifecycle.finish(world, status, succeeded=True, reason="Completed", message=message)
@@ -312,13 +239,13 @@ def _requeue_seconds(world: World, status: DDPJobStatus) -> float:
     is_training = status.is_true(ConditionType.PODS_READY)
     deadline = lifecycle.seconds_to_deadline(world, status)
     has_progress = world.job.spec.task is None or status.progress is not None
-    seconds = STARTING_REQUEUE_SECONDS
+    seconds = new_attempt.STARTING_REQUEUE_SECONDS
     if is_training and has_progress:
         # News of pods and agents wake the job earlier, so only its progress can become due.
         seconds = max(RUNNING_REQUEUE_SECONDS, world.progress_interval.total_seconds())
     ended = (AgentPhase.SUCCEEDED, AgentPhase.FAILED)
     if any(r.phase in ended for r in world.reports.values()):
-        seconds = STARTING_REQUEUE_SECONDS
+        seconds = new_attempt.STARTING_REQUEUE_SECONDS
     earlier = (seconds, deadline, seconds_until_due(world, status))
     return min(one for one in earlier if one is not None)
 

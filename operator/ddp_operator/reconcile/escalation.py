@@ -1,4 +1,18 @@
-"""Escalate from a restart in place to new pods while attempts end without progress."""
+"""Escalate from a restart in place to new pods while attempts end without progress.
+
+A restart in place is the cheapest remedy: living pods fork new ranks. It does not help if a pod or
+its Kubernetes node is the problem. So each attempt that ends without a new checkpoint counts as
+stalled, and the number of stalled attempts in a row selects the remedy for the next one:
+
+- 0: restart in place, and create only the missing pods.
+- 1: recreate the pod with the root cause.
+- 2: recreate all pods.
+- 3: fail the job, because no stronger remedy is left.
+
+A saved step resets the count. A free end, or one about which the operator has no reports, leaves it
+unchanged. Each stalled attempt also gives strikes to the Kubernetes nodes of its faults. New pods
+avoid a node with two strikes, if another one has room (`builders/affinity.py`).
+"""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -7,7 +21,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Cause, DDPJobStatus, StrikeStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.affinity import valid_strikes
-from ddp_operator.reconcile.attempts import Loss
+from ddp_operator.reconcile.fault import Fault
 from ddp_operator.reconcile.hangs import HUNG
 from ddp_operator.reconcile.terminations import NETWORK_FAILED, VOLUME_FAILED
 from ddp_operator.reconcile.world import World
@@ -27,7 +41,7 @@ def reset_stalled_attempts(status: DDPJobStatus) -> DDPJobStatus:
 
 
 def count_stalled_attempt(
-    world: World, status: DDPJobStatus, loss: Loss, losses: Iterable[Loss]
+    world: World, status: DDPJobStatus, fault: Fault, faults: Iterable[Fault]
 ) -> DDPJobStatus:
     """Return the status with the current attempt counted as stalled if it saved no new step.
 
@@ -36,31 +50,31 @@ def count_stalled_attempt(
     Args:
         world: The observed state of the job.
         status: Its status, with the newest checkpoint.
-        loss: The root cause of the attempt's end.
-        losses: All losses of the attempt. Their Kubernetes nodes get strikes.
+        fault: The root cause of the attempt's end.
+        faults: All faults of the attempt. Their Kubernetes nodes get strikes.
     """
     status = reset_stalled_attempts(status)
-    is_free = loss.free or has_saved(status) or not _reports_checkpoints(world.job, status)
+    is_free = fault.free or has_saved(status) or not _reports_checkpoints(world.job, status)
     if is_free or not _receives_reports(world, status):
-        hung = loss.failure.node if loss.failure.reason == HUNG else None
+        hung = fault.failure.node if fault.failure.reason == HUNG else None
         return _with_strikes(status, {hung}, world.now) if hung else status
     count = status.stalled_attempts + 1
-    if _is_outage(status, loss):
+    if _is_outage(status, fault):
         # New pods mount the volume again, perhaps on other Kubernetes nodes. Until volume and
         # network recover no attempt can save a step, so only the budget limits how many try.
         count = min(count, STALLED_LIMIT - 1)
     status = status.model_copy(update={"stalled_attempts": count})
-    blamed = [one for one in losses if not one.secondary and not one.free]
+    blamed = [one for one in faults if not one.secondary and not one.free]
     nodes = {one.failure.node for one in blamed if one.failure.node is not None}
     return _with_strikes(status, nodes, world.now)
 
 
-def _is_outage(status: DDPJobStatus, loss: Loss) -> bool:
+def _is_outage(status: DDPJobStatus, fault: Fault) -> bool:
     """Return whether volume or network failed, and the next attempts may find them recovered.
 
     Pods that have never trained may be kept from each other by a policy, which does not recover.
     """
-    reason = loss.failure.reason
+    reason = fault.failure.reason
     has_trained = status.last_checkpoint is not None
     return reason == VOLUME_FAILED or (reason == NETWORK_FAILED and has_trained)
 

@@ -1,4 +1,7 @@
-"""Describe how the ranks of a finished run exited. Their work is done, so it costs no attempt."""
+"""Describe how the ranks of a finished run exited.
+
+Their work is done, so a failure at that time costs no attempt.
+"""
 
 from collections.abc import Iterator
 
@@ -9,7 +12,7 @@ from ddp_wire.contract import AgentPhase, AgentStatus, ExitCode, ExitProblem, Ra
 EXIT_FAILED = "ExitFailed"
 """Reason of the Event about ranks that did not exit as they should."""
 _NAMED = 3
-"""Most ranks that the Event names."""
+"""Maximum number of ranks that the Event names."""
 
 
 def exit_events(world: World) -> tuple[Event, ...]:
@@ -33,7 +36,7 @@ def work_is_done(world: World) -> bool:
     """Return whether all ranks of the current attempt have done their work, and saved it.
 
     No rank of a task reports its result before all ranks have saved theirs. So one of them proves
-    it, whatever happens to the others since. A `command` may go on working after that report.
+    it, even if another rank has failed since. A `command` may go on working after that report.
     """
     if world.job.spec.task is None:
         return False

@@ -141,7 +141,7 @@ def _charge_until_joined(world: World, ledger: Ledger, until: int) -> None:
 def _charge_training(
     world: World, seen: Training, ledger: Ledger, until: int, *, ended: bool
 ) -> CountedStatus | None:
-    """Charge the time of the training. Return which part of the attempt is counted then.
+    """Charge the time of the training. Return the part of the attempt that is now counted.
 
     The times of rank 0 split the time up to its newest update. The rest is training, and is charged
     only when the attempt has ended, or if there are no times.
@@ -210,8 +210,8 @@ def _end_of_training(
     """Return the time until which the ranks of an ended attempt made progress.
 
     The newest progress in the reports is older than the end, but by no more than the interval
-    between two reports if the ranks trained until the end. After a hang, nothing is training that
-    follows the newest progress.
+    between two reports if the ranks trained until the end. After a hang, the time after the newest
+    progress is not training.
     """
     if seen.done_at is not None:
         return _at_unix(ledger, seen.done_at)

@@ -1,8 +1,15 @@
 """Name the rank for which all others wait, from what the agents report of a hung attempt.
 
-Two independent witnesses speak: torch's record of the collectives (which ranks are not in the
-collective that the others wait in), and the stacks (which ranks wait for nobody). The sentence says
-where they disagree.
+When one rank stops in a collective, all ranks stop, so a lack of progress alone names no culprit.
+Each agent reports the ranks of its node that make no progress. The operator decides once all nodes
+have reported, or `GATHER_WAIT` has passed. It compares two independent witnesses:
+
+- torch's record of the collectives: which ranks are not in the collective in which the others wait.
+- the stacks: which ranks wait for no other rank, or are blocked by the kernel.
+
+The message names a rank and its witnesses, and says where they disagree. The attempt ends only if
+that rank exceeds the limit of its own activity, for example loading data. Until then the status
+shows it as a suspect, because it may only be slow.
 """
 
 from collections import Counter
@@ -25,7 +32,7 @@ GATHER_WAIT = timedelta(seconds=5)
 _LONG_SECONDS = 60.0
 """Time without progress from which the status names rank 0 although it is within its limits."""
 _NAMED = 4
-"""Most ranks that a sentence names."""
+"""Maximum number of ranks that a sentence names."""
 _LIBRARIES = ("/lib/python", "/site-packages/", "/dist-packages/")
 """Parts of the paths of libraries. The frame of the user's code tells more than what it calls."""
 
@@ -98,7 +105,7 @@ def _as_suspect(world: World, hung: HungRank, sentence: str) -> SuspectStatus | 
         message=sentence[:2048],
         since=_time(world, [hung]).replace(microsecond=0),
     )
-    same = {"message", "since"}  # They do not change with each report.
+    same = {"message", "since"}  # A new report alone must not change them.
     if known is not None and known.model_dump(exclude=same) == found.model_dump(exclude=same):
         return known
     return found

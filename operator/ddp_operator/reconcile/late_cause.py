@@ -1,26 +1,28 @@
 """Correct the cause of the last attempt when the report of the pod that it blames arrives late.
 
 The peers of a pod that runs out of memory fail within milliseconds. The kubelet may report the end
-of the pod seconds later, when the operator has already charged the loss to the infrastructure.
+of the pod seconds later, when the operator has already charged the fault to the infrastructure.
 """
 
 from dataclasses import replace
 
 from ddp_operator.api.status import Cause, DDPJobStatus
 from ddp_operator.reconcile import budgets, lifecycle
-from ddp_operator.reconcile.attempts import PEER_LOST, Loss, ended_pod
+from ddp_operator.reconcile.fault import Fault
+from ddp_operator.reconcile.faults import ended_pod
 from ddp_operator.reconcile.plan import Event, EventType, Plan
+from ddp_operator.reconcile.root_cause import PEER_LOST
 from ddp_operator.reconcile.world import PodView, World
 
 
 def correct(world: World) -> Plan | None:
     """Return the plan that moves the charge of the last attempt to its true cause, or None."""
-    loss = _late_loss(world)
-    if loss is None:
+    fault = _late_fault(world)
+    if fault is None:
         return None
-    status, failure = _uncharged(world.job.status, loss), loss.failure
+    status, failure = _uncharged(world.job.status, fault), fault.failure
     text = f"attempt {failure.attempt} ended because {failure.message}, as reported late"
-    why_not = budgets.why_not_retried(world.job, status, loss, world.now)
+    why_not = budgets.why_not_retried(world.job, status, fault, world.now)
     if why_not is not None:
         message = f"{failure.message} {why_not}"
         return lifecycle.finish(world, status, succeeded=False, reason="Failed", message=message)
@@ -29,8 +31,8 @@ def correct(world: World) -> Plan | None:
     return Plan(status, events=(event,), requeue_seconds=0)
 
 
-def _late_loss(world: World) -> Loss | None:
-    """Return the loss of the pod that the last attempt blames, if the application caused it."""
+def _late_fault(world: World) -> Fault | None:
+    """Return the fault of the pod that the last attempt blames, if the application caused it."""
     status = world.job.status
     blamed = status.last_failure
     if blamed is None or blamed.reason != PEER_LOST or blamed.attempt != status.attempt - 1:
@@ -39,10 +41,10 @@ def _late_loss(world: World) -> Loss | None:
     if pod is None or not _ended_in(world, pod, blamed.attempt):
         return None
     before = status.model_copy(update={"attempt": blamed.attempt})
-    loss = ended_pod(replace(world, job=world.job.model_copy(update={"status": before})), pod)
-    if loss is None or loss.secondary or loss.failure.cause is not Cause.APPLICATION:
+    fault = ended_pod(replace(world, job=world.job.model_copy(update={"status": before})), pod)
+    if fault is None or fault.secondary or fault.failure.cause is not Cause.APPLICATION:
         return None
-    return loss
+    return fault
 
 
 def _ended_in(world: World, pod: PodView, attempt: int) -> bool:
@@ -56,9 +58,9 @@ def _ended_in(world: World, pod: PodView, attempt: int) -> bool:
     return first.isascii() and first.isdigit() and int(first[:9]) <= attempt
 
 
-def _uncharged(status: DDPJobStatus, loss: Loss) -> DDPJobStatus:
+def _uncharged(status: DDPJobStatus, fault: Fault) -> DDPJobStatus:
     """Return the status with the true cause, which no budget has paid yet."""
-    failure = loss.failure
+    failure = fault.failure
     truth = {"cause": failure.cause, "reason": failure.reason, "message": failure.message[:256]}
     attempts = [
         one.model_copy(update=truth) if one.number == failure.attempt else one

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 from ddp_operator.api.spec import CleanPodPolicy
 from ddp_operator.api.status import Cause, ConditionStatus, ConditionType, DDPJobStatus
-from ddp_operator.reconcile import history, queueing
+from ddp_operator.reconcile import ended_attempts, queueing
 from ddp_operator.reconcile.children import delete_pods, end_pods
 from ddp_operator.reconcile.conditions import ConditionWriter
 from ddp_operator.reconcile.plan import DeleteJob, Event, EventType, Plan
@@ -61,11 +61,11 @@ def suspend(world: World) -> Plan:
     """Return the plan that stops the pods. The attempt ends without a charge to any budget."""
     status = with_progress(world, world.job.status, at_the_end=True)
     if status.attempt_spec_hash is not None:
-        # The first reconcile ends the attempt. Later ones wait for its pods, which save meanwhile.
-        status = history.with_ended_attempt(
+        # The first reconcile ends the attempt. Later ones wait until its pods have saved and ended.
+        status = ended_attempts.with_ended_attempt(
             status, world.now, cause=Cause.FREE, reason="Suspended", message="spec.suspend was set"
         )
-    status = history.with_last_step(status)
+    status = ended_attempts.with_last_step(status)
     out = ConditionWriter(world, status)
     gone = not world.pods
     progress = "all pods have ended" if gone else "the pods are saving and stopping"

@@ -20,7 +20,7 @@ class CreateService:
 
 @dataclass(frozen=True)
 class CreateNetworkPolicy:
-    """Creation of the NetworkPolicy, or its restoration if somebody has changed it."""
+    """Creation of the NetworkPolicy, or its restoration if another writer has changed it."""
 
     manifest: dict[str, Any]
 
@@ -124,4 +124,4 @@ class Plan:
     requeue_seconds: float | None = None
     """Seconds until the next reconcile if nothing else triggers one; None for no limit."""
     undecided: bool = False
-    """Whether there are losses whose root cause may still arrive."""
+    """Whether there are faults whose root cause may still arrive."""

@@ -1,4 +1,10 @@
-"""Compute the training progress in the status from the report of node 0's agent."""
+"""Compute the training progress in the status from the report of node 0's agent.
+
+Global rank 0 reports the progress of the whole run, so one agent is enough. A new step is written
+only once per `World.progress_interval`, which grows with the number of jobs, because each write
+costs the API server a transaction. The first checkpoint of an attempt and everything at its end
+are written at once, because decisions depend on them.
+"""
 
 from datetime import UTC, datetime
 from typing import Any

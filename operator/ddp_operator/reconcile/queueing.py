@@ -12,7 +12,7 @@ from ddp_operator.reconcile.world import World
 
 
 def with_hold(world: World, status: DDPJobStatus) -> DDPJobStatus:
-    """Return the status with the begin or the end of a hold recorded."""
+    """Return the status with the start or the end of a hold recorded."""
     known = status.queue or QueueStatus()
     if status.is_true(ConditionType.RENDEZVOUSED) or not _is_held(world):
         return with_ended_hold(status, world.now)

@@ -1,4 +1,10 @@
-"""Trace a recovery: split the time between a fault and the next update into its parts."""
+"""Trace a recovery: split the time between a fault and the next update into its parts.
+
+The trace starts with the decision on the next attempt. Each agent reports when its node has
+finished a part, from the receipt of the order to the first update. A part ends when the last node
+has finished it and all earlier parts, so the parts add up to the whole time. The trace is written
+once, when every node has completed an update.
+"""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -52,7 +58,7 @@ def _timelines(world: World, attempt: int) -> list[Timeline]:
 
 
 def _completed(recovery: RecoveryStatus, timelines: Sequence[Timeline]) -> RecoveryStatus:
-    """Return the trace with each part ended when the last node has finished it and all before."""
+    """Return the trace. A part ends when the last node has finished it and all earlier parts."""
     fault = recovery.time.timestamp()
     noticed = [t.noticed for t in timelines if t.noticed is not None]
     times: dict[str, int] = {}

@@ -5,11 +5,11 @@ The checkpoints are those of a run that was right before the edit, so that the j
 """
 
 from ddp_operator.api.status import Cause, ConditionType, DDPJobStatus
-from ddp_operator.reconcile import history
-from ddp_operator.reconcile.attempts import Loss
+from ddp_operator.reconcile import ended_attempts
 from ddp_operator.reconcile.backoff import STEADY
 from ddp_operator.reconcile.children import delete_pods
 from ddp_operator.reconcile.conditions import ConditionWriter
+from ddp_operator.reconcile.fault import Fault
 from ddp_operator.reconcile.invalid_spec import INVALID
 from ddp_operator.reconcile.plan import Event, EventType, Plan
 from ddp_operator.reconcile.world import World
@@ -41,24 +41,24 @@ def _trains(world: World, status: DDPJobStatus) -> bool:
     return world.now - joined.last_transition_time >= STEADY
 
 
-def is_refused_edit(status: DDPJobStatus, loss: Loss) -> bool:
-    """Return whether a loss means that the trainer refuses a spec to which a user changed the job.
+def is_refused_edit(status: DDPJobStatus, fault: Fault) -> bool:
+    """Return whether a fault means that the trainer refuses the spec after a user edited it.
 
     A new job that its trainer refuses fails: there is no run to protect.
     """
     trained = status.trained_spec_hash
-    if not loss.permanent or trained == status.attempt_spec_hash:
+    if not fault.permanent or trained == status.attempt_spec_hash:
         return False
     before = {attempt.number: attempt.reason for attempt in status.attempts}
     edited = before.get(status.attempt - 1) in {SPEC_CHANGED, INVALID}
     return trained is not None or edited
 
 
-def refuse(world: World, status: DDPJobStatus, loss: Loss) -> Plan:
+def refuse(world: World, status: DDPJobStatus, fault: Fault) -> Plan:
     """Return the plan that ends the attempt and its pods, and lets the job wait for an edit."""
-    cause = loss.failure.message
+    cause = fault.failure.message
     message = f"{cause}; no budget is charged, and an edit of the job starts it again"
-    status = history.with_ended_attempt(
+    status = ended_attempts.with_ended_attempt(
         status, world.now, cause=Cause.FREE, reason=INVALID, message=cause
     )
     out = ConditionWriter(world, status)

@@ -46,7 +46,7 @@ def seconds_until_write(world: World, plan: Plan, written: datetime | None) -> f
 
 
 def is_minor(world: World, plan: Plan) -> bool:
-    """Return whether a plan only shows what was observed, and leaves the job's course as it is.
+    """Return whether a plan only updates shown observations and does not change the job's course.
 
     A hostile agent can cause such plans without end.
     """

@@ -18,7 +18,7 @@ _UNSEEN = "ContainerStatusUnknown"
 NOT_STARTED = {"StartError", "ContainerCannotRun"}
 """Reasons of the kubelet for a container that the runtime could not start."""
 _NOT_EXECUTED = 'exec: "'
-"""Begin of runc's error about a command that the image lacks or that is not executable. Other
+"""Start of runc's error about a command that the image lacks or that is not executable. Other
 errors are those of the Kubernetes node, for example of the hook that adds the GPUs."""
 
 

@@ -103,8 +103,8 @@ class World:
     """Everything that a decision depends on.
 
     No decision compares the clocks of two machines. Times are of one clock: the operator's for the
-    status, or that of one Kubernetes node for a container and its agent. Of all else the operator
-    measures how long it has seen it.
+    status, or that of one Kubernetes node for a container and its agent. For everything else, the
+    operator measures how long it has seen it.
     """
 
     job: DDPJob
@@ -119,7 +119,7 @@ class World:
     silent: frozenset[str] = frozenset()
     """Uids of the pods whose agent did not answer the newest request."""
     undecided_for: timedelta | None = None
-    """How long this operator has seen losses without a root cause, or None before."""
+    """How long this operator has seen faults without a root cause, or None before."""
     deleting_for: Mapping[str, timedelta] = field(default_factory=dict)
     """How long this operator has seen that a pod is being deleted, by pod uid."""
     creation_waits: Mapping[str, timedelta] = field(default_factory=dict)
@@ -293,7 +293,7 @@ def _phase(
 
 
 def _other_runs(status: Mapping[str, Any]) -> bool:
-    """Return whether another container than the worker still runs.
+    """Return whether any container except the worker still runs.
 
     The phase alone does not show it: the kubelet changes it seconds after the worker's end.
     """

@@ -9,7 +9,7 @@ from ddp_operator.report.chart import XY, Band, Chart, Line, Mark
 from ddp_operator.report.history import Evaluation, History, Point, RankSpread
 from ddp_operator.report.scale import duration_text, linear, loss_scale, time_text
 from ddp_operator.report.text import count_text
-from ddp_operator.report.timeline import Timeline
+from ddp_operator.report.timeline import RunTimeline
 
 RANK_LINES = 8
 """Largest number of ranks that have a line each."""
@@ -19,7 +19,7 @@ _from_zero = partial(linear, from_zero=True)
 Event = TypeVar("Event", Point, Evaluation)
 
 
-def build_charts(history: History, timeline: Timeline) -> list[Chart]:
+def build_charts(history: History, timeline: RunTimeline) -> list[Chart]:
     """Return the charts for which the history has values."""
     charts = [
         _loss(history, timeline),
@@ -32,7 +32,7 @@ def build_charts(history: History, timeline: Timeline) -> list[Chart]:
     return [chart for chart in charts if chart.values()]
 
 
-def build_marks(timeline: Timeline) -> list[Mark]:
+def build_marks(timeline: RunTimeline) -> list[Mark]:
     """Return the start of each later attempt, and each end of an attempt that has a cause."""
     marks = []
     for row in timeline.rows:
@@ -46,7 +46,7 @@ def build_marks(timeline: Timeline) -> list[Mark]:
     return marks
 
 
-def _loss(history: History, timeline: Timeline) -> Chart:
+def _loss(history: History, timeline: RunTimeline) -> Chart:
     training = _by_attempt(history.points, timeline, lambda point: point.loss)
     lines = [Line("training loss", training, 1)]
     evaluated = _metric("loss", history, timeline)
@@ -57,7 +57,7 @@ def _loss(history: History, timeline: Timeline) -> Chart:
     return Chart("Loss", "", lines, loss_scale, note=note)
 
 
-def _metrics(history: History, timeline: Timeline) -> list[Chart]:
+def _metrics(history: History, timeline: RunTimeline) -> list[Chart]:
     names = {name: None for event in history.evaluations for name in event.metrics}
     others = [name for name in names if name != "loss"][:METRIC_CHARTS]
     return [
@@ -71,13 +71,13 @@ def _metrics(history: History, timeline: Timeline) -> list[Chart]:
     ]
 
 
-def _throughput(history: History, timeline: Timeline) -> Chart:
+def _throughput(history: History, timeline: RunTimeline) -> Chart:
     points = _by_attempt(history.points, timeline, lambda point: point.rate)
     line = Line("all ranks", points, 3)
     return Chart("Throughput", "samples/s", [line], _from_zero)
 
 
-def _step_time(history: History, timeline: Timeline) -> Chart:
+def _step_time(history: History, timeline: RunTimeline) -> Chart:
     spreads = _spreads(history, timeline, lambda point: point.step_seconds)
     return Chart(
         "Update time",
@@ -90,7 +90,7 @@ def _step_time(history: History, timeline: Timeline) -> Chart:
     )
 
 
-def _own_time(history: History, timeline: Timeline) -> Chart:
+def _own_time(history: History, timeline: RunTimeline) -> Chart:
     spreads = _spreads(history, timeline, lambda point: point.own_seconds)
     counts = {len(spread.by_rank) for _, spread in spreads if spread is not None}
     note = "Data and forward passes of one update, before a rank waits for other ranks."
@@ -109,7 +109,7 @@ def _own_time(history: History, timeline: Timeline) -> Chart:
     return Chart(title, "", lines, _from_zero, bands, duration_text, note)
 
 
-def _learning_rate(history: History, timeline: Timeline) -> Chart:
+def _learning_rate(history: History, timeline: RunTimeline) -> Chart:
     points = _by_attempt(history.points, timeline, lambda point: point.learning_rate)
     return Chart("Learning rate", "", [Line("learning rate", points, 6)], _from_zero)
 
@@ -123,27 +123,27 @@ def _band(label: str, spreads: Sequence[tuple[float, RankSpread | None]], color:
     return Band(label, points, color)
 
 
-def _metric(name: str, history: History, timeline: Timeline) -> list[XY]:
+def _metric(name: str, history: History, timeline: RunTimeline) -> list[XY]:
     events = [event for event in history.evaluations if name in event.metrics]
     return _by_attempt(events, timeline, lambda event: event.metrics[name])
 
 
 def _by_attempt(
-    events: Iterable[Event], timeline: Timeline, value: Callable[[Event], float | None]
+    events: Iterable[Event], timeline: RunTimeline, value: Callable[[Event], float | None]
 ) -> list[XY]:
     """Return values over time, with an interruption between two attempts."""
     return [(x, None if event is None else value(event)) for x, event in _placed(events, timeline)]
 
 
 def _spreads(
-    history: History, timeline: Timeline, value: Callable[[Point], RankSpread | None]
+    history: History, timeline: RunTimeline, value: Callable[[Point], RankSpread | None]
 ) -> list[tuple[float, RankSpread | None]]:
     """Return spreads over time, with an interruption between two attempts."""
     placed = _placed(history.points, timeline)
     return [(x, None if point is None else value(point)) for x, point in placed]
 
 
-def _placed(events: Iterable[Event], timeline: Timeline) -> list[tuple[float, Event | None]]:
+def _placed(events: Iterable[Event], timeline: RunTimeline) -> list[tuple[float, Event | None]]:
     """Return events by seconds since the start of the axis, and None after each attempt."""
     placed: list[tuple[float, Event | None]] = []
     ordered = sorted(events, key=lambda event: (event.attempt, event.time))

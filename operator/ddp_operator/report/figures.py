@@ -7,7 +7,7 @@ from ddp_operator.report.goodput import TRAINING
 from ddp_operator.report.history import History
 from ddp_operator.report.job import JobFacts
 from ddp_operator.report.scale import duration_text, number_text, time_text
-from ddp_operator.report.timeline import Timeline
+from ddp_operator.report.timeline import RunTimeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Figure:
 
 
 def build_figures(
-    job: JobFacts | None, history: History, timeline: Timeline, goodput: Mapping[str, float]
+    job: JobFacts | None, history: History, timeline: RunTimeline, goodput: Mapping[str, float]
 ) -> list[Figure]:
     """Return the figures that are known."""
     figures = [
@@ -57,7 +57,7 @@ def _loss(job: JobFacts | None, history: History) -> Figure | None:
 
 
 def _metrics(history: History) -> list[Figure]:
-    """Return the newest evaluation: its first metric that is no loss, else the loss."""
+    """Return the newest evaluation: its first metric other than the loss, or else the loss."""
     if not history.evaluations:
         return []
     newest = history.evaluations[-1]
@@ -78,13 +78,13 @@ def _throughput(job: JobFacts | None, history: History) -> Figure | None:
     return Figure("Throughput", f"{number_text(progress.samples_per_second)}/s", "samples, newest")
 
 
-def _duration(timeline: Timeline) -> Figure | None:
+def _duration(timeline: RunTimeline) -> Figure | None:
     if timeline.seconds <= 0:
         return None
     return Figure("Duration", duration_text(timeline.seconds), f"from {time_text(timeline.start)}")
 
 
-def _attempts(job: JobFacts | None, timeline: Timeline) -> Figure | None:
+def _attempts(job: JobFacts | None, timeline: RunTimeline) -> Figure | None:
     count = max((row.number for row in timeline.rows), default=0)
     if not count:
         return None

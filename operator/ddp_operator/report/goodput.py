@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from ddp_operator.report.history import Attempt, Evaluation, History, Save
-from ddp_operator.report.timeline import Timeline
+from ddp_operator.report.timeline import RunTimeline
 
 TRAINING = "Training"
 REPEATED = "Repeated updates"
@@ -13,7 +13,7 @@ CHECKPOINTS = "Checkpoints"
 OTHER = "Start, recovery, pauses"
 
 
-def measured_goodput(history: History, timeline: Timeline) -> dict[str, float]:
+def measured_goodput(history: History, timeline: RunTimeline) -> dict[str, float]:
     """Return seconds by bucket. Their sum is the length of the time axis.
 
     Updates count as repeated if a later attempt resumed before them. The result is empty without

@@ -116,7 +116,7 @@ def read_history(lines: Iterable[bytes]) -> History:
     """Return the events in the lines of a history or of a log.
 
     Args:
-        lines: Lines of any kind. Those that are no events of global rank 0 are ignored.
+        lines: Lines of any kind. Lines that are not events of global rank 0 are ignored.
     """
     found = History()
     for line in lines:

@@ -14,7 +14,7 @@ from ddp_operator.report.strip import STRIP_NARROW, STRIP_WIDE, draw_strip
 from ddp_operator.report.style import STYLE
 from ddp_operator.report.tables import attempts_table, ranks_table
 from ddp_operator.report.text import count_text, html_text
-from ddp_operator.report.timeline import Timeline, build_timeline
+from ddp_operator.report.timeline import RunTimeline, build_timeline
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Content security policy: the browser loads nothing and runs no script."""
@@ -126,7 +126,7 @@ def _missing(sentences: Sequence[str]) -> str:
     return f'<section class="missing"><h2>Not in this report</h2><ul>{items}</ul></section>'
 
 
-def _pictures(history: History, timeline: Timeline) -> str:
+def _pictures(history: History, timeline: RunTimeline) -> str:
     """Return the strip of attempts and all charts, with one time axis."""
     if not timeline.rows:
         return ""

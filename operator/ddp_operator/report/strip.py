@@ -6,7 +6,7 @@ from ddp_operator.report.chart import Canvas, Format, Mark, draw_marks, svg, tim
 from ddp_operator.report.history import Save
 from ddp_operator.report.scale import Scale, duration_text
 from ddp_operator.report.text import count_text, html_text
-from ddp_operator.report.timeline import Row, Timeline
+from ddp_operator.report.timeline import Row, RunTimeline
 
 STRIP_WIDE = Format("wide", width=1160, height=86, left=64, right=14)
 STRIP_NARROW = Format("narrow", width=340, height=86, left=54, right=10, time_ticks=4)
@@ -18,7 +18,7 @@ _NO_VALUES = Scale(0.0, 1.0, ())
 
 
 def draw_strip(
-    timeline: Timeline, saves: Sequence[Save], form: Format, time: Scale, marks: Sequence[Mark]
+    timeline: RunTimeline, saves: Sequence[Save], form: Format, time: Scale, marks: Sequence[Mark]
 ) -> str:
     """Return the strip as an SVG element."""
     canvas = Canvas(form, time, _NO_VALUES)
@@ -38,7 +38,7 @@ def title_of(row: Row) -> str:
     return f"{title}\n{row.message}" if row.message else title
 
 
-def _bars(timeline: Timeline, canvas: Canvas) -> Iterator[str]:
+def _bars(timeline: RunTimeline, canvas: Canvas) -> Iterator[str]:
     """Draw the bars. Equal ones on the same pixels are drawn once."""
     drawn, top = set[tuple[int, int, str]](), canvas.form.top + 4
     for row in timeline.rows:
@@ -55,7 +55,7 @@ def _bars(timeline: Timeline, canvas: Canvas) -> Iterator[str]:
         yield "</g>"
 
 
-def _checkpoints(saves: Sequence[Save], timeline: Timeline, canvas: Canvas) -> Iterator[str]:
+def _checkpoints(saves: Sequence[Save], timeline: RunTimeline, canvas: Canvas) -> Iterator[str]:
     """Draw a dot per checkpoint below the bars, at most one per two pixels."""
     y = canvas.form.top + 4 + _BAR + 9
     places = sorted({round(canvas.x(save.time - timeline.start) / 2) * 2 for save in saves})

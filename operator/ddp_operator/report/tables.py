@@ -7,32 +7,32 @@ from statistics import median
 from ddp_operator.report.history import History, RankSpread
 from ddp_operator.report.scale import duration_text
 from ddp_operator.report.text import html_text
-from ddp_operator.report.timeline import Row, Timeline
+from ddp_operator.report.timeline import Row, RunTimeline
 
 MOST_ROWS = 200
 """Largest number of attempts in the table. The newest ones are shown."""
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class Heading:
     """Heading of a column, and class of its cells."""
 
     heading: str
     style: str = ""
 
 
-def attempts_table(timeline: Timeline) -> str:
+def attempts_table(timeline: RunTimeline) -> str:
     """Return a table of the attempts: cause, duration, steps and message."""
     if not timeline.rows:
         return ""
     columns = [
-        Column("Attempt", "n"),
-        Column("Start", "n"),
-        Column("Duration", "n"),
-        Column("Updates", "n"),
-        Column("End"),
-        Column("Cause", "word"),
-        Column("Message", "wrap"),
+        Heading("Attempt", "n"),
+        Heading("Start", "n"),
+        Heading("Duration", "n"),
+        Heading("Updates", "n"),
+        Heading("End"),
+        Heading("Cause", "word"),
+        Heading("Message", "wrap"),
     ]
     rows = [_attempt(row, timeline) for row in timeline.rows[-MOST_ROWS:]]
     return _section("Attempts and faults", columns, rows, "stacked")
@@ -55,16 +55,16 @@ def ranks_table(history: History) -> str:
         cells = [str(rank), duration_text(step_seconds), duration_text(own_seconds)]
         rows.append([*map(html_text, cells), f"{round(excess):+d}%", meter])
     columns = [
-        Column("Rank", "n"),
-        Column("Update", "n"),
-        Column("Own time", "n"),
-        Column("To median", "n"),
-        Column(""),
+        Heading("Rank", "n"),
+        Heading("Update", "n"),
+        Heading("Own time", "n"),
+        Heading("To median", "n"),
+        Heading(""),
     ]
     return _section(f"Ranks of attempt {number}", columns, rows, "ranks")
 
 
-def _attempt(row: Row, timeline: Timeline) -> list[str]:
+def _attempt(row: Row, timeline: RunTimeline) -> list[str]:
     steps = ""
     if row.end_step is not None:
         steps = f"{row.start_step or 0:,} to {row.end_step:,}"
@@ -92,7 +92,7 @@ def _medians(spreads: Sequence[RankSpread | None]) -> list[float]:
 
 
 def _section(
-    title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]], style: str
+    title: str, columns: Sequence[Heading], rows: Sequence[Sequence[str]], style: str
 ) -> str:
     """Return a table. Its cells are HTML. With `stacked` each row is a block on a narrow screen."""
     heads = "".join(

@@ -28,11 +28,6 @@ class Row:
     end_step: int | None = None
 
     @property
-    def fault(self) -> bool:
-        """Return whether a failure or a loss ended the attempt."""
-        return self.cause in {Cause.APPLICATION, Cause.INFRASTRUCTURE}
-
-    @property
     def kind(self) -> str:
         """Return the class of the end: running, completed, application, infrastructure or free."""
         if self.reason in {"Running", "Completed"}:
@@ -41,7 +36,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class RunTimeline:
     """Attempts and the range of the time axis."""
 
     rows: tuple[Row, ...]
@@ -54,7 +49,7 @@ class Timeline:
         return self.end - self.start
 
 
-def build_timeline(job: JobFacts | None, history: History, now: float) -> Timeline:
+def build_timeline(job: JobFacts | None, history: History, now: float) -> RunTimeline:
     """Return all attempts that the status or the history describes.
 
     The status holds causes, but only of the last attempts. The history holds all attempts.
@@ -74,8 +69,8 @@ def build_timeline(job: JobFacts | None, history: History, now: float) -> Timeli
         known = (job.status.start_time, job.status.completion_time)
         times += [time for time in map(unix, known) if time is not None]
     if not times:
-        return Timeline((), now, now)
-    return Timeline(ordered, min(times), max(times))
+        return RunTimeline((), now, now)
+    return RunTimeline(ordered, min(times), max(times))
 
 
 def _from_history(attempt: Attempt, following: Attempt | None) -> Row:

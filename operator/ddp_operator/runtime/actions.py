@@ -1,4 +1,14 @@
-"""Run the actions of a plan. The pods of a large job are created in turns with other jobs."""
+"""Run the actions of a plan. The pods of a large job are created in turns with other jobs.
+
+Actions run in stages. Deletions come first because they free names, then Service and NetworkPolicy,
+then pods and attempt orders together. A stage starts when the one before has ended without an
+error.
+
+The creation of thousands of pods must not block other jobs. So a job creates pods only for the
+length of its turn, and the rest in its next one. The requests start slowly, because an API server
+that refuses the first pod, for example because of a quota, would refuse all of them. Jobs that
+create pods at the same time share the concurrent requests evenly.
+"""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence

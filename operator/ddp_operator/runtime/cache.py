@@ -1,11 +1,20 @@
-"""Cache of jobs and their children, filled by watches and by answers of the API server."""
+"""Cache of jobs and their children, filled by watches and by answers of the API server.
+
+Watches deliver events late, and an answer to a request may be older or newer than the last event.
+A resource version alone cannot order the two, because versions decrease when etcd is restored from
+a backup. So each request opens a `PendingRequest` before it is sent, which records the events that
+arrive until its answer. The answer replaces all that was known before the request, and is compared
+by version only with what arrived since. Between two watch events the newer version wins.
+
+Decisions therefore never see an object older than the operator's own last write.
+"""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ddp_operator.cluster.base import Key, Listing, Manifest, Snapshot
+from ddp_operator.cluster.base import ClusterSnapshot, Key, Listing, Manifest
 from ddp_operator.runtime.directories import Directories
 from ddp_wire import contract
 
@@ -133,7 +142,7 @@ class Cache:
             self._children[kind].pop(key, None)
         return key
 
-    def replace(self, snapshot: Snapshot) -> set[Key]:
+    def replace(self, snapshot: ClusterSnapshot) -> set[Key]:
         """Replace the contents by a relist. No watch event may have arrived since its request.
 
         Returns:
@@ -201,7 +210,7 @@ class PendingRequest:
                 self._contents.children[kind].setdefault(key, {})[name] = child
             self._contents.record_change(kind, child, by=self)
 
-    def replace(self, snapshot: Snapshot) -> set[Key]:
+    def replace(self, snapshot: ClusterSnapshot) -> set[Key]:
         """Replace the contents of the cache by a relist.
 
         Returns:

@@ -13,8 +13,8 @@ _Directory = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class _Claim:
-    """What an unfinished job claims."""
+class _DirectoryClaim:
+    """Claim of an unfinished job on a directory."""
 
     directory: _Directory
     claimant: Claimant
@@ -26,22 +26,22 @@ class Directories:
     """Index of the jobs that use or want the same directory.
 
     A job that was found to be the owner stays the owner until it ends or names another directory.
-    So workers that decide about two jobs at the same time agree, even if one of the jobs changes
-    meanwhile. After a restart of the operator, the status names the directory of a started job.
+    So workers that decide about two jobs at the same time agree, even if one of the jobs changes at
+    the same time. After a restart of the operator, the status names the directory of a started job.
     """
 
     def __init__(self) -> None:
         """Create an empty index."""
         self.on_release: Callable[[Key], None] = lambda _: None
         """Called with the key of the next owner when the owner of a directory has ended."""
-        self._claims: dict[Key, _Claim] = {}
+        self._claims: dict[Key, _DirectoryClaim] = {}
         self._claimants: dict[_Directory, dict[str, Claimant]] = {}
         """Claimants that can own a directory, by uid."""
         self._owners: dict[_Directory, str] = {}
         """Uids of the owners that were found."""
 
     def put(self, key: Key, job: Manifest) -> None:
-        """Store what a new or changed job claims."""
+        """Store the claim of a new or changed job."""
         known, claim = self._claims.get(key), _claim_of(job)
         if claim == known:
             return
@@ -55,7 +55,7 @@ class Directories:
             self._release(known)
 
     def drop(self, key: Key) -> None:
-        """Remove what a job claimed that is gone."""
+        """Remove the claim of a job that is gone."""
         known = self._claims.pop(key, None)
         if known is not None:
             self._release(known)
@@ -75,7 +75,7 @@ class Directories:
                 self._owners[claim.directory] = owner.uid
         return None if owner.uid == claim.claimant.uid else owner.name
 
-    def _release(self, claim: _Claim) -> None:
+    def _release(self, claim: _DirectoryClaim) -> None:
         directory, uid = claim.directory, claim.claimant.uid
         claimants = self._claimants.get(directory, {})
         claimants.pop(uid, None)
@@ -88,22 +88,22 @@ class Directories:
             self.on_release((directory[0], first_in_line(claimants.values()).name))
 
 
-def _continues(known: _Claim, claim: _Claim | None) -> bool:
+def _continues(known: _DirectoryClaim, claim: _DirectoryClaim | None) -> bool:
     """Return whether a changed job still claims the same directory."""
     if claim is None or not claim.can_own:
         return False
     return (claim.directory, claim.claimant.uid) == (known.directory, known.claimant.uid)
 
 
-def _claim_of(job: Manifest) -> _Claim | None:
-    """Return what a job claims; None if it has finished, or has no checkpoints."""
+def _claim_of(job: Manifest) -> _DirectoryClaim | None:
+    """Return the claim of a job; None if it has finished, or has no checkpoints."""
     try:
         return _read_claim(job)
     except (AttributeError, LookupError, TypeError):
         return None  # An older CRD may have allowed it. The job is Invalid and gets no pods.
 
 
-def _read_claim(job: Manifest) -> _Claim | None:
+def _read_claim(job: Manifest) -> _DirectoryClaim | None:
     metadata, spec, status = job["metadata"], job["spec"], job.get("status") or {}
     checkpoint = spec.get("checkpoint")
     conditions = status.get("conditions") or []
@@ -118,4 +118,4 @@ def _read_claim(job: Manifest) -> _Claim | None:
         invalid = False  # An edit may have mended it.
     stopped = spec.get("suspend") or invalid or metadata.get("deletionTimestamp") is not None
     claimant = Claimant(name, uid, metadata.get("creationTimestamp") or "", started)
-    return _Claim((metadata["namespace"], path), claimant, started or not stopped)
+    return _DirectoryClaim((metadata["namespace"], path), claimant, started or not stopped)

@@ -20,7 +20,7 @@ class Rate:
 class FairBudget(Generic[K]):
     """Bounds how often something happens for each of many keys.
 
-    A key that stays within its own rate never waits, whatever the others do. A key above it takes
+    A key that stays within its own rate never waits, regardless of the others. A key above it takes
     its turn for the shared rate, so that one busy key is hardly slowed down while the others are
     quiet. All times are in seconds of one clock, which must not start before 0.
     """

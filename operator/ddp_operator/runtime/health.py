@@ -6,7 +6,7 @@ from collections.abc import Callable
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from ddp_operator.runtime.workers import Activity
+from ddp_operator.runtime.workers import WorkerActivity
 
 STUCK_SECONDS = 300.0
 """Longest time that a worker may be busy with one job. Every request times out earlier."""
@@ -21,7 +21,7 @@ def _always_leads() -> None:
 
 
 async def serve_health(
-    activity: Activity,
+    activity: WorkerActivity,
     registry: CollectorRegistry,
     port: int,
     standby_readiness: Readiness = _always_leads,

@@ -43,7 +43,7 @@ NODES = Family("ddpjob_nodes", Kind.GAUGE, "Worker pods that the job asks for.",
 READY = Family("ddpjob_nodes_ready", Kind.GAUGE, "Worker pods whose ranks train.", _JOB)
 RESTARTS = Family(
     "ddpjob_restarts_total", Kind.COUNTER,
-    "Attempts that followed a loss, by its cause: Application, Infrastructure or Free.",
+    "Attempts that followed a fault, by its cause: Application, Infrastructure or Free.",
     (*_JOB, "cause"),
 )  # fmt: skip
 STRAGGLER = Family(
@@ -125,7 +125,7 @@ class JobCollector(Collector):
         """Return the present metrics."""
         samples = Samples(FAMILIES)
         for job in self._jobs():
-            # Who may write statuses may write nonsense, which must not hide the other jobs.
+            # A user who may write statuses may write nonsense. It must not hide the other jobs.
             with contextlib.suppress(
                 ArithmeticError, AttributeError, LookupError, TypeError, ValueError
             ):
@@ -190,7 +190,7 @@ def _add_limits(
 ) -> None:
     """Add the settings of the job from which alerts take their limits."""
     checkpoint = spec.get("checkpoint")
-    # A command may save by itself, and nobody knows it.
+    # A command may save without a report to the operator.
     if checkpoint is not None and ("task" in spec or "lastCheckpoint" in status):
         samples.add(CHECKPOINT_INTERVAL, checkpoint.get("everySeconds", 0), *own)
     hang = (spec.get("hang") or {}).items()

@@ -81,7 +81,7 @@ class Elector:
         if self.leads:
             return
         if self.holder != self._identity:
-            raise NotLeadingError(f"the Lease is held by {self.holder or 'nobody'}")
+            raise NotLeadingError(f"the Lease is held by {self.holder or 'no process'}")
         reason = f": {self._problem}" if self._problem else ""
         raise NotLeadingError(f"the Lease was not renewed for {self._timing.renew:g} s{reason}")
 
@@ -212,7 +212,7 @@ class Elector:
             self._record = lease.get("spec") or {}
 
     def _standby_message(self) -> str:
-        return f"standing by: {self.holder or 'nobody'} holds the Lease"
+        return f"standing by: {self.holder or 'no process'} holds the Lease"
 
     def _seconds_left(self) -> float:
         return float("inf") if self._leads_until is None else max(0.0, self._leads_until - _now())

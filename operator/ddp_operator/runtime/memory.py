@@ -1,4 +1,4 @@
-"""When the operator collects garbage and returns memory to the system."""
+"""Choose when the operator collects garbage and returns memory to the system."""
 
 import contextlib
 import ctypes

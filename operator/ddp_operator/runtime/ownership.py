@@ -1,4 +1,4 @@
-"""Which children belong to a job."""
+"""Tell which children belong to a job."""
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.builders import names
@@ -7,7 +7,7 @@ from ddp_wire import contract
 
 
 def belongs(child: Manifest, job: DDPJob) -> bool:
-    """Return whether a child is the job's. Anybody may write a label, so the owner counts too."""
+    """Return whether a child is the job's. Any user may write a label, so the owner counts too."""
     labels, uid = child["metadata"].get("labels") or {}, job.metadata.uid
     return labels.get(contract.LABEL_JOB_UID) == uid and uid in owner_uids(child)
 

@@ -1,6 +1,6 @@
 """Lists of the pods of one job, which also remove from the cache the pods that are gone.
 
-A watch that starts again with a new list delivers no event of a pod that was deleted meanwhile.
+A watch that starts again with a new list delivers no event of a pod that was deleted in between.
 Until the next relist of all jobs, only the silence of its agent shows that the pod is gone.
 """
 

@@ -140,7 +140,7 @@ class WorkQueue(Generic[K]):
     def add_again(self, key: K) -> None:
         """Add a key that is being processed for its next turn, after all keys that wait now.
 
-        Its own work causes events, so that until then news does not move it before others.
+        Its own work causes events, so news does not move it ahead of other keys until then.
         """
         self._without_news.add(key)
         self._added_while_active[key] = False
@@ -186,7 +186,7 @@ class WorkQueue(Generic[K]):
         return key
 
     def done(self, key: K) -> None:
-        """Mark a key as processed. Hand it out again if it was added meanwhile."""
+        """Mark a key as processed. Hand it out again if it was added during the processing."""
         self._active.discard(key)
         if key in self._added_while_active:
             self.add(key, news=self._added_while_active.pop(key))

@@ -1,4 +1,10 @@
-"""Backoff of repairs: another writer may change a child again each time it is restored."""
+"""Backoff of repairs: another writer may change a child again each time it is restored.
+
+The operator restores a Service or NetworkPolicy that was changed. If a policy engine changes it
+back each time, both would write without end. So the pause before the next repair of a child doubles
+from 2 s to 5 min. The third repair in a row publishes an Event that names the other writer. After a
+minute without a change beyond the pause, the count starts again.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,7 +60,7 @@ class Repairs:
             return None
         text = (
             f"{writer} changes the {kind} {name} again each time the operator restores it; the"
-            f" operator goes on to restore it, at last once per {_LONGEST_PAUSE.seconds // 60} min"
+            f" operator continues to restore it, later once per {_LONGEST_PAUSE.seconds // 60} min"
         )
         return Event(EventType.WARNING, "ChildOverwritten", text)
 

@@ -1,4 +1,4 @@
-"""How long this process has seen a state of a job.
+"""Measure how long this process has seen a state of a job.
 
 Only this process' monotonic clock measures it. The clocks of the API server, of the Kubernetes
 nodes and of an earlier operator may differ from it.
@@ -16,7 +16,7 @@ _Creations = dict[str, tuple[int, int, float]]
 
 
 class Sightings:
-    """First sights of all jobs. A restarted process begins to measure again."""
+    """Times at which this process first saw states of jobs. A restart begins to measure again."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         """Create the sightings. `monotonic` returns seconds of a clock that is never set."""
@@ -26,14 +26,14 @@ class Sightings:
         self._creations: dict[Key, _Creations] = {}
 
     def record_decision(self, key: Key, *, undecided: bool) -> None:
-        """Record whether the job has losses without a root cause."""
+        """Record whether the job has faults without a root cause."""
         if undecided:
             self._undecided.setdefault(key, self._monotonic())
         else:
             self._undecided.pop(key, None)
 
     def undecided_for(self, key: Key) -> timedelta | None:
-        """Return how long the job has had losses without a root cause, or None."""
+        """Return how long the job has had faults without a root cause, or None."""
         since = self._undecided.get(key)
         return None if since is None else self._since(since)
 

@@ -1,12 +1,12 @@
-"""Snapshots of all served namespaces. One that refuses the operator does not stop the others."""
+"""Snapshots of all served namespaces, even if some of them refuse the operator."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 
-from ddp_operator.cluster.base import ClusterError, Snapshot
-from ddp_operator.runtime.workers import Activity
+from ddp_operator.cluster.base import ClusterError, ClusterSnapshot
+from ddp_operator.runtime.workers import WorkerActivity
 
 _log = logging.getLogger(__name__)
 
@@ -16,9 +16,9 @@ class Snapshots:
 
     def __init__(
         self,
-        take: Callable[[str | None], Awaitable[Snapshot]],
+        take: Callable[[str | None], Awaitable[ClusterSnapshot]],
         namespaces: Sequence[str],
-        activity: Activity,
+        activity: WorkerActivity,
     ) -> None:
         """Create a source of snapshots.
 
@@ -30,7 +30,7 @@ class Snapshots:
         self._take, self._activity = take, activity
         self._namespaces: Sequence[str | None] = namespaces or (None,)
 
-    async def take(self) -> Snapshot:
+    async def take(self) -> ClusterSnapshot:
         """Return one snapshot of all namespaces that permit it.
 
         Without permission in a namespace the operator can change nothing there either. Its jobs
@@ -42,7 +42,7 @@ class Snapshots:
         parts = [self._take(one) for one in self._namespaces]
         outcomes = await asyncio.gather(*parts, return_exceptions=True)
         refused: dict[str, ClusterError] = {}
-        found: list[Snapshot] = []
+        found: list[ClusterSnapshot] = []
         for namespace, outcome in zip(self._namespaces, outcomes, strict=True):
             if isinstance(outcome, ClusterError) and outcome.status == HTTPStatus.FORBIDDEN:
                 refused[namespace or ""] = outcome
@@ -53,7 +53,7 @@ class Snapshots:
         if not found:
             raise next(iter(refused.values()))
         self._report({name: str(error) for name, error in refused.items()})
-        return Snapshot.merge(found)
+        return ClusterSnapshot.merge(found)
 
     def _report(self, refused: dict[str, str]) -> None:
         """Log each namespace that is not served any more, or again."""

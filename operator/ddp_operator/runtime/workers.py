@@ -1,4 +1,12 @@
-"""Workers that process keys from the queue, and the resync that adds all keys."""
+"""Workers that process keys from the queue, and the resync that adds all keys.
+
+A worker takes a key, reconciles the job, and adds the key again when the job is due. An error adds
+it after a backoff. Events only add keys, so all decisions depend on the cache and not on the event.
+The resync lists everything and adds all keys, because a watch can lose an event.
+
+Half of the workers take only jobs with news, such as a rank that failed. So a recovery does not
+wait behind new jobs whose pods are being created.
+"""
 
 import asyncio
 import contextlib
@@ -10,11 +18,11 @@ from typing import Any, NoReturn
 
 from ddp_operator.cluster.base import (
     ClusterError,
+    ClusterSnapshot,
     ConflictError,
     Key,
     NotLeadingError,
     Request,
-    Snapshot,
 )
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
@@ -27,10 +35,10 @@ _log = logging.getLogger(__name__)
 _FIRST_RETRY_SECONDS = 2.0
 _RESYNC_RETRY_SECONDS = 30.0
 
-TakeSnapshot = Callable[[], Awaitable[Snapshot]]
+TakeSnapshot = Callable[[], Awaitable[ClusterSnapshot]]
 
 
-class Activity:
+class WorkerActivity:
     """Activity of the workers and outcomes of API requests, for the health endpoints."""
 
     def __init__(self) -> None:
@@ -85,7 +93,7 @@ def all_workers(
     number: int,
     queue: WorkQueue[Key],
     controller: Controller,
-    activity: Activity,
+    activity: WorkerActivity,
     on_reconcile: Callable[[str, float], None],
 ) -> list[Coroutine[Any, Any, None]]:
     """Return a number of workers, of which half, rounded down, take only keys with news.
@@ -103,7 +111,7 @@ def all_workers(
 async def work(
     queue: WorkQueue[Key],
     controller: Controller,
-    activity: Activity,
+    activity: WorkerActivity,
     on_reconcile: Callable[[str, float], None] = lambda *_: None,
     *,
     news: bool = False,
@@ -180,7 +188,7 @@ async def resync(take_snapshot: TakeSnapshot, cache: Cache, queue: WorkQueue[Key
 
 
 async def first_sync(
-    take_snapshot: TakeSnapshot, cache: Cache, queue: WorkQueue[Key], activity: Activity
+    take_snapshot: TakeSnapshot, cache: Cache, queue: WorkQueue[Key], activity: WorkerActivity
 ) -> None:
     """Fill the cache before any decision is made. Retry until it succeeds."""
     while True:

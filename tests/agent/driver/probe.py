@@ -1,4 +1,4 @@
-"""Forks one attempt from a real standby and prints what became of it, as JSON.
+"""Fork one attempt from a real standby and print what became of it, as JSON.
 
     python probe.py HOME
 

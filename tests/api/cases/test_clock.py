@@ -62,7 +62,7 @@ def skewed_operator(launcher: OperatorLauncher, clock: Clock) -> Iterator[Operat
 
 
 @pytest.mark.parametrize("offset", [-TEN_MINUTES, TEN_MINUTES])
-async def test_case_51_constant_clock_offset_does_not_change_deadline_or_ttl(
+async def test_constant_clock_offset_does_not_change_deadline_or_ttl(
     clock: Clock, skewed_operator: OperatorProcess, job: Job, other_job: Job, offset: int
 ) -> None:
     clock.set(offset)
@@ -86,7 +86,7 @@ async def test_case_51_constant_clock_offset_does_not_change_deadline_or_ttl(
 
 
 @pytest.mark.parametrize("step", [-TEN_MINUTES, TEN_MINUTES])
-async def test_case_51_clock_step_ends_no_job_early(
+async def test_clock_step_ends_no_job_early(
     clock: Clock, skewed_operator: OperatorProcess, job: Job, other_job: Job, step: int
 ) -> None:
     skewed_operator.start()
@@ -96,11 +96,11 @@ async def test_case_51_clock_step_ends_no_job_early(
     await other_job.wait_for("Completed")
     await job.train(activeDeadlineSeconds=3600)
     await job.report_progress(step=5)
-    await eventually(lambda: _shows_step(job, 5), "the status shows step 5")
+    await eventually(lambda: job.shows_step(5), "the status shows step 5")
     before = await job.uids()
     clock.set(step)
     await job.report_progress(step=6)
-    await eventually(lambda: _shows_step(job, 6), "the status shows step 6", 12)
+    await eventually(lambda: job.shows_step(6), "the status shows step 6", 12)
     await job.fail_rank(1)
     await job.pods_of_attempt(2)
     await job.start_training(attempt=2)
@@ -113,10 +113,6 @@ async def test_case_51_clock_step_ends_no_job_early(
 def _seconds(timestamp: str) -> float:
     """Return a timestamp of the API in Unix seconds."""
     return datetime.fromisoformat(timestamp).timestamp()
-
-
-async def _shows_step(job: Job, step: int) -> bool:
-    return bool((await job.status()).get("progress", {}).get("step") == step)
 
 
 async def _gone(job: Job) -> bool:

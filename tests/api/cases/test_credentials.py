@@ -78,7 +78,7 @@ def as_in_a_pod(launcher: OperatorLauncher, account: ServiceAccount) -> Operator
     )
 
 
-async def test_case_54_operator_uses_the_rotated_token_when_the_old_one_expires(
+async def test_operator_uses_the_rotated_token_when_the_old_one_expires(
     launcher: OperatorLauncher, account: ServiceAccount, job: Job
 ) -> None:
     first = await account.rotate_token()
@@ -98,7 +98,7 @@ async def test_case_54_operator_uses_the_rotated_token_when_the_old_one_expires(
         assert "Traceback" not in operator.log
 
 
-async def test_case_54_operator_recovers_when_an_expired_token_is_rotated_late(
+async def test_operator_recovers_when_an_expired_token_is_rotated_late(
     launcher: OperatorLauncher, account: ServiceAccount, job: Job
 ) -> None:
     first = await account.rotate_token()

@@ -89,7 +89,7 @@ async def _served(api: Api) -> bool:
 
 
 @pytest.mark.usefixtures("launcher")
-async def test_case_44_deleting_a_job_without_an_operator_deletes_its_children(
+async def test_deleting_a_job_without_an_operator_deletes_its_children(
     api: Api, job: Job, separate_operator: OperatorProcess
 ) -> None:
     separate_operator.start()
@@ -108,7 +108,7 @@ async def test_case_44_deleting_a_job_without_an_operator_deletes_its_children(
     await eventually(gone, "the job and its children are deleted", 30)
 
 
-async def test_case_45_namespace_of_a_running_job_is_deleted_fast_and_without_errors(
+async def test_namespace_of_a_running_job_is_deleted_fast_and_without_errors(
     launcher: OperatorLauncher, operator: OperatorProcess, api: Api, job: Job, other_job: Job
 ) -> None:
     await job.train()
@@ -130,7 +130,7 @@ async def test_case_45_namespace_of_a_running_job_is_deleted_fast_and_without_er
     await other_job.pods_of_attempt(2)
 
 
-async def test_case_46_operator_serves_jobs_again_after_the_crd_was_deleted_and_restored(
+async def test_operator_serves_jobs_again_after_the_crd_was_deleted_and_restored(
     launcher: OperatorLauncher, api: Api, job: Job, separate_operator: OperatorProcess
 ) -> None:
     separate_operator.start()
@@ -157,7 +157,7 @@ async def test_case_46_operator_serves_jobs_again_after_the_crd_was_deleted_and_
     assert "Traceback" not in separate_operator.log
 
 
-async def test_case_47_crd_upgrade_and_downgrade_restart_no_pod(
+async def test_crd_upgrade_and_downgrade_restart_no_pod(
     control_plane: ControlPlane, operator: OperatorProcess, api: Api, job: Job
 ) -> None:
     await job.train()
@@ -178,7 +178,7 @@ async def test_case_47_crd_upgrade_and_downgrade_restart_no_pod(
         await eventually(known, "the API server stores the new field")
         await job.report_progress(step=5)
         await eventually(
-            lambda: _shows_step(job, 5), "the operator updates progress with the newer CRD"
+            lambda: job.shows_step(5), "the operator updates progress with the newer CRD"
         )
     finally:
         await asyncio.to_thread(kubectl, "apply", "-f", str(CRD_FILE))
@@ -188,20 +188,14 @@ async def test_case_47_crd_upgrade_and_downgrade_restart_no_pod(
 
     await eventually(pruned, "the API server drops the field")
     await job.report_progress(step=6)
-    await eventually(
-        lambda: _shows_step(job, 6), "the operator updates progress with the older CRD"
-    )
+    await eventually(lambda: job.shows_step(6), "the operator updates progress with the older CRD")
     assert await job.uids() == before
     assert (await job.status())["attempt"] == 1
     assert operator.alive
 
 
-async def _shows_step(job: Job, step: int) -> bool:
-    return bool((await job.status()).get("progress", {}).get("step") == step)
-
-
 @pytest.mark.usefixtures("operator")
-async def test_case_54_operator_reports_a_missing_create_permission_and_recovers(
+async def test_operator_reports_a_missing_create_permission_and_recovers(
     launcher: OperatorLauncher, api: Api, job: Job
 ) -> None:
     started = time.monotonic()
@@ -215,7 +209,7 @@ async def test_case_54_operator_reports_a_missing_create_permission_and_recovers
 
 
 @pytest.mark.parametrize("seconds", [3.0, pytest.param(75.0, marks=pytest.mark.sweep)])
-async def test_case_54_operator_recovers_from_a_missing_watch_permission(
+async def test_operator_recovers_from_a_missing_watch_permission(
     launcher: OperatorLauncher, api: Api, operator: OperatorProcess, job: Job, seconds: float
 ) -> None:
     await job.train()
@@ -250,7 +244,7 @@ def _alive_check(operator: OperatorProcess) -> Callable[[], Awaitable[bool]]:
     return is_alive
 
 
-async def test_case_55_operator_without_permissions_is_not_ready_and_logs_the_reason_once(
+async def test_operator_without_permissions_is_not_ready_and_logs_the_reason_once(
     launcher: OperatorLauncher, api: Api, separate_operator: OperatorProcess
 ) -> None:
     async with removed(api, f"{RBAC}/clusterrolebindings/{RELEASE}"):
@@ -259,7 +253,7 @@ async def test_case_55_operator_without_permissions_is_not_ready_and_logs_the_re
     _check_no_repeated_warning(separate_operator)
 
 
-async def test_case_55_operator_without_its_crd_is_not_ready_and_logs_the_reason_once(
+async def test_operator_without_its_crd_is_not_ready_and_logs_the_reason_once(
     launcher: OperatorLauncher, api: Api, separate_operator: OperatorProcess
 ) -> None:
     async with removed(api, CRD):

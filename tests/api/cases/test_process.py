@@ -56,7 +56,7 @@ async def leader_first(replicas: list[OperatorProcess]) -> list[OperatorProcess]
     return replicas
 
 
-async def test_case_49_second_replica_takes_over_within_the_lease_when_the_leader_is_killed(
+async def test_second_replica_takes_over_within_the_lease_when_the_leader_is_killed(
     leader_first: list[OperatorProcess], job: Job
 ) -> None:
     first, second = leader_first
@@ -84,7 +84,7 @@ def _time(time_of_day: str) -> datetime:
     return datetime.fromisoformat(time_of_day)
 
 
-async def test_case_49_leader_resumed_after_its_lease_expired_writes_nothing_and_exits(
+async def test_leader_resumed_after_its_lease_expired_writes_nothing_and_exits(
     launcher: OperatorLauncher, leader_first: list[OperatorProcess], job: Job
 ) -> None:
     first, second = leader_first
@@ -110,7 +110,7 @@ async def test_case_49_leader_resumed_after_its_lease_expired_writes_nothing_and
     assert await second.answers(200, "ok")
 
 
-async def test_case_50_one_of_two_replicas_started_together_leads(
+async def test_one_of_two_replicas_started_together_leads(
     replicas: list[OperatorProcess], job: Job
 ) -> None:
     for replica in replicas:
@@ -127,7 +127,7 @@ async def test_case_50_one_of_two_replicas_started_together_leads(
     assert (await job.status())["restarts"] == 1
 
 
-async def test_case_16_operator_makes_no_wrong_change_on_stale_reads(
+async def test_operator_makes_no_wrong_change_on_stale_reads(
     launcher: OperatorLauncher, second_launcher: OperatorLauncher, job: Job
 ) -> None:
     """Let the proxy act as a stale API server that answers reads with an old state."""
@@ -156,17 +156,13 @@ async def test_case_16_operator_makes_no_wrong_change_on_stale_reads(
             assert await job.uids() == before
             lag.close()
             await job.report_progress(step=7, attempt=2)
-            await eventually(lambda: _shows_step(job, 7), "the operator reads the current state")
+            await eventually(lambda: job.shows_step(7), "the operator reads the current state")
     assert await job.uids() == before
     assert await _in_attempt(job, 2)
 
 
 async def _in_attempt(job: Job, attempt: int) -> bool:
     return bool((await job.status()).get("attempt") == attempt)
-
-
-async def _shows_step(job: Job, step: int) -> bool:
-    return bool((await job.status()).get("progress", {}).get("step") == step)
 
 
 async def _writes(launcher: OperatorLauncher, namespace: str, since: float) -> bool:
@@ -181,7 +177,7 @@ async def _writes(launcher: OperatorLauncher, namespace: str, since: float) -> b
     [(6.0, {}), pytest.param(300.0, FULL_ELECTION, marks=pytest.mark.sweep)],
 )
 @pytest.mark.timeout(500)
-async def test_case_52_api_server_outage_does_not_disturb_a_run(
+async def test_api_server_outage_does_not_disturb_a_run(
     launcher: OperatorLauncher,
     job: Job,
     other_job: Job,

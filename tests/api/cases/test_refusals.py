@@ -39,7 +39,7 @@ async def check_backoff(proxy: FaultProxy, job: Job, since: float) -> None:
         assert tried <= allowed, f"{tried} requests for {name} in {seconds:.0f} s"
 
 
-async def test_case_30_operator_reports_exceeded_quota_and_creates_the_rest_later(
+async def test_operator_reports_exceeded_quota_and_creates_the_rest_later(
     proxy: FaultProxy, api: Api, job: Job
 ) -> None:
     started = time.monotonic()
@@ -60,7 +60,7 @@ async def test_case_30_operator_reports_exceeded_quota_and_creates_the_rest_late
     assert (await job.status())["attempt"] == 1
 
 
-async def test_case_31_operator_reports_pods_rejected_by_pod_security(
+async def test_operator_reports_pods_rejected_by_pod_security(
     proxy: FaultProxy, api: Api, job: Job
 ) -> None:
     started = time.monotonic()
@@ -81,7 +81,7 @@ async def test_case_31_operator_reports_pods_rejected_by_pod_security(
     ],
     ids=["misspelt field", "invalid value"],
 )
-async def test_case_80_operator_reports_a_mistake_in_the_pod_template(
+async def test_operator_reports_a_mistake_in_the_pod_template(
     proxy: FaultProxy, api: Api, job: Job, spec: dict[str, Any], message: str
 ) -> None:
     started = time.monotonic()
@@ -93,7 +93,7 @@ async def test_case_80_operator_reports_a_mistake_in_the_pod_template(
     await job.pods_of_attempt(2, seconds=70)
 
 
-async def test_case_31_operator_reports_pods_rejected_by_a_limit_range(
+async def test_operator_reports_pods_rejected_by_a_limit_range(
     proxy: FaultProxy, api: Api, job: Job
 ) -> None:
     started = time.monotonic()
@@ -109,7 +109,7 @@ async def test_case_31_operator_reports_pods_rejected_by_a_limit_range(
     await job.pods_of_attempt(1, seconds=70)
 
 
-async def test_case_31_operator_reports_pods_rejected_by_an_admission_policy(
+async def test_operator_reports_pods_rejected_by_an_admission_policy(
     proxy: FaultProxy, api: Api, job: Job
 ) -> None:
     started = time.monotonic()
@@ -166,7 +166,7 @@ async def _refused(api: Api, namespace: str) -> bool:
     return False
 
 
-async def test_case_32_unavailable_webhook_blocks_only_its_own_namespace(
+async def test_unavailable_webhook_blocks_only_its_own_namespace(
     proxy: FaultProxy, api: Api, job: Job, other_job: Job
 ) -> None:
     started = time.monotonic()
@@ -201,7 +201,7 @@ async def test_case_32_unavailable_webhook_blocks_only_its_own_namespace(
     await job.pods_of_attempt(1, seconds=70)
 
 
-async def test_case_34_operator_reports_a_missing_claim_and_leaves_the_pods_alone(
+async def test_operator_reports_a_missing_claim_and_leaves_the_pods_alone(
     proxy: FaultProxy, job: Job
 ) -> None:
     await job.create(checkpoint={"claimName": "training-shared"})

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
 
 
 @pytest.mark.parametrize("seconds", [3.0, pytest.param(30.0, marks=pytest.mark.sweep)])
-async def test_case_06_operator_retries_a_rejected_pod_and_keeps_the_others(
+async def test_operator_retries_a_rejected_pod_and_keeps_the_others(
     proxy: FaultProxy, job: Job, seconds: float
 ) -> None:
     started = time.monotonic()
@@ -40,7 +40,7 @@ async def test_case_06_operator_retries_a_rejected_pod_and_keeps_the_others(
     assert proxy.count(verb="delete", namespace=job.namespace) == 0
 
 
-async def test_case_07_operator_rereads_the_job_on_a_status_conflict_and_loses_no_transition(
+async def test_operator_rereads_the_job_on_a_status_conflict_and_loses_no_transition(
     proxy: FaultProxy, job: Job
 ) -> None:
     await job.train()
@@ -57,9 +57,7 @@ async def test_case_07_operator_rereads_the_job_on_a_status_conflict_and_loses_n
     assert status["restarts"] == 1
 
 
-async def test_case_07_lost_response_after_a_write_repeats_nothing(
-    proxy: FaultProxy, job: Job
-) -> None:
+async def test_lost_response_after_a_write_repeats_nothing(proxy: FaultProxy, job: Job) -> None:
     with (
         proxy.inject(
             resource="ddpjobs/status", namespace=job.namespace, times=1, lose_answer=True
@@ -79,7 +77,7 @@ async def test_case_07_lost_response_after_a_write_repeats_nothing(
     ("retry_after", "seconds"),
     [(2, 5.0), pytest.param(30, 65.0, marks=pytest.mark.sweep), (None, 5.0)],
 )
-async def test_case_10_operator_backs_off_on_429_and_serves_other_jobs(
+async def test_operator_backs_off_on_429_and_serves_other_jobs(
     proxy: FaultProxy, job: Job, other_job: Job, retry_after: int | None, seconds: float
 ) -> None:
     started = time.monotonic()
@@ -102,7 +100,7 @@ async def test_case_10_operator_backs_off_on_429_and_serves_other_jobs(
 
 
 @pytest.mark.parametrize("seconds", [4.0, pytest.param(70.0, marks=pytest.mark.sweep)])
-async def test_case_11_operator_recovers_after_a_burst_of_server_errors(
+async def test_operator_recovers_after_a_burst_of_server_errors(
     proxy: FaultProxy, operator: OperatorProcess, job: Job, other_job: Job, seconds: float
 ) -> None:
     process = operator.process

@@ -17,7 +17,7 @@ SHARED: dict[str, Any] = {
 }
 
 
-async def test_case_192_second_job_starts_when_the_first_has_ended_also_after_a_restart(
+async def test_second_job_starts_when_the_first_has_ended_also_after_a_restart(
     operator: OperatorProcess, api: Api, agents: FakeAgents, job: Job
 ) -> None:
     await job.train(**SHARED)

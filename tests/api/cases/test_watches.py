@@ -34,7 +34,7 @@ def call_etcd(path: str, body: dict[str, Any]) -> dict[str, Any]:
         return found
 
 
-async def test_case_12_expired_watch_causes_one_list_and_one_attempt(
+async def test_expired_watch_causes_one_list_and_one_attempt(
     control_plane: ControlPlane, proxy: FaultProxy, job: Job
 ) -> None:
     await job.train()
@@ -55,7 +55,7 @@ async def test_case_12_expired_watch_causes_one_list_and_one_attempt(
     async def relisted() -> bool:
         return all(lists().values())
 
-    # The attempt does not wait for the lists, because the agents reported the loss.
+    # The attempt does not wait for the lists, because the agents reported the fault.
     await eventually(relisted, "the operator lists each kind again")
     await job.start_training(attempt=2)
     await job.wait_for("Running")
@@ -67,7 +67,7 @@ async def test_case_12_expired_watch_causes_one_list_and_one_attempt(
     ("every", "seconds"), [(0.5, 6.0), pytest.param(2.0, 300.0, marks=pytest.mark.sweep)]
 )
 @pytest.mark.timeout(400)
-async def test_case_13_repeatedly_broken_watches_cause_no_delay_and_no_lists(
+async def test_repeatedly_broken_watches_cause_no_delay_and_no_lists(
     proxy: FaultProxy, job: Job, every: float, seconds: float
 ) -> None:
     async def cut() -> None:
@@ -101,7 +101,7 @@ async def test_case_13_repeatedly_broken_watches_cause_no_delay_and_no_lists(
 
 
 @pytest.mark.sweep
-async def test_case_14_operator_detects_a_silent_watch_within_75_seconds(
+async def test_operator_detects_a_silent_watch_within_75_seconds(
     proxy: FaultProxy, job: Job, other_job: Job
 ) -> None:
     await job.train()

@@ -174,7 +174,7 @@ LONG = "x" * 4096
     ],
     ids=["config", "args", "longest variable", "variable", "overlay"],
 )
-def test_case_144_value_with_which_no_program_can_start_is_refused(
+def test_value_with_which_no_program_can_start_is_refused(
     spec: dict[str, Any], sentence: str | None
 ) -> None:
     manifest = job_manifest(**spec)
@@ -198,7 +198,7 @@ def test_longest_variable_is_that_of_linux() -> None:
 @pytest.mark.parametrize(
     "field", ["checkpoint", "volume", "mount", "pull secret", "priority class"]
 )
-def test_case_145_name_that_is_no_name_of_kubernetes_is_refused(field: str, name: str) -> None:
+def test_name_that_is_no_name_of_kubernetes_is_refused(field: str, name: str) -> None:
     volumes = [{"name": "data", "emptyDir": {}}]
     specs: dict[str, dict[str, Any]] = {
         "checkpoint": {"checkpoint": {"claimName": name}},

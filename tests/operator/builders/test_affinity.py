@@ -56,7 +56,7 @@ def test_pod_prefers_nodes_with_fewer_than_two_strikes() -> None:
         ("x", "x"),
     ],
 )
-def test_case_137_strikes_are_added_to_the_affinity_of_the_job(own: Any, expected: Any) -> None:
+def test_strikes_are_added_to_the_affinity_of_the_job(own: Any, expected: Any) -> None:
     """Before, a preference of the podTemplate replaced the one against the struck node."""
     assert affinity_of(own) == own
     assert affinity_of(own, a=2) == expected

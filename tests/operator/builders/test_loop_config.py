@@ -21,7 +21,7 @@ COUNTED = {"claimName": "claim"}
         ({"global_batch": 0}, "spec.config: global_batch must be greater than 0, not 0"),
         (
             {"optimizer": {"name": "sgd", "betas": [0.9, 0.9]}},
-            'spec.config: optimizer: "betas" has no effect with sgd',
+            'spec.config: optimizer: "betas" must not be set with sgd, because it has no effect',
         ),
         (
             {"nonfinite": {"policy": "rollback"}},

@@ -27,7 +27,7 @@ def test_every_host_name_is_a_dns_label(nodes: int, length: int) -> None:
 
 
 @given(SIZES, SIZES)
-def test_case_64_names_do_not_depend_on_the_size_of_the_job(nodes: int, others: int) -> None:
+def test_names_do_not_depend_on_the_size_of_the_job(nodes: int, others: int) -> None:
     job, resized = new_job(nodes=nodes), new_job(nodes=others)
     for index in {0, min(nodes, others) - 1}:
         assert names.pod_name(job, index) == names.pod_name(resized, index) == f"digits-{index}"

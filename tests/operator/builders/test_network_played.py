@@ -72,7 +72,7 @@ def enforced(
 
 
 @pytest.mark.parametrize("name", PODS)
-def test_case_75_pod_reaches_only_the_ports_that_the_policy_opens_for_it(
+def test_pod_reaches_only_the_ports_that_the_policy_opens_for_it(
     reached_without_a_policy: dict[str, list[int]], enforced: PlayedNetwork, name: str
 ) -> None:
     pod, allowed = PODS[name]
@@ -80,7 +80,7 @@ def test_case_75_pod_reaches_only_the_ports_that_the_policy_opens_for_it(
     assert enforced.reached_ports(pod, NODE_0) == allowed
 
 
-def test_case_75_kubelet_on_the_same_machine_still_probes_the_agent(
+def test_kubelet_on_the_same_machine_still_probes_the_agent(
     enforced: PlayedNetwork,
 ) -> None:
     assert AGENT_PORT in enforced.reached_ports(None, NODE_0)

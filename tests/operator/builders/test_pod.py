@@ -287,7 +287,7 @@ def test_user_can_keep_prometheus_from_a_pod() -> None:
 
 @pytest.mark.parametrize("path", ["/dev/shm", "/dev/shm/", "/tmp"])
 @pytest.mark.parametrize("where", ["spec", "podTemplate"])
-def test_case_143_mount_of_the_job_replaces_a_scratch_directory(where: str, path: str) -> None:
+def test_mount_of_the_job_replaces_a_scratch_directory(where: str, path: str) -> None:
     volume = {"name": "mine", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}
     mount = {"name": "mine", "mountPath": path}
     if where == "spec":

@@ -86,7 +86,7 @@ def total(ledger: GoodputStatus | None) -> int:
     return sum(ledger.milliseconds(bucket) for bucket in Bucket)
 
 
-def test_case_172_resume_of_a_killed_local_run_continues_its_ledger(tmp_path: Path) -> None:
+def test_resume_of_a_killed_local_run_continues_its_ledger(tmp_path: Path) -> None:
     begun = next_state(training_job(), with_run_directory(tmp_path))
     ended = begun.status.attempts[-1]
     assert (ended.number, ended.reason, ended.message, ended.end_step) == (

@@ -64,7 +64,7 @@ def job(device: str, way: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("device", "way"), cases())
-async def test_case_83_status_names_the_rank_that_hangs(
+async def test_status_names_the_rank_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, way: str
 ) -> None:
     out = io.StringIO()

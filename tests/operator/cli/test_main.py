@@ -3,10 +3,12 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from ddp_operator.api.job import InvalidJobError
 from ddp_operator.cli import entry
 from ddp_operator.cli.local_checks import check_program
 from ddp_operator.cli.main import main
@@ -214,7 +216,7 @@ PLAINLY_WRONG = {
 
 
 @pytest.mark.parametrize(("spec", "sentence"), PLAINLY_WRONG.values(), ids=PLAINLY_WRONG)
-def test_case_175_job_that_cannot_run_is_refused_before_any_process_starts(
+def test_job_that_cannot_run_is_refused_before_any_process_starts(
     tmp_path: Path, spec: str, sentence: str
 ) -> None:
     file = write(tmp_path, JOB.replace("{command: [python, train.py]}", spec))
@@ -224,14 +226,28 @@ def test_case_175_job_that_cannot_run_is_refused_before_any_process_starts(
     assert not (tmp_path / "runs").exists()
 
 
-def test_program_that_may_exist_in_the_pod_is_not_checked() -> None:
-    for spec in (
-        {"command": ["python", "/code/a.py"]},
-        {"command": ["/code/program"]},
-        {"command": ["python", "-m", "package"]},
-        {"command": ["$(HOME)/program"]},
-        {"command": ["nosuchprogram"], "env": [{"name": "PATH", "value": "/x"}]},
-    ):
-        mounts = [{"name": "code", "mountPath": "/code"}]
-        volumes = [{"name": "code", "configMap": {"name": "c"}}]
-        check_program(new_job(**spec, volumes=volumes, volumeMounts=mounts), {"PATH": "/bin"})
+def program_error(mounts: list[dict[str, str]], **spec: Any) -> str | None:
+    """Return why a job whose volume is mounted at these places cannot run, or None."""
+    volumes = [{"name": "code", "configMap": {"name": "c"}}]
+    job = new_job(**spec, volumes=volumes, volumeMounts=mounts)
+    try:
+        check_program(job, {"PATH": "/bin"})
+    except InvalidJobError as error:
+        return str(error)
+    return None
+
+
+IN_THE_POD: dict[str, dict[str, Any]] = {
+    "script below a mount": {"command": ["python", "/code/a.py"]},
+    "program below a mount": {"command": ["/code/program"]},
+    "module": {"command": ["python", "-m", "package"]},
+    "variable": {"command": ["$(HOME)/program"]},
+    "PATH of the job": {"command": ["nosuch"], "env": [{"name": "PATH", "value": "/x"}]},
+}
+
+
+@pytest.mark.parametrize("spec", IN_THE_POD.values(), ids=IN_THE_POD)
+def test_program_that_may_exist_in_the_pod_is_not_checked(spec: dict[str, Any]) -> None:
+    assert program_error([{"name": "code", "mountPath": "/code"}], **spec) is None
+    if spec["command"][-1].startswith("/code"):
+        assert "there is no" in str(program_error([{"name": "code", "mountPath": "/b"}], **spec))

@@ -213,13 +213,11 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize(("text", "sentence"), HOSTILE.values(), ids=HOSTILE)
-def test_case_174_hostile_file_is_refused_at_once(
-    tmp_path: Path, text: str | bytes, sentence: str
-) -> None:
+def test_hostile_file_is_refused_at_once(tmp_path: Path, text: str | bytes, sentence: str) -> None:
     assert sentence in refusal(tmp_path, text)
 
 
-def test_case_174_damaged_config_map_is_refused_with_one_sentence(tmp_path: Path) -> None:
+def test_damaged_config_map_is_refused_with_one_sentence(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     for damaged in ("kind: ConfigMap", "kind: ConfigMap\nmetadata: {name: a}\ndata: [1]"):
         file.write_text(damaged)

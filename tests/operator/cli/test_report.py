@@ -73,7 +73,7 @@ def test_directory_without_a_run_ends_with_exit_code_2_and_one_sentence(
     assert len(ended.stderr.splitlines()) == 1
 
 
-def test_case_174_pipe_or_huge_file_in_place_of_the_job_is_named_at_once(tmp_path: Path) -> None:
+def test_pipe_or_huge_file_in_place_of_the_job_is_named_at_once(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     for plant in (os.mkfifo, lambda path: path.open("wb").truncate(6 << 30)):
         plant(tmp_path / JOB_FILE)
@@ -83,7 +83,7 @@ def test_case_174_pipe_or_huge_file_in_place_of_the_job_is_named_at_once(tmp_pat
         (tmp_path / JOB_FILE).unlink()
 
 
-def test_case_174_line_and_file_without_end_are_read_in_part(
+def test_line_and_file_without_end_are_read_in_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report_data, "FILE_BYTES", 1000)
@@ -99,7 +99,7 @@ def test_pipe_in_place_of_the_history_is_refused_at_once(tmp_path: Path) -> None
     ended = report(tmp_path)
     assert ended.exit_code == 2
     assert ended.stderr == (
-        f"ddpjob: {tmp_path / HISTORY_FILE}: must be a regular file and no link, pipe or device;"
+        f"ddpjob: {tmp_path / HISTORY_FILE}: must be a regular file, not a link, pipe or device;"
         " remove it\n"
     )
 

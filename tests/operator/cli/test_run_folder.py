@@ -23,7 +23,7 @@ with locked(Path(sys.argv[1])):
 """
 
 
-def test_case_171_same_job_started_twice_in_one_folder_is_refused(tmp_path: Path) -> None:
+def test_same_job_started_twice_in_one_folder_is_refused(tmp_path: Path) -> None:
     home = tmp_path / "digits"
     command = [sys.executable, "-c", HOLD, str(home)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:

@@ -102,9 +102,7 @@ async def cpu_seconds_of_an_answer(port: int) -> float:
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-async def test_case_130_hostile_answer_costs_little(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hostile_answer_costs_little(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents_module, "_CONNECT_SECONDS", 0.3)
     begin, more = HOSTILE[kind]
 
@@ -118,7 +116,7 @@ async def test_case_130_hostile_answer_costs_little(
 
 
 @pytest.mark.parametrize("begin", [b"HTTP/1.1 200 ", OK + b"Content-Length: 200000\r\n\r\n"])
-async def test_case_130_answer_in_single_bytes_is_cut_off(begin: bytes) -> None:
+async def test_answer_in_single_bytes_is_cut_off(begin: bytes) -> None:
     sent = 0
 
     def talk(connection: socket.socket) -> None:
@@ -173,7 +171,7 @@ async def test_connection_that_the_agent_closed_is_replaced() -> None:
         assert requests == [1, 1, 1]
 
 
-async def test_case_131_connections_are_bounded_and_agents_take_turns(
+async def test_connections_are_bounded_and_agents_take_turns(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Without a bound the agents would leave no open file for the API server."""

@@ -89,7 +89,7 @@ async def test_undelivered_order_is_not_an_error() -> None:
         )
 
 
-async def test_case_82_nobody_waits_until_an_order_is_delivered() -> None:
+async def test_caller_does_not_wait_until_an_order_is_delivered() -> None:
     """A hostile or lost agent would otherwise hold a worker and a request to the API server."""
     connected, release = asyncio.Event(), asyncio.Event()
 
@@ -119,7 +119,7 @@ async def test_response_in_pieces_is_read_completely() -> None:
         assert await get_status(port) == KEPT
 
 
-async def test_case_130_answers_at_once_leave_time_for_other_work(
+async def test_answers_at_once_leave_time_for_other_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Fifty hostile agents that answer at once cost seconds together, and milliseconds each."""
@@ -224,7 +224,7 @@ async def test_client_with_another_secret_gets_no_status_and_gives_no_order() ->
     ["", sign_answer(SECRET, "another nonce", 200, BODY), "f" * 64, "f" * 65536],
     ids=["missing", "of another request", "invented", "too long"],
 )
-async def test_case_75_answer_without_the_pods_signature_counts_as_no_answer(
+async def test_answer_without_the_pods_signature_counts_as_no_answer(
     signature: str,
 ) -> None:
     async def lie(writer: asyncio.StreamWriter) -> None:

@@ -11,7 +11,7 @@ from ddp_operator.cluster.fair_semaphore import FairSemaphore
 from tests.operator.fake_time import run_in_fake_time
 
 
-def test_case_82_waiters_of_a_large_group_delay_another_group_by_one_holder() -> None:
+def test_waiters_of_a_large_group_delay_another_group_by_one_holder() -> None:
     served: list[str] = []
 
     async def request(slots: FairSemaphore, group: str) -> None:

@@ -21,14 +21,6 @@ PLACE = "the Deployment ddp-trainer in the namespace ddp-system"
 
 
 @pytest.fixture
-async def api() -> AsyncIterator[FakeApi]:
-    found = FakeApi()
-    await found.start()
-    yield found
-    await found.stop()
-
-
-@pytest.fixture
 async def installation(api: FakeApi) -> AsyncIterator[InstallationClient]:
     made = InstallationClient(
         client.ApiClient(client.Configuration(host=api.address)), Agents(), in_flight=1
@@ -126,6 +118,7 @@ async def test_operator_that_is_not_ready_is_one_sentence(
 async def test_ready_operator_passes(api: FakeApi, installation: InstallationClient) -> None:
     serve_deployment(api, 1, **READY)
     await installation.check_operator(DEPLOYMENT)
+    assert api.requests == [("GET", "/apis/apps/v1/namespaces/ddp-system/deployments/ddp-trainer")]
 
 
 async def test_missing_or_unreadable_operator_is_one_sentence(

@@ -109,6 +109,17 @@ async def test_no_value_of_the_overlay_raises_another_error(tmp_path: Path, save
         await cluster.close()
 
 
-def test_overlay_that_only_a_cluster_uses_is_accepted() -> None:
-    sidecar = {"name": "sync", "image": "sync:1", "volumeMounts": None}
-    check({"containers": [sidecar], "tolerations": [{"key": "gpu"}], "runtimeClassName": "nvidia"})
+async def test_overlay_that_only_a_cluster_uses_changes_no_local_pod(tmp_path: Path) -> None:
+    sidecar = {"name": "sync", "image": "sync:1", "volumeMounts": None, "env": [{"name": "A"}]}
+    overlay = {"containers": [sidecar], "tolerations": [{"key": "gpu"}], "runtimeClassName": "n"}
+    check(overlay)
+    cluster = LocalCluster(tmp_path, print, print, print, CONFIG_MAPS)
+    found = []
+    try:
+        for one in (overlay, {}):
+            manifest = overlaid(one)
+            manifest["metadata"]["uid"] = "u"
+            found.append(cluster._make_pod(manifest)._environment)
+    finally:
+        await cluster.close()
+    assert found[0] == found[1]

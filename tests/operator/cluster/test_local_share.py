@@ -28,7 +28,7 @@ def test_each_pod_has_its_own_gpus() -> None:
     assert [one["CUDA_VISIBLE_DEVICES"] for one in shares(2, FOUR)] == ["0,1", "2,3"]
 
 
-def test_too_few_gpus_are_used_by_nobody() -> None:
+def test_too_few_gpus_are_not_used() -> None:
     assert [one["CUDA_VISIBLE_DEVICES"] for one in shares(3, FOUR)] == ["", "", ""]
     assert too_few(FOUR, 6) == (
         "The 6 ranks train on the CPU, because each rank needs its own GPU and this machine has 4."
@@ -48,7 +48,7 @@ def test_a_machine_without_gpus_or_with_enough_of_them_needs_no_sentence(gpus: l
     assert too_few(gpus, 4) == ""
 
 
-def test_case_170_job_that_asks_for_gpus_on_a_machine_without_any_says_so() -> None:
+def test_job_that_asks_for_gpus_on_a_machine_without_any_says_so() -> None:
     assert too_few([], 16, per_node=8) == (
         "The 16 ranks train on the CPU, because each rank needs its own GPU and this machine has"
         " none that nvidia-smi lists (gpusPerNode is 8)."

@@ -67,7 +67,7 @@ def test_sub_path_cannot_lead_out_of_the_folder(path: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../x", "/tmp/x", "a/../../x"])
-def test_case_173_name_of_a_volume_cannot_lead_out_of_the_folder(name: str) -> None:
+def test_name_of_a_volume_cannot_lead_out_of_the_folder(name: str) -> None:
     manifest = pod({"configMap": {"name": "code"}}, {"name": name})
     manifest["spec"]["volumes"][1]["name"] = name
     with pytest.raises(ClusterError, match=r"^spec.volumes: must be a relative path without '..'"):
@@ -75,7 +75,7 @@ def test_case_173_name_of_a_volume_cannot_lead_out_of_the_folder(name: str) -> N
 
 
 @pytest.mark.parametrize("claim", ["../../x", "/tmp/x"])
-def test_case_173_name_of_a_claim_cannot_lead_out_of_the_folder(claim: str) -> None:
+def test_name_of_a_claim_cannot_lead_out_of_the_folder(claim: str) -> None:
     manifest = build_pod(new_job(checkpoint={"claimName": "c", "path": "x"}), 0, 1, DEFAULTS)
     volumes = {volume["name"]: volume for volume in manifest["spec"]["volumes"]}
     volumes["ddp-checkpoint"]["persistentVolumeClaim"]["claimName"] = claim

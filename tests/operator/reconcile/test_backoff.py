@@ -8,7 +8,7 @@ import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Cause, CheckpointStatus, ConditionType
 from ddp_operator.reconcile import backoff
-from ddp_operator.reconcile.decide import STARTING_REQUEUE_SECONDS
+from ddp_operator.reconcile.new_attempt import STARTING_REQUEUE_SECONDS
 from ddp_operator.reconcile.plan import CreatePod, Plan, SetAttempt
 from ddp_wire.contract import ExitCode
 from tests.operator.support import (
@@ -55,7 +55,7 @@ def test_progress_resets_the_delay(trained: float, saved: bool, resets: bool) ->
     assert bool(plan.actions) is resets
 
 
-def test_case_67_free_restarts_are_limited_by_rate() -> None:
+def test_free_restarts_are_limited_by_rate() -> None:
     """A program that always asks for a restart would otherwise restart without end."""
     job = job_with(9)
     stopped = {1: agent_status(1, phase="Preempted")}
@@ -65,7 +65,7 @@ def test_case_67_free_restarts_are_limited_by_rate() -> None:
     assert status.attempt_start_time == after(256)
 
 
-def test_case_67_node_that_refuses_every_pod_does_not_use_up_the_budget() -> None:
+def test_node_that_refuses_every_pod_does_not_use_up_the_budget() -> None:
     job = with_status(job_with(9), conditions=[condition(ConditionType.RENDEZVOUSED, "False")])
     refused = pod(job, 1, phase="Failed", ready=False, reason="UnexpectedAdmissionError")
     plan = plan_for(job, [pod(job, 0, ready=False), refused])

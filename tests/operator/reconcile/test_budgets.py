@@ -1,10 +1,10 @@
-"""The cause of a loss, the budget that it is charged to, and the limit of each budget."""
+"""The cause of a fault, the budget that it is charged to, and the limit of each budget."""
 
 from typing import Any
 
 import pytest
 
-from ddp_operator.api.status import Cause, FailureStatus
+from ddp_operator.api.status import Cause
 from ddp_operator.reconcile.plan import Plan
 from ddp_operator.reconcile.world import PodView
 from ddp_wire.contract import AgentStatus, ExitCode
@@ -15,6 +15,7 @@ from tests.operator.support import (
     all_pods,
     ended,
     failed_status,
+    failure,
     plan_for,
     pod,
     reason,
@@ -22,11 +23,6 @@ from tests.operator.support import (
 )
 
 APPLICATION, INFRASTRUCTURE, FREE = Cause.APPLICATION, Cause.INFRASTRUCTURE, Cause.FREE
-
-
-def failure(plan: Plan) -> FailureStatus:
-    assert plan.status.last_failure is not None
-    return plan.status.last_failure
 
 
 def spent(plan: Plan) -> tuple[int, int, int]:
@@ -132,7 +128,7 @@ def test_disruption_of_a_pod_decides_the_cause(
     ],
     ids=["ready", "ranks stopped", "request still waits", "lost", "not ready", "ended"],
 )
-def test_case_128_taint_on_a_node_that_works_is_free_like_a_drain(
+def test_taint_on_a_node_that_works_is_free_like_a_drain(
     fields: dict[str, Any], report: AgentStatus | None, silent: bool, free: bool
 ) -> None:
     """Kubernetes deletes the pods of an unreachable node for the same reason."""
@@ -144,7 +140,7 @@ def test_case_128_taint_on_a_node_that_works_is_free_like_a_drain(
     assert plan.status.free_restarts == int(free)
 
 
-def test_disrupted_pod_that_still_trains_is_no_loss() -> None:
+def test_disrupted_pod_that_still_trains_is_no_fault() -> None:
     job = active_job()
     seen = [pod(job, 0), pod(job, 1, disruption="EvictionByEvictionAPI")]
     assert plan_for(job, seen).status.attempt == 1

@@ -38,7 +38,7 @@ def waiting(job: DDPJob, pods: Any = (), *, at: float = 0, owner: str | None = "
     return decide(seen.__class__(**{**vars(seen), "checkpoint_owner": owner}), DEFAULTS)
 
 
-def test_case_192_second_job_waits_and_names_the_owner() -> None:
+def test_second_job_waits_and_names_the_owner() -> None:
     plan = waiting(new_job(**SHARED))
     assert plan.actions == ()
     assert (plan.status.attempt, plan.status.ready, plan.requeue_seconds) == (0, "0/2", 10.0)
@@ -52,7 +52,7 @@ def test_case_192_second_job_waits_and_names_the_owner() -> None:
     assert plan.status.next_action == "none: the operator waits until the DDPJob first has ended"
 
 
-def test_case_192_one_event_and_one_write_however_long_the_job_waits() -> None:
+def test_one_event_and_one_write_however_long_the_job_waits() -> None:
     job = new_job(**SHARED)
     job = with_status(job, **dict(waiting(job).status))
     for at in (10, 20, 86_400):
@@ -63,7 +63,7 @@ def test_case_192_one_event_and_one_write_however_long_the_job_waits() -> None:
     assert other.events == ()
 
 
-def test_case_192_job_starts_when_the_owner_has_ended_and_no_deadline_has_run() -> None:
+def test_job_starts_when_the_owner_has_ended_and_no_deadline_has_run() -> None:
     job = new_job(activeDeadlineSeconds=60, startupDeadlineSeconds=60, **SHARED)
     job = with_status(job, **dict(waiting(job).status))
     plan = waiting(job, at=86_400, owner=None)
@@ -75,7 +75,7 @@ def test_case_192_job_starts_when_the_owner_has_ended_and_no_deadline_has_run() 
     assert plan.status.goodput.queued_milliseconds == 86_400_000
 
 
-def test_case_192_job_that_trains_goes_on_whatever_owns_its_directory() -> None:
+def test_job_that_trains_goes_on_with_any_owner_of_its_directory() -> None:
     """Two such jobs may have run before an upgrade of the operator."""
     job = active_job(**SHARED)
     plan = waiting(job, all_pods(job))
@@ -83,7 +83,7 @@ def test_case_192_job_that_trains_goes_on_whatever_owns_its_directory() -> None:
     assert not only(plan.actions, DeletePod)
 
 
-def test_case_192_edit_to_a_directory_in_use_ends_the_attempt_and_its_pods() -> None:
+def test_edit_to_a_directory_in_use_ends_the_attempt_and_its_pods() -> None:
     job = active_job(attempt=3, nodes=2, checkpoint={"claimName": "shared", "path": "runs/b"})
     pods = all_pods(job)
     edited = with_status(new_job(**SHARED), **dict(job.status))
@@ -101,7 +101,7 @@ def test_case_192_edit_to_a_directory_in_use_ends_the_attempt_and_its_pods() -> 
     assert started.pods.checkpoint_directory == "shared/runs/a"
 
 
-def test_case_192_resumed_job_that_waits_is_no_longer_suspended() -> None:
+def test_resumed_job_that_waits_is_no_longer_suspended() -> None:
     created = new_job(suspend=True, **SHARED)
     stopped = plan_for(created).status
     plan = waiting(with_status(new_job(**SHARED), **dict(stopped)))

@@ -200,7 +200,7 @@ def outcome(plan: Plan) -> str:
 
 
 @pytest.mark.parametrize(("scene", "expected"), SCENES, ids=[s.__name__ for s, _ in SCENES])
-def test_case_120_constant_clock_offset_changes_no_decision(
+def test_constant_clock_offset_changes_no_decision(
     scene: Callable[[Clocks], Plan], expected: str
 ) -> None:
     assert outcome(scene(Clocks("none", 0))) == expected
@@ -244,7 +244,7 @@ class CrashLoop:
 
 
 @pytest.mark.parametrize("offset", [0, *STEPS])
-async def test_case_121_crash_loop_is_charged_and_delayed_whatever_the_nodes_clock(
+async def test_crash_loop_is_charged_and_delayed_at_any_clock_of_the_node(
     offset: float,
 ) -> None:
     created, status = await CrashLoop(offset).run(12)
@@ -252,8 +252,8 @@ async def test_case_121_crash_loop_is_charged_and_delayed_whatever_the_nodes_clo
     assert [c["status"] for c in status["conditions"] if c["type"] == "Succeeded"] == ["False"]
 
 
-async def test_case_121_pods_that_vanish_before_the_start_are_created_ever_more_slowly() -> None:
-    """Their loss ends no attempt, so that no budget limits it."""
+async def test_pods_that_vanish_before_the_start_are_created_ever_more_slowly() -> None:
+    """Before the start a missing pod ends no attempt, so no budget limits the creations."""
     created, status = await CrashLoop(0).run(40, remove=True)
     assert status["attempt"] == 1
     assert created == 2 * len([0, 1, 2, 4, 8, 16, 32])

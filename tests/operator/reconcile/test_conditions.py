@@ -199,7 +199,7 @@ def test_starting_message_names_pods_whose_ranks_have_not_joined() -> None:
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
-def test_case_118_message_names_the_pod_that_cannot_reach_another_and_the_port(
+def test_message_names_the_pod_that_cannot_reach_another_and_the_port(
     attempt: int,
 ) -> None:
     """Node 0 only knows who is late. The late one knows why."""

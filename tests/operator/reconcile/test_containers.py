@@ -73,7 +73,7 @@ def view(
     ],
     ids=["not ready", "out of memory", "no image", "done", "readiness gate", "native sidecar"],
 )
-def test_case_141_container_beside_the_worker_decides_nothing(
+def test_container_beside_the_worker_decides_nothing(
     status: dict[str, Any], trouble: str | None
 ) -> None:
     job = active_job(formed=False, **JOB)
@@ -126,7 +126,7 @@ FETCH_FAILED = {"exitCode": 2, "reason": "Error", "message": "connecting\nno suc
     ],
     ids=["error", "out of memory"],
 )
-def test_case_142_failed_init_container_is_an_application_failure_with_its_last_line(
+def test_failed_init_container_is_an_application_failure_with_its_last_line(
     end: dict[str, Any], reason: str, message: str
 ) -> None:
     job = active_job(formed=False)
@@ -139,7 +139,7 @@ def test_case_142_failed_init_container_is_an_application_failure_with_its_last_
     assert failure.exit_code == end["exitCode"]
 
 
-def test_case_142_eviction_explains_the_end_of_an_init_container() -> None:
+def test_eviction_explains_the_end_of_an_init_container() -> None:
     job = active_job(formed=False)
     failed = {"name": "fetch", "state": {"terminated": FETCH_FAILED}}
     sentence = "The node was low on resource: ephemeral-storage."
@@ -158,7 +158,7 @@ def test_case_142_eviction_explains_the_end_of_an_init_container() -> None:
     ],
     ids=["runs", "no image"],
 )
-def test_case_142_status_names_the_init_container_for_which_the_worker_waits(
+def test_status_names_the_init_container_for_which_the_worker_waits(
     state: dict[str, Any], waiting: str
 ) -> None:
     job = active_job(formed=False)

@@ -146,7 +146,7 @@ def test_smaller_job_starts_a_new_attempt_without_the_surplus_pods() -> None:
     assert plan.status.ready == "0/2"
 
 
-def test_pod_with_an_old_name_is_no_loss_while_it_ends() -> None:
+def test_pod_with_an_old_name_is_no_fault_while_it_ends() -> None:
     """From 10 to 11 nodes all pods get new names. The old pods have 60 s to save."""
     job = active_job(nodes=11, attempt=2)
     old = pod(active_job(nodes=10), 0, deleting=True, spec_hash="old")

@@ -48,7 +48,7 @@ def test_node_ranges_are_short() -> None:
     assert node_ranges.to_text([7, 0, 1, 2]) == "0-2,7"
 
 
-def test_case_68_pod_that_succeeded_may_be_deleted_before_the_end_of_the_attempt() -> None:
+def test_pod_that_succeeded_may_be_deleted_before_the_end_of_the_attempt() -> None:
     """Garbage collection may delete it while rank 0 exports the model."""
     job = active_job(nodes=3)
     first = plan_for(job, [pod(job, 0), succeeded(job, 1), succeeded(job, 2)])
@@ -79,7 +79,7 @@ def test_nodes_that_succeed_one_by_one_cost_few_status_writes() -> None:
 
 
 @pytest.mark.parametrize("ended_well", [True, False])
-def test_case_68_pods_of_a_finished_job_that_never_started_are_deleted(ended_well: bool) -> None:
+def test_pods_of_a_finished_job_that_never_started_are_deleted(ended_well: bool) -> None:
     """A pod without a node makes the autoscaler buy one; a bound pod holds its GPUs."""
     job = finished_job(succeeded=ended_well)
     waiting = pod(job, 1, phase="Pending", ready=False, waiting="ImagePullBackOff")
@@ -132,7 +132,7 @@ def test_pod_lingers_when_only_its_worker_has_ended(
     assert view_of(manifest(phase, state, proxy)).lingers is lingers
 
 
-def test_case_127_pods_of_a_completed_job_end_by_themselves() -> None:
+def test_pods_of_a_completed_job_end_by_themselves() -> None:
     """The kubelet changes the phase of a pod seconds after the end of its worker."""
     job = finished_job(succeeded=True)
     done = pod_manifest(
@@ -143,13 +143,8 @@ def test_case_127_pods_of_a_completed_job_end_by_themselves() -> None:
     assert plan_for(job, [view_of(done)]).actions == ()
 
 
-def test_all_pods_of_a_running_job_stay() -> None:
-    job = active_job()
-    assert plan_for(job, all_pods(job)).actions == ()
-
-
 @pytest.mark.parametrize("succeeds", [True, False])
-def test_case_146_ended_job_has_the_condition_of_a_batch_job_and_an_active_one_has_none(
+def test_ended_job_has_the_condition_of_a_batch_job_and_an_active_one_has_none(
     succeeds: bool,
 ) -> None:
     job = active_job(maxRestarts=0)
@@ -164,7 +159,7 @@ def test_case_146_ended_job_has_the_condition_of_a_batch_job_and_an_active_one_h
             assert done.is_true(kind) is is_end
 
 
-def test_case_124_run_that_completed_before_the_operator_looked_ignores_a_deadline() -> None:
+def test_run_that_completed_before_the_operator_looked_ignores_a_deadline() -> None:
     """The operator was away, and the deadline has passed meanwhile."""
     job = active_job(activeDeadlineSeconds=3600)
     plan = plan_for(job, [succeeded(job, 0), succeeded(job, 1)], now=after(3601))

@@ -219,7 +219,9 @@ REPLACED: dict[str, tuple[dict[str, Any], list[type[Any]]]] = {
 
 
 @pytest.mark.parametrize(("fields", "acts"), REPLACED.values(), ids=REPLACED.keys())
-def test_pod_is_replaced_once_without_a_loss(fields: dict[str, Any], acts: list[type[Any]]) -> None:
+def test_pod_is_replaced_once_without_a_fault(
+    fields: dict[str, Any], acts: list[type[Any]]
+) -> None:
     status = {"stalled_attempts": 1, "last_failure": last_failure(1, pod="digits-1")}
     job = active_job(attempt=2, formed=False, status=status, **SAVES)
     plan = plan_for(job, [pod(job, 0), pod(job, 1, **fields)])
@@ -238,7 +240,7 @@ def test_replaced_pod_that_is_gone_is_created_in_the_same_attempt() -> None:
 # --- Strikes ------------------------------------------------------------------------------------
 
 
-def test_each_node_with_a_primary_loss_of_a_stalled_attempt_gets_a_strike() -> None:
+def test_each_node_with_a_primary_fault_of_a_stalled_attempt_gets_a_strike() -> None:
     job = active_job(nodes=4, status={"strikes": [strike("machine-1", 1, -60)]}, **SAVES)
     statuses = {
         0: failed_status(0, secondary=True),
@@ -259,7 +261,7 @@ NO_STRIKE: dict[str, tuple[dict[str, Any], dict[str, Any], dict[int, AgentStatus
 
 
 @pytest.mark.parametrize(("spec", "status", "statuses"), NO_STRIKE.values(), ids=NO_STRIKE.keys())
-def test_loss_without_a_stall_adds_no_strike(
+def test_fault_without_a_stall_adds_no_strike(
     spec: dict[str, Any], status: dict[str, Any], statuses: dict[int, AgentStatus]
 ) -> None:
     job = active_job(status=status, **spec)

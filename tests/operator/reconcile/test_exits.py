@@ -43,7 +43,7 @@ def exited(index: int, *problems: ExitProblem, attempt: int = 1) -> AgentStatus:
     return agent_status(index, attempt=attempt, phase="Succeeded", exit_problems=found)
 
 
-def test_case_100_job_is_completed_and_an_event_names_the_ranks() -> None:
+def test_job_is_completed_and_an_event_names_the_ranks() -> None:
     job = active_job()
     finals = [exited(0), exited(1, STUCK, CRASHED)]
     ends = [
@@ -85,7 +85,7 @@ def exiting(index: int, result: int | None = 0, **fields: Any) -> AgentStatus:
 EXPIRED: dict[str, Any] = {"activeDeadlineSeconds": 3600}
 
 
-def test_case_124_deadline_that_passes_while_the_ranks_exit_completes_the_job() -> None:
+def test_deadline_that_passes_while_the_ranks_exit_completes_the_job() -> None:
     job = active_job(**EXPIRED)
     plan = plan_for(job, all_pods(job), statuses={0: exiting(0)}, now=after(3601))
     assert reason(plan.status) == "Completed"
@@ -99,7 +99,7 @@ def test_case_124_deadline_that_passes_while_the_ranks_exit_completes_the_job() 
     assert stopped.status.next_action == "the operator waits for digits-0, digits-1 to end"
 
 
-def test_case_201_suspension_while_the_ranks_exit_completes_the_job() -> None:
+def test_suspension_while_the_ranks_exit_completes_the_job() -> None:
     """A resumption would start all pods once more, only to find the run complete."""
     job = active_job(suspend=True)
     plan = plan_for(job, all_pods(job), statuses={0: exiting(0)})
@@ -121,7 +121,7 @@ LOST: dict[str, dict[str, Any] | None] = {
 
 @pytest.mark.parametrize("fields", LOST.values(), ids=LOST.keys())
 @pytest.mark.parametrize("formed", [True, False])
-def test_case_201_pod_that_is_lost_while_the_ranks_exit_costs_no_attempt(
+def test_pod_that_is_lost_while_the_ranks_exit_costs_no_attempt(
     fields: dict[str, Any] | None, formed: bool
 ) -> None:
     """Its peer reports the result. The attempt may have begun before this operator looked."""
@@ -136,7 +136,7 @@ def test_case_201_pod_that_is_lost_while_the_ranks_exit_costs_no_attempt(
     assert (plan.status.infrastructure_restarts, plan.status.free_restarts) == (0, 0)
 
 
-def test_case_201_last_report_of_the_lost_pod_itself_proves_that_the_work_is_done() -> None:
+def test_last_report_of_the_lost_pod_itself_proves_that_the_work_is_done() -> None:
     """A termination message has one rank of a node only."""
     job = active_job(nodes=1, procsPerNode=8)
     stopped = exiting(0, phase="Preempted")
@@ -189,7 +189,7 @@ def test_message_tells_that_the_ranks_exit(phase: RankPhase, exits: bool) -> Non
         ({"task": "t:build"}, {}, False),
     ],
 )
-def test_case_105_command_without_a_checkpoint_may_start_from_the_beginning(
+def test_command_without_a_checkpoint_may_start_from_the_beginning(
     spec: dict[str, Any], status: dict[str, Any], warns: bool
 ) -> None:
     trained = {"goodput": GoodputStatus(training_milliseconds=5000)}

@@ -104,7 +104,7 @@ def charged(
 
 
 def lost(reason: str = "RankFailed", at: float = 10, attempt: int = 1) -> dict[str, Any]:
-    """Return the change of a status by which a loss ends an attempt."""
+    """Return the change of a status by which a fault ends an attempt."""
     failure = last_failure(attempt, reason=reason, time=after(at))
     return {"attempt": attempt + 1, "last_failure": failure}
 
@@ -154,7 +154,7 @@ def test_attempt_without_times_trains_all_the_time(spec: dict[str, Any]) -> None
     assert ledger_of(charged(job, 60)) == {"starting": 1000, "training": 59000}
 
 
-def test_loss_ends_the_training_and_begins_the_recovery() -> None:
+def test_fault_ends_the_training_and_begins_the_recovery() -> None:
     job = started(TRAINING, starting_milliseconds=3000)
     found = charged(job, 12, lost(at=10.5), statuses=trained(7, at=10))
     assert ledger_of(found) == {"starting": 3000, "training": 7500, "recovering": 1500}

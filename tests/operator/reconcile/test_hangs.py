@@ -108,7 +108,7 @@ def test_all_ranks_wait_for_the_same_collective() -> None:
     assert verdict(waiting(0), waiting(1)) == ([], "")
 
 
-def test_two_halves_accuse_nobody() -> None:
+def test_two_equal_halves_name_no_rank() -> None:
     assert verdict(waiting(0), waiting(1, last="broadcast of [1]"))[0] == []
 
 
@@ -125,7 +125,7 @@ def plan(statuses: Mapping[int, AgentStatus], **more: Any) -> Plan:
 HANG = {0: reporting(waiting(0), waiting(1)), 1: reporting(busy(2), waiting(3), index=1)}
 
 
-def test_case_83_operator_ends_a_hung_attempt_and_names_the_rank() -> None:
+def test_operator_ends_a_hung_attempt_and_names_the_rank() -> None:
     ended = plan(HANG)
     failure = ended.status.last_failure
     assert ended.status.attempt == 2
@@ -150,7 +150,7 @@ def slow(activity: str = "hook", **fields: Any) -> dict[int, AgentStatus]:
 
 
 @pytest.mark.parametrize("activity", ["data", "hook", "forward"])
-def test_case_102_rank_within_its_limit_is_a_suspect_and_the_attempt_goes_on(activity: str) -> None:
+def test_rank_within_its_limit_is_a_suspect_and_the_attempt_goes_on(activity: str) -> None:
     running = plan(slow(activity))
     assert running.status.attempt == 1
     found = running.status.suspect
@@ -190,7 +190,7 @@ def test_suspect_that_exceeds_its_limit_ends_the_attempt() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "named"), [(59.0, False), (61.0, True)])
-def test_case_103_long_save_is_named_in_the_message_alone(seconds: float, named: bool) -> None:
+def test_long_save_is_named_in_the_message_alone(seconds: float, named: bool) -> None:
     """For example to a volume that is frozen."""
     saving = heartbeat(rank=0, step=80, activity="checkpoint", idle_seconds=seconds)
     running = plan({0: agent_status(0, ranks=[saving]), 1: agent_status(1)})

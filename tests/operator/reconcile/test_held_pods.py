@@ -57,7 +57,7 @@ GRACE = {"deleting": True, "grace": timedelta(seconds=60)}
     ],
     ids=str,
 )
-def test_case_136_held_pod_is_deleted_once_and_waited_for(
+def test_held_pod_is_deleted_once_and_waited_for(
     old: dict[str, Any], expected: tuple[int, int]
 ) -> None:
     """Before, the operator deleted and created it again every second."""
@@ -65,7 +65,7 @@ def test_case_136_held_pod_is_deleted_once_and_waited_for(
         assert counts(plan_with(old, seconds)) == expected
 
 
-def test_case_136_status_and_one_event_name_the_finalizer() -> None:
+def test_status_and_one_event_name_the_finalizer() -> None:
     soon = plan_with(ENDED | DELETED, 9)
     assert KUEUE not in summary(soon.status)[2]
     late = plan_with(ENDED | DELETED, 10)

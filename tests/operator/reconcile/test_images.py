@@ -41,7 +41,7 @@ def replaced(**spec: Any) -> Plan:
 
 
 @pytest.mark.parametrize("spec", [{}, {"image": "registry.example/ddp-trainer:latest"}])
-def test_case_88_replaced_pod_runs_the_image_of_its_peers_although_the_tag_has_moved(
+def test_replaced_pod_runs_the_image_of_its_peers_although_the_tag_has_moved(
     spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert images(replaced(**spec)) == [OLD]

@@ -42,7 +42,7 @@ def late(job: DDPJob, **fields: Any) -> Plan:
 OOM = {"termination": ended(137, reason="OOMKilled")}
 
 
-def test_case_126_late_report_of_a_memory_limit_corrects_cause_and_budget() -> None:
+def test_late_report_of_a_memory_limit_corrects_cause_and_budget() -> None:
     plan = late(blaming())
     assert plan.status.infrastructure_restarts == 1
     plan = late(blaming(), **OOM)
@@ -57,7 +57,7 @@ def test_case_126_late_report_of_a_memory_limit_corrects_cause_and_budget() -> N
     assert (again.status.restarts, again.status.attempt) == (1, 2)
 
 
-def test_case_126_late_report_of_an_exception_corrects_the_cause() -> None:
+def test_late_report_of_an_exception_corrects_the_cause() -> None:
     final = failed_status(1, attempt=1, message="ValueError: no such file")
     plan = late(blaming(), termination=ended(1, final=final))
     failure = plan.status.last_failure
@@ -87,6 +87,6 @@ def test_other_ends_leave_the_cause(fields: dict[str, Any]) -> None:
     assert (status.infrastructure_restarts, status.restarts) == (1, 0)
 
 
-def test_end_in_the_new_attempt_is_a_loss_of_its_own() -> None:
+def test_end_in_the_new_attempt_is_a_fault_of_its_own() -> None:
     status = late(blaming(), **OOM, first_attempt="2").status
     assert (status.attempt, status.infrastructure_restarts, status.restarts) == (3, 1, 1)

@@ -17,7 +17,7 @@ LIMITED = "digits-1 ran out of memory: a limit of 160 MiB"
         (
             {},
             "a limit of 160 MiB",
-            f"{LIMITED}; spec.resources sets none, a LimitRange may have done",
+            f"{LIMITED}; spec.resources sets none, so it may be a LimitRange's",
         ),
         (
             {"resources": {"limits": {"memory": "160Mi"}}},
@@ -27,7 +27,7 @@ LIMITED = "digits-1 ran out of memory: a limit of 160 MiB"
     ],
     ids=["older agent", "limit of the namespace", "limit of the job"],
 )
-def test_case_113_status_states_the_memory_limit_and_its_origin(
+def test_status_states_the_memory_limit_and_its_origin(
     spec: dict[str, Any], message: str, expected: str
 ) -> None:
     job = active_job(**spec)

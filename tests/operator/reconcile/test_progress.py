@@ -220,7 +220,9 @@ def test_new_attempt_has_no_resumed_step_until_it_reports_one() -> None:
 
 
 @pytest.mark.parametrize("later", [None, 9])
-def test_attempt_resumes_once_whatever_its_rank_reports_later(later: int | None) -> None:
+def test_attempt_resumes_once_even_if_its_rank_reports_another_step_later(
+    later: int | None,
+) -> None:
     job = with_status(shown(10), resumed_from_step=8)
     report = at_step(10, ranks=[beat(resumed_from=later)])
     plan = plan_for(job, all_pods(job), now=after(1), statuses={0: report})

@@ -69,7 +69,7 @@ HOLDS = ("gate", "one gate", "quota", "one pod in the quota")
 
 
 @pytest.mark.parametrize("held", HOLDS)
-def test_case_190_no_deadline_passes_while_a_gate_or_a_quota_holds_the_pods(held: str) -> None:
+def test_no_deadline_passes_while_a_gate_or_a_quota_holds_the_pods(held: str) -> None:
     job = look(active_job(formed=False, **DEADLINES), 5, held)
     assert queue(job.status) == (after(5), 0, 0)
     for day in range(1, 30):
@@ -80,7 +80,7 @@ def test_case_190_no_deadline_passes_while_a_gate_or_a_quota_holds_the_pods(held
 
 @pytest.mark.parametrize("held", HOLDS)
 @pytest.mark.parametrize(("at", "ends"), [(86_599, False), (86_600, True)])
-def test_case_190_startup_deadline_goes_on_where_it_was_when_the_hold_ends(
+def test_startup_deadline_goes_on_where_it_was_when_the_hold_ends(
     held: str, at: float, ends: bool
 ) -> None:
     job = look(active_job(formed=False, **DEADLINES), 100, held)
@@ -95,7 +95,7 @@ def test_case_190_startup_deadline_goes_on_where_it_was_when_the_hold_ends(
 
 
 @pytest.mark.parametrize(("at", "ends"), [(86_999, False), (87_000, True)])
-def test_case_190_active_deadline_excludes_the_holds_of_all_attempts(at: float, ends: bool) -> None:
+def test_active_deadline_excludes_the_holds_of_all_attempts(at: float, ends: bool) -> None:
     job = look(active_job(formed=False, activeDeadlineSeconds=1000), 100, "quota")
     job = look(job, 80_100, None)
     joined = plan_for(job, all_pods(job), now=after(80_110)).status
@@ -111,7 +111,7 @@ def test_case_190_active_deadline_excludes_the_holds_of_all_attempts(at: float, 
         assert [e.reason for e in plan.events] == ["DeadlineExceeded"]
 
 
-def test_case_190_attempt_that_begins_during_a_hold_counts_its_own_part() -> None:
+def test_attempt_that_begins_during_a_hold_counts_its_own_part() -> None:
     job = look(active_job(formed=False, **DEADLINES), 100, "gate")
     edited = with_status(new_job(nodes=2, image="other:1", **DEADLINES), **dict(job.status))
     job = look(edited, 1_100, "gate")

@@ -50,7 +50,7 @@ def scaled_up(**spec: Any) -> DDPJob:
     return bigger.model_copy(update={"status": plan_for(bigger, all_pods(bigger)).status})
 
 
-def test_case_122_refused_scale_waits_and_costs_nothing() -> None:
+def test_refused_scale_waits_and_costs_nothing() -> None:
     job = scaled_up(maxRestarts=0, maxInfrastructureRestarts=0, activeDeadlineSeconds=86401)
     job = job.model_copy(update={"status": job.status.model_copy(update={"start_time": after(80)})})
     plan = refusal(job)
@@ -68,7 +68,7 @@ def test_case_122_refused_scale_waits_and_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("nodes", [2, 4], ids=["scaled back", "another size"])
-def test_case_122_next_edit_resumes_the_job(nodes: int) -> None:
+def test_next_edit_resumes_the_job(nodes: int) -> None:
     waits = refusal(scaled_up()).status
     plan = plan_for(edited(waits, nodes=nodes), [], now=after(86500))
     assert (plan.status.attempt, reason(plan.status)) == (3, "Pending")
@@ -78,7 +78,7 @@ def test_case_122_next_edit_resumes_the_job(nodes: int) -> None:
     assert plan.status.pods.nodes == nodes
 
 
-def test_case_122_second_refused_edit_waits_too() -> None:
+def test_second_refused_edit_waits_too() -> None:
     waits = refusal(scaled_up()).status
     other = edited(waits, nodes=5)
     started = other.model_copy(update={"status": plan_for(other, []).status})

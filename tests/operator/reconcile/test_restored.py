@@ -25,7 +25,7 @@ def reports(attempt: int, **more: Any) -> dict[int, AgentStatus]:
     return {i: agent_status(i, attempt=attempt, job_uid=UID, **more) for i in (0, 1)}
 
 
-def test_case_123_restored_status_follows_the_agents() -> None:
+def test_restored_status_follows_the_agents() -> None:
     job = active_job(attempt=2, formed=False)
     plan = plan_for(job, all_pods(job), statuses=reports(5), now=after(60))
     assert (plan.status.attempt, plan.status.restarts) == (5, 0)
@@ -34,7 +34,7 @@ def test_case_123_restored_status_follows_the_agents() -> None:
     assert next(event.reason for event in plan.events) == "AttemptRestored"
 
 
-def test_case_123_run_that_completed_after_the_backup_is_not_repeated() -> None:
+def test_run_that_completed_after_the_backup_is_not_repeated() -> None:
     job = active_job(attempt=2)
     done = [
         replace(

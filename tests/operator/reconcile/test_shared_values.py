@@ -46,7 +46,7 @@ def test_first_attempt_records_what_its_pods_share() -> None:
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "of an older operator"])
-def test_case_65_pod_replaced_after_an_upgrade_gets_the_image_of_its_peers(recorded: bool) -> None:
+def test_pod_replaced_after_an_upgrade_gets_the_image_of_its_peers(recorded: bool) -> None:
     """Ranks of two trainer versions may have different settings, and would refuse each other."""
     job = active_job(status={} if recorded else {"pods": None})
     seen = world(job, [pod(job, 0, image=DEFAULTS.image)], statuses={0: agent_status(0)})
@@ -81,7 +81,7 @@ def with_nodes(nodes: int) -> Any:
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "of an older operator"])
-def test_case_64_resize_creates_no_pod_while_one_of_that_node_lives(recorded: bool) -> None:
+def test_resize_creates_no_pod_while_one_of_that_node_lives(recorded: bool) -> None:
     old = active_job(nodes=10 if recorded else 11, status={} if recorded else {"pods": None})
     job = resized(old, 12)
     living = all_pods(old)
@@ -99,7 +99,7 @@ def abandoned(attempt: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("ordered", "attempt"), [("2", 3), ("1", 2)])
-def test_case_66_forced_replacement_never_has_the_number_of_the_pod_it_replaces(
+def test_forced_replacement_never_has_the_number_of_the_pod_it_replaces(
     ordered: str, attempt: int
 ) -> None:
     """The old container may still run, and the fence tells the two apart by their attempts."""
@@ -111,7 +111,7 @@ def test_case_66_forced_replacement_never_has_the_number_of_the_pod_it_replaces(
     assert [a.grace_seconds for a in only(plan.actions, DeletePod)] == [0]
 
 
-def test_attempt_after_a_loss_keeps_the_record() -> None:
+def test_attempt_after_a_fault_keeps_the_record() -> None:
     job = active_job()
     status: DDPJobStatus = plan_for(job, all_pods(job), statuses={0: failed_status(0)}).status
     assert status.pods == job.status.pods

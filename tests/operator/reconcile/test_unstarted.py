@@ -59,7 +59,7 @@ NO_GPU = (
     ],
     ids=["no agent", "no program", "no GPU", "killed from outside"],
 )
-def test_case_90_status_states_why_a_container_did_not_work(
+def test_status_states_why_a_container_did_not_work(
     termination: Termination, reason: str, cause: Cause, message: str
 ) -> None:
     job = active_job()
@@ -79,7 +79,7 @@ def test_case_90_status_states_why_a_container_did_not_work(
     ],
     ids=["node restarted", "shim killed", "kubelet does not know"],
 )
-def test_case_125_restart_of_a_kubernetes_node_is_an_infrastructure_loss(
+def test_restart_of_a_kubernetes_node_is_an_infrastructure_fault(
     termination: Termination,
 ) -> None:
     job = active_job()

@@ -256,7 +256,7 @@ def test_large_answers_are_read_less_often(known: bool) -> None:
     assert 8 <= cluster.requests <= 12  # 16 tokens each, 1 token per second
 
 
-def test_case_82_many_hostile_jobs_leave_the_operator_time_for_others() -> None:
+def test_many_hostile_jobs_leave_the_operator_time_for_others() -> None:
     woken: list[Key] = []
     hostile: list[Key] = [("team-a", f"job-{number}") for number in range(100)]
 
@@ -279,7 +279,7 @@ def test_case_82_many_hostile_jobs_leave_the_operator_time_for_others() -> None:
 
 @pytest.mark.parametrize("jobs", [100, 1000])
 @pytest.mark.parametrize("size", [0, 1 << 17], ids=["small", "large"])
-def test_case_82_cost_of_hostile_jobs_does_not_grow_with_their_number(jobs: int, size: int) -> None:
+def test_cost_of_hostile_jobs_does_not_grow_with_their_number(jobs: int, size: int) -> None:
     woken: list[Key] = []
 
     async def body() -> None:
@@ -361,7 +361,7 @@ def test_unreachable_agent_is_asked_again_when_its_pod_becomes_ready() -> None:
     run_in_fake_time(body())
 
 
-async def test_case_128_silence_counts_only_if_the_operator_can_reach_the_agents(
+async def test_silence_counts_only_if_the_operator_can_reach_the_agents(
     bench: Bench,
 ) -> None:
     """Otherwise a network policy would make the pods of each tainted node be deleted by force."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.cluster.base import Listing, Manifest, Snapshot
+from ddp_operator.cluster.base import ClusterSnapshot, Listing, Manifest
 from ddp_operator.runtime.cache import Cache, job_key
 from ddp_wire import contract
 from tests.operator.support import UID, active_job, job_manifest, pod_manifest
@@ -31,8 +31,10 @@ def listing(version: int, *items: Manifest) -> Listing:
     return Listing(items, version)
 
 
-def snapshot(version: int, jobs: Any = (), pods: Any = ()) -> Snapshot:
-    return Snapshot(listing(version, *jobs), listing(version, *pods), *2 * [listing(version)])
+def snapshot(version: int, jobs: Any = (), pods: Any = ()) -> ClusterSnapshot:
+    return ClusterSnapshot(
+        listing(version, *jobs), listing(version, *pods), *2 * [listing(version)]
+    )
 
 
 def known(cache: Cache) -> list[tuple[str, str]]:
@@ -181,7 +183,7 @@ def job_version(cache: Cache) -> tuple[str, str] | None:
     return (found["metadata"]["uid"], found["metadata"]["resourceVersion"]) if found else None
 
 
-def test_case_70_answer_with_an_older_version_replaces_the_cached_job() -> None:
+def test_answer_with_an_older_version_replaces_the_cached_job() -> None:
     """A restored etcd counts versions from an older number."""
     cache = Cache()
     cache.put_job(job(90))
@@ -192,7 +194,7 @@ def test_case_70_answer_with_an_older_version_replaces_the_cached_job() -> None:
     assert job_version(cache) == ("u1", "41")
 
 
-def test_case_70_relist_with_older_versions_replaces_the_cache() -> None:
+def test_relist_with_older_versions_replaces_the_cache() -> None:
     cache = Cache()
     cache.put_job(job(90))
     cache.put_job(job(91, name="created-after-the-backup"))
@@ -215,7 +217,7 @@ def test_case_70_relist_with_older_versions_replaces_the_cache() -> None:
     ],
     ids=["older", "same", "newer", "older of another job", "not cached"],
 )
-def test_case_70_older_answer_shows_that_the_server_was_restored(
+def test_older_answer_shows_that_the_server_was_restored(
     cached: int | None, answered: Manifest, is_restored: bool
 ) -> None:
     cache = Cache()
@@ -226,7 +228,7 @@ def test_case_70_older_answer_shows_that_the_server_was_restored(
     assert cache.restored.is_set() == is_restored
 
 
-def test_case_70_older_relist_shows_that_the_server_was_restored() -> None:
+def test_older_relist_shows_that_the_server_was_restored() -> None:
     cache = Cache()
     cache.replace(snapshot(50))
     cache.replace(snapshot(50))
@@ -263,7 +265,7 @@ def test_relist_keeps_newer_answers_to_other_requests() -> None:
     assert known(cache) == [("p1", "13")]
 
 
-def test_case_71_relist_does_not_bring_back_objects_deleted_since_its_request() -> None:
+def test_relist_does_not_bring_back_objects_deleted_since_its_request() -> None:
     cache = Cache()
     cache.put_job(job(3))
     cache.put_child("Pod", pod(4))
@@ -275,7 +277,7 @@ def test_case_71_relist_does_not_bring_back_objects_deleted_since_its_request() 
     assert known(cache) == []
 
 
-def test_case_71_deleted_job_that_was_never_cached_is_not_brought_back() -> None:
+def test_deleted_job_that_was_never_cached_is_not_brought_back() -> None:
     cache = Cache()
     with cache.pending_request() as relist:
         cache.drop_job(job(10))
@@ -283,7 +285,7 @@ def test_case_71_deleted_job_that_was_never_cached_is_not_brought_back() -> None
     assert cache.job(KEY) is None
 
 
-def test_case_71_late_response_to_a_write_does_not_bring_back_a_deleted_job() -> None:
+def test_late_response_to_a_write_does_not_bring_back_a_deleted_job() -> None:
     cache = Cache()
     cache.put_job(job(3))
     with cache.pending_request() as write:
@@ -320,14 +322,16 @@ def test_deletion_before_a_request_does_not_hide_its_answer() -> None:
 
 def test_snapshots_of_several_namespaces_have_the_oldest_version() -> None:
     """A job that was created between two lists is newer than the merged list, and stays."""
-    merged = Snapshot.merge([snapshot(5, [job(3)], [pod(4)]), snapshot(9, [job(8, name="b")])])
+    merged = ClusterSnapshot.merge(
+        [snapshot(5, [job(3)], [pod(4)]), snapshot(9, [job(8, name="b")])]
+    )
     assert merged == snapshot(5, [job(3), job(8, name="b")], [pod(4)])
 
 
 LABELS = {contract.LABEL_JOB_UID: UID}
 
 
-def test_case_191_list_of_a_job_removes_only_its_own_deleted_pods() -> None:
+def test_list_of_a_job_removes_only_its_own_deleted_pods() -> None:
     cache = Cache()
     earlier, other = pod(4, uid="p3", index=2), pod(4, uid="p4")
     earlier["metadata"]["labels"] |= {contract.LABEL_JOB_UID: "an earlier job"}
@@ -340,7 +344,7 @@ def test_case_191_list_of_a_job_removes_only_its_own_deleted_pods() -> None:
     assert len(cache.children("Pod", ("team-a", "other"))) == 1
 
 
-def test_case_191_list_of_a_job_keeps_pods_created_or_changed_since_its_request() -> None:
+def test_list_of_a_job_keeps_pods_created_or_changed_since_its_request() -> None:
     cache = Cache()
     cache.put_child("Pod", pod(4))
     with cache.pending_request() as request:
@@ -351,7 +355,7 @@ def test_case_191_list_of_a_job_keeps_pods_created_or_changed_since_its_request(
     assert sorted(known(cache)) == [("p1", "10"), ("p2", "11")]
 
 
-def test_case_191_older_answer_does_not_bring_back_a_pod_that_a_list_missed() -> None:
+def test_older_answer_does_not_bring_back_a_pod_that_a_list_missed() -> None:
     cache = Cache()
     cache.put_child("Pod", pod(4))
     with cache.pending_request() as relist, cache.pending_request() as patch:

@@ -168,7 +168,7 @@ async def test_actions_are_decided_on_a_fresh_list() -> None:
     assert [w for w in bench.written_since(start) if w.startswith("create Pod")] == []
 
 
-async def test_pod_missing_only_in_the_cache_is_not_a_loss() -> None:
+async def test_pod_missing_only_in_the_cache_is_not_a_fault() -> None:
     bench = Bench()
     await bench.train()
     bench.cluster.watching = None
@@ -277,7 +277,7 @@ async def test_refusal_of_one_pod_does_not_block_the_others() -> None:
     assert [p["metadata"]["name"] for p in bench.cluster.pods()] == ["digits-1", "digits-2"]
 
 
-async def test_case_30_refusal_of_all_pods_costs_few_requests() -> None:
+async def test_refusal_of_all_pods_costs_few_requests() -> None:
     bench = Bench(nodes=200)
     bench.cluster.refusals["create Pod"] = ClusterError("exceeded quota: pods", status=403)
     with pytest.raises(ClusterError):
@@ -310,7 +310,7 @@ def job_secrets(pods: list[Manifest]) -> list[str]:
     return [view_pod(pod).job_secret for pod in pods]
 
 
-async def test_all_pods_of_a_job_share_one_secret_also_after_a_crash_and_a_loss() -> None:
+async def test_all_pods_of_a_job_share_one_secret_also_after_a_crash_and_a_lost_pod() -> None:
     bench = Bench(nodes=6)
     bench.cluster.refusals["create Pod digits-5"] = ClusterError("quota", status=403)
     with pytest.raises(ClusterError):
@@ -377,7 +377,7 @@ async def test_progress_is_written_to_the_status() -> None:
     assert progress.summary == "3/4 (75%)"
 
 
-async def test_wait_for_the_root_cause_begins_when_the_operator_first_sees_losses() -> None:
+async def test_wait_for_the_root_cause_begins_when_the_operator_first_sees_faults() -> None:
     """The clock of the failed pod's Kubernetes node is an hour ahead."""
     bench = Bench()
     await bench.train()

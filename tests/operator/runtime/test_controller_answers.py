@@ -12,7 +12,7 @@ from tests.operator.support import DEFAULTS, NOW, job_manifest
 KEY = ("team-a", "digits")
 
 
-async def test_case_70_job_of_a_restored_api_server_is_written_after_one_conflict() -> None:
+async def test_job_of_a_restored_api_server_is_written_after_one_conflict() -> None:
     cluster, cache = FakeCluster(), Cache()
     stored = cluster.apply(job_manifest(nodes=2))
     cache.put_job({**stored, "metadata": {**stored["metadata"], "resourceVersion": "9000"}})
@@ -25,7 +25,7 @@ async def test_case_70_job_of_a_restored_api_server_is_written_after_one_conflic
     assert cache.restored.is_set()
 
 
-async def test_case_71_job_deleted_while_it_is_read_stays_deleted() -> None:
+async def test_job_deleted_while_it_is_read_stays_deleted() -> None:
     cache = Cache()
 
     class DeletedAfterRead(FakeCluster):

@@ -54,7 +54,7 @@ RECREATED_PODS = {
 
 
 @pytest.mark.parametrize(("name", "pods"), RECREATED_PODS.items(), ids=RECREATED_PODS.keys())
-async def test_recreated_pod_is_not_a_loss_of_its_attempt(name: str, pods: list[str]) -> None:
+async def test_recreated_pod_is_not_a_fault_of_its_attempt(name: str, pods: list[str]) -> None:
     """Escalation recreates digits-1 for attempt 2 and both pods for attempt 3."""
     simulation = await run(FLOWS[name])
     created = [

@@ -64,7 +64,7 @@ async def test_unreadable_or_final_status_of_an_invalid_job_is_kept(status: dict
         ("attempt", "two", False),
     ],
 )
-async def test_case_65_values_of_a_newer_operator_are_reported_once(
+async def test_values_of_a_newer_operator_are_reported_once(
     field: str, value: Any, acts: bool
 ) -> None:
     bench = Bench()
@@ -80,7 +80,7 @@ async def test_case_65_values_of_a_newer_operator_are_reported_once(
     assert [e.reason for e in bench.cluster.events].count("Restarting") == int(acts)
 
 
-async def test_case_140_config_that_the_loop_refuses_makes_a_job_invalid_before_any_pod() -> None:
+async def test_config_that_the_loop_refuses_makes_a_job_invalid_before_any_pod() -> None:
     bench = Bench(config={"epoch": 3})
     assert await bench.reconcile() is None
     assert bench.cluster.writes == ["status digits", "event digits"]
@@ -91,7 +91,7 @@ async def test_case_140_config_that_the_loop_refuses_makes_a_job_invalid_before_
     assert len(bench.cluster.pods()) == 2
 
 
-async def test_case_140_refused_config_ends_no_run_that_trains_and_no_suspension() -> None:
+async def test_refused_config_ends_no_run_that_trains_and_no_suspension() -> None:
     bench = Bench(config={"epochs": 3})
     await bench.train()
     bench.cluster.apply(job_manifest(nodes=2, config={"epoch": 3}))

@@ -12,7 +12,7 @@ from ddp_operator.runtime.actions import LONGEST_TURN_SECONDS
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.queue import WorkQueue
-from ddp_operator.runtime.workers import Activity, all_workers
+from ddp_operator.runtime.workers import WorkerActivity, all_workers
 from tests.operator.fake_cluster import DirectReports, FakeCluster
 from tests.operator.fake_time import run_in_fake_time
 from tests.operator.support import DEFAULTS, NOW, job_manifest
@@ -96,7 +96,7 @@ class Bench:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run 8 workers for the time of the context."""
-        coroutines = all_workers(8, self.queue, self.controller, Activity(), lambda *_: None)
+        coroutines = all_workers(8, self.queue, self.controller, WorkerActivity(), lambda *_: None)
         workers = [asyncio.ensure_future(one) for one in coroutines]
         yield
         for worker in workers:
@@ -105,7 +105,7 @@ class Bench:
 
 
 @pytest.mark.parametrize("namespace", ["team-a", "team-b"])
-def test_case_135_small_job_waits_for_no_large_job(namespace: str) -> None:
+def test_small_job_waits_for_no_large_job(namespace: str) -> None:
     """Four workers take jobs without news. Each would create all pods of one large job."""
 
     async def body() -> None:
@@ -123,7 +123,7 @@ def test_case_135_small_job_waits_for_no_large_job(namespace: str) -> None:
     run_in_fake_time(body())
 
 
-def test_case_135_creation_of_many_pods_shows_its_progress() -> None:
+def test_creation_of_many_pods_shows_its_progress() -> None:
     """Before, its worker counted as stuck after 300 s, and the status said nothing."""
 
     async def body() -> None:

@@ -82,7 +82,7 @@ class Team:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(("first", "second", "third"))))
-async def test_case_192_only_the_oldest_of_three_jobs_starts_whatever_the_order_of_looks(
+async def test_only_the_oldest_of_three_jobs_starts_in_any_order_of_reconciles(
     order: tuple[str, ...],
 ) -> None:
     jobs = [shared_job("second", created=1), shared_job("third", created=2), shared_job("first")]
@@ -97,7 +97,7 @@ async def test_case_192_only_the_oldest_of_three_jobs_starts_whatever_the_order_
     assert all(named in message for message in events)
 
 
-async def test_case_192_jobs_take_turns_and_the_next_one_is_woken_at_once() -> None:
+async def test_jobs_take_turns_and_the_next_one_is_woken_at_once() -> None:
     team = Team(*(shared_job(name, created=i) for i, name in enumerate(("a", "b", "c"))))
     for name, following in (("a", "b"), ("b", "c")):
         await team.look("a", "b", "c")
@@ -109,7 +109,7 @@ async def test_case_192_jobs_take_turns_and_the_next_one_is_woken_at_once() -> N
     assert team.with_pods() == {"a", "b", "c"}
 
 
-async def test_case_192_restarted_operator_finds_the_same_owner() -> None:
+async def test_restarted_operator_finds_the_same_owner() -> None:
     """The owner has started, though it is the younger one, and is suspended now."""
     team = Team(shared_job("younger", created=9))
     await team.look("younger")
@@ -124,7 +124,7 @@ async def test_case_192_restarted_operator_finds_the_same_owner() -> None:
     assert team.with_pods() == {"younger"}
 
 
-async def test_case_192_deleted_owner_frees_the_directory_also_for_a_job_of_its_name() -> None:
+async def test_deleted_owner_frees_the_directory_also_for_a_job_of_its_name() -> None:
     team = Team(shared_job("first"), shared_job("second", created=1))
     await team.look("first", "second")
     await team.cluster.delete_job(("team-a", "first"), "uid-first")
@@ -136,7 +136,7 @@ async def test_case_192_deleted_owner_frees_the_directory_also_for_a_job_of_its_
     assert team.reasons() == {"first": WAITS, "second": "NotReady"}
 
 
-async def test_case_192_relist_with_a_recreated_owner_frees_the_directory() -> None:
+async def test_relist_with_a_recreated_owner_frees_the_directory() -> None:
     team = Team(shared_job("first"), shared_job("second", created=1))
     await team.look("first", "second")
     again = shared_job("first", created=2)
@@ -155,7 +155,7 @@ async def test_case_192_relist_with_a_recreated_owner_frees_the_directory() -> N
     [{"suspend": True}, {"config": {"no_such_setting": 1}}],
     ids=["created suspended", "Invalid"],
 )
-async def test_case_192_job_that_never_started_and_cannot_start_owns_nothing(
+async def test_job_that_never_started_and_cannot_start_owns_nothing(
     spec: dict[str, Any],
 ) -> None:
     team = Team(shared_job("first", **spec), shared_job("second", created=1))
@@ -169,7 +169,7 @@ async def test_case_192_job_that_never_started_and_cannot_start_owns_nothing(
     assert team.with_pods() == {"first", "second"}
 
 
-async def test_case_192_edited_job_waits_and_frees_its_own_directory() -> None:
+async def test_edited_job_waits_and_frees_its_own_directory() -> None:
     other: dict[str, Any] = {"checkpoint": {"claimName": "shared", "path": "runs/b"}}
     team = Team(shared_job("a"), shared_job("b", created=1, **other))
     await team.look("a", "b")
@@ -203,7 +203,7 @@ async def test_jobs_with_directories_of_their_own_do_not_wait(other: dict[str, A
     assert team.with_pods() == {"first", "second"}
 
 
-async def test_case_192_path_that_names_the_unique_directory_of_another_job_is_in_use() -> None:
+async def test_path_that_names_the_unique_directory_of_another_job_is_in_use() -> None:
     """Users copy it from a job to go on with its run."""
     team = Team(shared_job("first", checkpoint={"claimName": "shared"}))
     await team.look("first")

@@ -10,16 +10,16 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from ddp_operator.cluster.base import Request
 from ddp_operator.runtime import health
-from ddp_operator.runtime.workers import Activity
+from ddp_operator.runtime.workers import WorkerActivity
 
 KEY = ("team-a", "digits")
 SERVED, UNSERVED = (Request("GET", "pods", status, 0.1) for status in (404, 500))
 
 
 @pytest.fixture
-async def served() -> AsyncIterator[tuple[Activity, str]]:
+async def served() -> AsyncIterator[tuple[WorkerActivity, str]]:
     """Yield an activity and the address of its health endpoints."""
-    activity, registry = Activity(), CollectorRegistry()
+    activity, registry = WorkerActivity(), CollectorRegistry()
     Gauge("one", "One.", registry=registry).set(1)
     runner = await health.serve_health(activity, registry, 0)
     yield activity, address_of(runner)
@@ -38,7 +38,7 @@ async def get(address: str) -> tuple[int, str]:
 
 
 async def test_operator_is_ready_after_the_first_sync(
-    served: tuple[Activity, str],
+    served: tuple[WorkerActivity, str],
 ) -> None:
     activity, address = served
     assert await get(f"{address}/readyz") == (503, "jobs and pods have not been listed yet\n")
@@ -50,7 +50,7 @@ async def test_operator_is_ready_after_the_first_sync(
 
 
 async def test_operator_is_healthy_unless_a_worker_is_stuck(
-    served: tuple[Activity, str], monkeypatch: pytest.MonkeyPatch
+    served: tuple[WorkerActivity, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     activity, address = served
     monkeypatch.setattr(health, "STUCK_SECONDS", 0.0)
@@ -64,7 +64,7 @@ async def test_operator_is_healthy_unless_a_worker_is_stuck(
 
 
 async def test_operator_is_unhealthy_when_all_requests_fail_for_minutes(
-    served: tuple[Activity, str], monkeypatch: pytest.MonkeyPatch
+    served: tuple[WorkerActivity, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     activity, address = served
     at = 1000.0
@@ -90,13 +90,13 @@ async def test_operator_is_unhealthy_when_all_requests_fail_for_minutes(
     assert await get(f"{address}/healthz") == (200, "ok\n")
 
 
-async def test_metrics_are_served_as_text(served: tuple[Activity, str]) -> None:
+async def test_metrics_are_served_as_text(served: tuple[WorkerActivity, str]) -> None:
     status, text = await get(f"{served[1]}/metrics")
     assert status == 200
     assert "# TYPE one gauge\none 1.0\n" in text
 
 
-async def test_operator_reports_why_it_is_not_ready(served: tuple[Activity, str]) -> None:
+async def test_operator_reports_why_it_is_not_ready(served: tuple[WorkerActivity, str]) -> None:
     activity, address = served
     activity.problem = "ddpjobs is forbidden"
     sentence = "jobs and pods have not been listed yet: ddpjobs is forbidden\n"
@@ -106,7 +106,7 @@ async def test_operator_reports_why_it_is_not_ready(served: tuple[Activity, str]
 @pytest.mark.parametrize(("good", "status"), [(True, 200), (False, 503)])
 async def test_standby_replica_reports_the_leader(good: bool, status: int) -> None:
     runner = await health.serve_health(
-        Activity(), CollectorRegistry(), 0, lambda: (good, "standing by: a holds the Lease")
+        WorkerActivity(), CollectorRegistry(), 0, lambda: (good, "standing by: a holds the Lease")
     )
     try:
         answer = await get(f"{address_of(runner)}/readyz")
@@ -117,7 +117,7 @@ async def test_standby_replica_reports_the_leader(good: bool, status: int) -> No
 
 
 async def test_busy_worker_does_not_make_the_operator_unhealthy(
-    served: tuple[Activity, str],
+    served: tuple[WorkerActivity, str],
 ) -> None:
     activity, address = served
     activity.begin(KEY)

@@ -11,7 +11,7 @@ from tests.operator.support import NOW, agent_status, failed_status
 SECONDS = 100
 
 
-async def test_case_74_agent_that_flaps_costs_a_bounded_number_of_writes_and_events() -> None:
+async def test_agent_that_flaps_costs_a_bounded_number_of_writes_and_events() -> None:
     bench = Bench()
     await bench.reconcile_until_idle()
     for index in range(2):
@@ -28,7 +28,7 @@ async def test_case_74_agent_that_flaps_costs_a_bounded_number_of_writes_and_eve
     assert len(bench.cluster.events) - events <= 1
 
 
-async def test_case_81_false_checkpoints_and_failures_cause_a_bounded_number_of_attempts() -> None:
+async def test_false_checkpoints_and_failures_cause_a_bounded_number_of_attempts() -> None:
     """The claimed checkpoints reset the delay between attempts."""
     bench = Bench(maxRestarts=10000, task="tasks.digits:build")
     await bench.train()

@@ -120,7 +120,7 @@ def test_settings_of_a_job_are_limits_of_alerts(
 
 
 @pytest.mark.parametrize("spec", [{"task": "a:b"}, {"command": ["a"], "checkpoint": {}}])
-def test_job_of_which_nobody_knows_checkpoints_has_no_interval(spec: dict[str, Any]) -> None:
+def test_job_without_a_checkpoint_report_has_no_interval(spec: dict[str, Any]) -> None:
     assert "ddpjob_checkpoint_interval" not in text({**job(STATUS), "spec": spec})
 
 

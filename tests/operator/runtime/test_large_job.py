@@ -36,7 +36,7 @@ def use_decide(monkeypatch: pytest.MonkeyPatch, before: Callable[[], None]) -> N
     monkeypatch.setattr("ddp_operator.runtime.controller.decide", wrapped)
 
 
-async def test_case_76_decision_about_a_large_job_leaves_the_event_loop_free(
+async def test_decision_about_a_large_job_leaves_the_event_loop_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     released = threading.Event()
@@ -58,7 +58,7 @@ async def test_decision_about_a_small_job_needs_no_thread(monkeypatch: pytest.Mo
     assert set(threads) == {threading.main_thread()}
 
 
-async def test_case_76_costly_decision_is_followed_by_a_longer_pause(
+async def test_costly_decision_is_followed_by_a_longer_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = iter(range(100))

@@ -34,7 +34,7 @@ def test_job_waits_for_the_watch_and_gets_one_turn() -> None:
     assert lists(turns, START + 1.0, START + 600.0) == [(START + FIRST_SECONDS, job(1))]
 
 
-def test_case_191_one_job_is_listed_once_per_minute() -> None:
+def test_one_job_is_listed_once_per_minute() -> None:
     turns, found, now = ListTurns(), [], START
     while now < START + 600.0:
         turns.add(job(1), now)
@@ -44,7 +44,7 @@ def test_case_191_one_job_is_listed_once_per_minute() -> None:
     assert found[1][0] - found[0][0] == JOB_SECONDS
 
 
-def test_case_191_thousand_jobs_share_eight_lists_and_one_more_per_second() -> None:
+def test_thousand_jobs_share_eight_lists_and_one_more_per_second() -> None:
     turns = ListTurns()
     for number in range(1000):
         turns.add(job(number), START)

@@ -13,7 +13,7 @@ from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.logs import TextFormatter, add_log_fields, log_fields, present_fields
 from ddp_operator.runtime.queue import WorkQueue
-from ddp_operator.runtime.workers import Activity, work
+from ddp_operator.runtime.workers import WorkerActivity, work
 from ddp_wire.logs import JsonFormatter
 from tests.operator.fake_cluster import DirectReports, FakeCluster
 from tests.operator.support import NOW, job_manifest
@@ -89,7 +89,7 @@ async def test_all_lines_of_a_reconcile_carry_the_job(lines: Lines) -> None:
     controller = Controller(
         cluster, cache, Defaults("mine:1", "Always"), lambda: NOW, reports=DirectReports(cluster)
     )
-    tasks = [asyncio.ensure_future(work(queue, controller, Activity())) for _ in range(2)]
+    tasks = [asyncio.ensure_future(work(queue, controller, WorkerActivity())) for _ in range(2)]
     async with asyncio.timeout(10):
         while sum("next try in" in line for line in lines.lines) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -105,7 +105,7 @@ async def test_all_lines_of_a_reconcile_carry_the_job(lines: Lines) -> None:
 
 
 @pytest.mark.parametrize("character", "\n\r\x1b\x85\x00\x7f\u2028\u2029\u202e", ids=ascii)
-def test_record_is_one_line_whatever_it_quotes(lines: Lines, character: str) -> None:
+def test_record_is_one_line_even_with_quoted_line_breaks(lines: Lines, character: str) -> None:
     with log_fields(job=f"a{character}b"):
         log.error("quotes %s", f"x{character}y")
         log.error("failed", exc_info=ValueError(f"{character}forged"))

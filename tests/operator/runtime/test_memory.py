@@ -13,7 +13,7 @@ import pytest
 from yarl import URL
 
 from ddp_operator.builders.pod import build_pod
-from ddp_operator.cluster.base import Listing, Manifest, Snapshot
+from ddp_operator.cluster.base import ClusterSnapshot, Listing, Manifest
 from ddp_operator.cluster.lists import list_decoder
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.memory import collect_garbage_less_often, release_memory
@@ -49,7 +49,9 @@ def relist(cache: Cache, version: int) -> None:
         items += decode(page)["items"]
     for number, item in enumerate(items):
         item["metadata"] |= {"name": f"pod-{number}", "resourceVersion": f"{version}{number:04}"}
-    cache.replace(Snapshot(NO_LIST, Listing(items, version * 10_000 + PODS), NO_LIST, NO_LIST))
+    cache.replace(
+        ClusterSnapshot(NO_LIST, Listing(items, version * 10_000 + PODS), NO_LIST, NO_LIST)
+    )
     release_memory()
 
 
@@ -62,7 +64,7 @@ def measure() -> None:
         relist(cache, version)
     figures.append(resident_kilobytes())
     nothing = Listing((), 100_000)
-    cache.replace(Snapshot(*4 * [nothing]))
+    cache.replace(ClusterSnapshot(*4 * [nothing]))
     release_memory()
     print(json.dumps([*figures, resident_kilobytes()]))
 

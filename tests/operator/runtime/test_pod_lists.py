@@ -118,7 +118,7 @@ class Bench:
         return [one["metadata"]["uid"] for one in self.cache.children("Pod", KEY)]
 
 
-def test_case_191_pod_deleted_while_no_watch_ran_is_found_by_its_silence() -> None:
+def test_pod_deleted_while_no_watch_ran_is_found_by_its_silence() -> None:
     async def body() -> None:
         bench = Bench()
         uid = await bench.train()
@@ -147,7 +147,7 @@ def test_idle_jobs_cause_no_list() -> None:
     run_in_fake_time(body())
 
 
-def test_case_191_silence_of_a_pod_that_exists_causes_one_list() -> None:
+def test_silence_of_a_pod_that_exists_causes_one_list() -> None:
     async def body() -> None:
         bench = Bench()
         uid = await bench.train()
@@ -204,7 +204,7 @@ def test_pod_whose_own_state_explains_the_silence_is_not_listed(change: dict[str
     run_in_fake_time(body())
 
 
-def test_case_191_refused_list_is_repeated_while_the_agent_is_silent() -> None:
+def test_refused_list_is_repeated_while_the_agent_is_silent() -> None:
     """The operator may have lost the API server and the agents at the same time."""
 
     async def body() -> None:
@@ -222,7 +222,7 @@ def test_case_191_refused_list_is_repeated_while_the_agent_is_silent() -> None:
     run_in_fake_time(body())
 
 
-def test_case_191_network_partition_causes_few_lists() -> None:
+def test_network_partition_causes_few_lists() -> None:
     async def body() -> None:
         cluster, listed, woken = ListingCluster(), list[Key](), list[Key]()
 
@@ -251,7 +251,7 @@ def test_case_191_network_partition_causes_few_lists() -> None:
     run_in_fake_time(body())
 
 
-async def test_case_191_each_list_keeps_pods_that_are_created_meanwhile() -> None:
+async def test_each_list_keeps_pods_that_are_created_during_it() -> None:
     cluster, cache = ListingCluster(), Cache()
     cluster.watching = cache
     job = active_job(nodes=2)

@@ -32,7 +32,7 @@ async def seconds(bench: Bench, first: int, last: int, step: int = 1) -> None:
         await bench.reconcile()
 
 
-async def test_case_147_newest_warning_about_a_waiting_pod_is_quoted() -> None:
+async def test_newest_warning_about_a_waiting_pod_is_quoted() -> None:
     bench, uid = await creating()
     bench.cluster.warnings[uid] = UNMOUNTED
     await seconds(bench, 0, 10)
@@ -44,7 +44,7 @@ async def test_case_147_newest_warning_about_a_waiting_pod_is_quoted() -> None:
     assert summary(bench.status())[2] == "digits-1 waits: ContainerCreating"
 
 
-async def test_case_147_events_are_read_ever_more_rarely_and_of_one_pod() -> None:
+async def test_events_are_read_ever_more_rarely_and_of_one_pod() -> None:
     bench, uid = await creating()
     bench.cluster.warnings[uid] = UNMOUNTED
     await seconds(bench, 0, 2400, 10)
@@ -57,7 +57,7 @@ async def test_case_147_events_are_read_ever_more_rarely_and_of_one_pod() -> Non
     assert len(bench.cluster.warning_reads) == before
 
 
-async def test_case_147_pods_that_start_one_after_another_are_not_all_looked_up() -> None:
+async def test_pods_that_start_one_after_another_are_not_all_looked_up() -> None:
     bench = Bench(nodes=30)
     await bench.reconcile_until_idle()
     for index in range(30):
@@ -67,7 +67,7 @@ async def test_case_147_pods_that_start_one_after_another_are_not_all_looked_up(
     assert 2 <= len(bench.cluster.warning_reads) <= 4
 
 
-async def test_case_147_pod_that_no_scheduler_knows_is_named() -> None:
+async def test_pod_that_no_scheduler_knows_is_named() -> None:
     bench = Bench()
     await bench.reconcile_until_idle()
     for pod in bench.cluster.pods():

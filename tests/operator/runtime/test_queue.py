@@ -137,7 +137,7 @@ def test_backoff_doubles_up_to_its_cap() -> None:
     in_fake_time(body)
 
 
-def test_case_06_jitter_leaves_a_refused_job_at_8_creations_in_30_seconds(
+def test_jitter_leaves_a_refused_job_at_8_creations_in_30_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first creation is followed by one after each backoff, however short jitter makes it."""
@@ -206,7 +206,7 @@ async def fail(queue: WorkQueue[str], times: int) -> float:
     return delay
 
 
-def test_case_73_wake_ups_within_a_backoff_do_not_lengthen_it() -> None:
+def test_wake_ups_within_a_backoff_do_not_lengthen_it() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         loop = asyncio.get_running_loop()
         delay = await fail(queue, 5)
@@ -224,7 +224,7 @@ def test_case_73_wake_ups_within_a_backoff_do_not_lengthen_it() -> None:
     in_fake_time(body)
 
 
-def test_case_73_wake_ups_within_a_backoff_do_not_cause_a_busy_loop() -> None:
+def test_wake_ups_within_a_backoff_do_not_cause_a_busy_loop() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         loop = asyncio.get_running_loop()
         await fail(queue, 5)
@@ -242,7 +242,7 @@ def test_case_73_wake_ups_within_a_backoff_do_not_cause_a_busy_loop() -> None:
     in_fake_time(body)
 
 
-def test_case_06_wake_ups_hand_out_a_failed_key_at_most_once_per_second() -> None:
+def test_wake_ups_hand_out_a_failed_key_at_most_once_per_second() -> None:
     """Backoffs of up to a second end without an early try."""
 
     async def body(queue: WorkQueue[str]) -> None:
@@ -268,7 +268,7 @@ def test_case_06_wake_ups_hand_out_a_failed_key_at_most_once_per_second() -> Non
     in_fake_time(body, base=0.2)
 
 
-def test_case_73_event_long_after_the_failure_is_handed_out_at_once() -> None:
+def test_event_long_after_the_failure_is_handed_out_at_once() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         await fail(queue, 5)
         await asyncio.sleep(1)

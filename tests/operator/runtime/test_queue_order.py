@@ -119,7 +119,7 @@ def test_every_added_key_is_handed_out_once(added: list[tuple[str, bool]]) -> No
     in_fake_time(body)
 
 
-def test_case_82_groups_take_turns() -> None:
+def test_groups_take_turns() -> None:
     async def body() -> None:
         queue: WorkQueue[tuple[str, int]] = WorkQueue(group_of=lambda key: key[0])
         for number in range(100):

@@ -22,9 +22,7 @@ async def wait_for_quota(bench: Bench, minutes: int) -> None:
         bench.now += timedelta(minutes=1)
 
 
-async def test_case_190_job_waits_in_a_quota_for_a_day_also_through_restarts_of_the_operator() -> (
-    None
-):
+async def test_job_waits_in_a_quota_for_a_day_also_through_restarts_of_the_operator() -> None:
     bench = Bench(**DEADLINES)
     bench.cluster.refusals["create Pod digits-1"] = ClusterError(REFUSED, status=403)
     for _ in range(4):
@@ -48,7 +46,7 @@ async def test_case_190_job_waits_in_a_quota_for_a_day_also_through_restarts_of_
     assert summary(bench.status())[1] == "Failed"
 
 
-async def test_case_190_pods_wait_behind_gates_for_a_day() -> None:
+async def test_pods_wait_behind_gates_for_a_day() -> None:
     bench = Bench(**DEADLINES)
     await bench.reconcile()
     for name in ("digits-0", "digits-1"):

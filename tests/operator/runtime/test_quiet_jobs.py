@@ -118,7 +118,7 @@ async def replace_node_0(cluster: PollableCluster, watcher: AgentWatcher) -> Non
     ("change", "asked"),
     [(ring, range(NODES)), (fail, range(NODES)), (replace_node_0, range(1, NODES))],
 )
-def test_case_77_news_of_any_agent_makes_the_operator_ask_all(change: Change, asked: range) -> None:
+def test_news_of_any_agent_makes_the_operator_ask_all(change: Change, asked: range) -> None:
     assert open_requests(change) == list(asked)
 
 

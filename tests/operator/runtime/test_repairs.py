@@ -41,7 +41,7 @@ def add_engine(
     ("kind", "edit"),
     [("NetworkPolicy", {"egress": [{}]}), ("Service", {"publishNotReadyAddresses": False})],
 )
-async def test_case_134_engine_that_edits_each_write_causes_few_repairs(
+async def test_engine_that_edits_each_write_causes_few_repairs(
     kind: str, edit: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, the operator restored the child at each look, and said nothing."""
@@ -55,13 +55,13 @@ async def test_case_134_engine_that_edits_each_write_causes_few_repairs(
     events = [e for e in bench.cluster.events if e.reason == "ChildOverwritten"]
     text = (
         f"kyverno changes the {kind} digits again each time the operator restores it; the"
-        " operator goes on to restore it, at last once per 5 min"
+        " operator continues to restore it, later once per 5 min"
     )
     assert [e.message for e in events] == [text]
     assert bench.status().attempt == 1
 
 
-async def test_case_134_deleted_child_is_created_during_the_pause(
+async def test_deleted_child_is_created_during_the_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench(defaults=GUARDED)

@@ -1,4 +1,4 @@
-"""Waits from this process' own first sight, whatever the other clocks show."""
+"""Waits that count from what this process itself has seen first, at any other clocks."""
 
 from datetime import timedelta
 from typing import Any
@@ -61,7 +61,7 @@ class ClockBench(Bench):
         ("DeletionByTaintManager", UNREACHABLE_GRACE.total_seconds()),
     ],
 )
-async def test_case_120_deleted_pod_is_replaced_a_fixed_time_after_its_first_sight(
+async def test_deleted_pod_is_replaced_a_fixed_time_after_its_first_sight(
     offset: timedelta, step: timedelta, reason: str, wait: float
 ) -> None:
     """The clock of the API server differs, and that of the operator is set meanwhile."""

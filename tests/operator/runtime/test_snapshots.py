@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
-from ddp_operator.cluster.base import ClusterError, Listing, Snapshot
+from ddp_operator.cluster.base import ClusterError, ClusterSnapshot, Listing
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.snapshots import Snapshots
-from ddp_operator.runtime.workers import Activity, first_sync
+from ddp_operator.runtime.workers import WorkerActivity, first_sync
 from tests.operator.support import job_manifest
 
 FORBIDDEN = ClusterError("pods is forbidden: no RoleBinding", status=403)
@@ -20,17 +20,17 @@ class Namespaces:
 
     def __init__(self, **errors: ClusterError) -> None:
         self.errors = errors
-        self.activity = Activity()
+        self.activity = WorkerActivity()
         self.snapshots = Snapshots(self.snapshot, ("a", "b"), self.activity)
 
-    async def snapshot(self, namespace: str | None) -> Snapshot:
+    async def snapshot(self, namespace: str | None) -> ClusterSnapshot:
         assert namespace is not None
         if namespace in self.errors:
             raise self.errors[namespace]
         job = job_manifest()
         job["metadata"] |= {"namespace": namespace, "resourceVersion": "5"}
         empty = Listing((), 7)
-        return Snapshot(Listing((job,), 7), empty, empty, empty)
+        return ClusterSnapshot(Listing((job,), 7), empty, empty, empty)
 
     async def served(self) -> list[str]:
         """Return the namespaces whose jobs a snapshot has."""
@@ -38,7 +38,7 @@ class Namespaces:
         return [job["metadata"]["namespace"] for job in found.jobs.items]
 
 
-async def test_case_138_namespace_without_rights_does_not_stop_the_others(
+async def test_namespace_without_rights_does_not_stop_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)

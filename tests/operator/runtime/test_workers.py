@@ -7,13 +7,19 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from ddp_operator.cluster.base import ClusterError, ConflictError, Key, NotLeadingError, Snapshot
+from ddp_operator.cluster.base import (
+    ClusterError,
+    ClusterSnapshot,
+    ConflictError,
+    Key,
+    NotLeadingError,
+)
 from ddp_operator.runtime import workers
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.workers import (
-    Activity,
+    WorkerActivity,
     all_workers,
     first_sync,
     resync,
@@ -54,7 +60,7 @@ class ScriptedController(Controller):
 
 @contextlib.asynccontextmanager
 async def running_worker(
-    controller: Controller, activity: Activity
+    controller: Controller, activity: WorkerActivity
 ) -> AsyncIterator[WorkQueue[Key]]:
     queue: WorkQueue[Key] = WorkQueue(base=1.0, seed=1)
     worker = asyncio.ensure_future(work(queue, controller, activity))
@@ -65,12 +71,12 @@ async def running_worker(
 
 
 def reconcile_times(
-    controller: ScriptedController, activity: Activity | None = None
+    controller: ScriptedController, activity: WorkerActivity | None = None
 ) -> list[float]:
     """Return the times at which a key that is added once is reconciled."""
 
     async def body() -> None:
-        async with running_worker(controller, activity or Activity()) as queue:
+        async with running_worker(controller, activity or WorkerActivity()) as queue:
             queue.add(KEY)
 
     run_in_fake_time(body())
@@ -93,14 +99,14 @@ class CreatingController(Controller):
 
 
 @pytest.mark.parametrize("number", [2, 5, 8])
-def test_case_82_job_with_news_waits_for_no_new_job(number: int) -> None:
+def test_job_with_news_waits_for_no_new_job(number: int) -> None:
     controller = CreatingController()
 
     async def body() -> None:
         queue: WorkQueue[Key] = WorkQueue()
         for index in range(100):
             queue.add(("team-a", f"new-{index}"))
-        running = all_workers(number, queue, controller, Activity(), lambda *_: None)
+        running = all_workers(number, queue, controller, WorkerActivity(), lambda *_: None)
         tasks = [asyncio.ensure_future(one) for one in running]
         await asyncio.sleep(10.0)
         assert len(controller.seen) == number - number // 2
@@ -119,7 +125,7 @@ def test_single_worker_takes_all_jobs() -> None:
     async def body() -> None:
         queue: WorkQueue[Key] = WorkQueue()
         queue.add(KEY)
-        (worker,) = all_workers(1, queue, controller, Activity(), lambda *_: None)
+        (worker,) = all_workers(1, queue, controller, WorkerActivity(), lambda *_: None)
         task = asyncio.ensure_future(worker)
         await asyncio.sleep(1.0)
         task.cancel()
@@ -168,7 +174,7 @@ def test_only_a_conflict_refreshes_the_job() -> None:
 
 
 def test_activity_records_a_busy_worker() -> None:
-    activity, seen = Activity(), []
+    activity, seen = WorkerActivity(), []
     controller = ScriptedController(ClusterError("no"), None)
     controller.on_reconcile = lambda: seen.append(bool(activity._busy))
     reconcile_times(controller, activity)
@@ -183,7 +189,7 @@ async def test_resync_fills_the_cache_and_queues_every_job() -> None:
     gone["metadata"]["resourceVersion"] = "0"
     cache.put_job(gone)
 
-    async def take_snapshot() -> Snapshot:
+    async def take_snapshot() -> ClusterSnapshot:
         return cluster.snapshot()
 
     await resync(take_snapshot, cache, queue)
@@ -203,7 +209,7 @@ def test_refused_key_does_not_delay_other_keys() -> None:
             return None
 
     async def body() -> None:
-        async with running_worker(Throttled(), Activity()) as queue:
+        async with running_worker(Throttled(), WorkerActivity()) as queue:
             queue.add(KEY)
             await asyncio.sleep(1)
             queue.add(KEY)
@@ -219,7 +225,7 @@ def test_worker_ends_when_the_process_does_not_lead() -> None:
         queue.add(KEY)
         controller = ScriptedController(NotLeadingError("the Lease is held by b"), None)
         with pytest.raises(NotLeadingError):
-            await work(queue, controller, Activity())
+            await work(queue, controller, WorkerActivity())
         assert len(controller.reconciles) == 1
 
     run_in_fake_time(body())
@@ -227,14 +233,14 @@ def test_worker_ends_when_the_process_does_not_lead() -> None:
 
 def test_first_sync_is_retried_until_it_succeeds() -> None:
     async def body() -> None:
-        activity, cluster, cache = Activity(), FakeCluster(), Cache()
+        activity, cluster, cache = WorkerActivity(), FakeCluster(), Cache()
         cluster.apply(job_manifest())
         problems: list[ClusterError] = [
             ClusterError("no answer"),
             ClusterError("busy", status=429, retry_after=9),
         ]
 
-        async def take_snapshot() -> Snapshot:
+        async def take_snapshot() -> ClusterSnapshot:
             assert not activity.synced
             if problems:
                 raise problems.pop(0)
@@ -254,7 +260,7 @@ def test_failed_resync_is_repeated_soon_and_finds_missed_events() -> None:
         cluster.apply(job_manifest())
         times: list[float] = []
 
-        async def take_snapshot() -> Snapshot:
+        async def take_snapshot() -> ClusterSnapshot:
             times.append(asyncio.get_running_loop().time())
             if len(times) <= 2:
                 raise ClusterError("timeout", status=504)
@@ -273,11 +279,11 @@ def test_failed_resync_is_repeated_soon_and_finds_missed_events() -> None:
         assert 0.9 * nominal <= waited <= 1.1 * nominal
 
 
-def test_case_192_job_of_an_unserved_namespace_causes_a_resync_within_30_s() -> None:
+def test_job_of_an_unserved_namespace_causes_a_resync_within_30_s() -> None:
     times: list[float] = []
-    activity = Activity()
+    activity = WorkerActivity()
 
-    async def take_snapshot() -> Snapshot:
+    async def take_snapshot() -> ClusterSnapshot:
         times.append(asyncio.get_running_loop().time())
         return FakeCluster().snapshot()
 
@@ -311,7 +317,7 @@ def test_memory_is_returned_after_a_resync_and_once_more_before_the_next(
 
     monkeypatch.setattr(workers, "release_memory", lambda: record("release"))
 
-    async def take_snapshot() -> Snapshot:
+    async def take_snapshot() -> ClusterSnapshot:
         record("list")
         return FakeCluster().snapshot()
 
@@ -331,7 +337,7 @@ async def test_failed_resync_does_not_change_the_cache() -> None:
     cache, queue = Cache(), WorkQueue[Key]()
     cache.put_job(job_manifest())
 
-    async def take_snapshot() -> Snapshot:
+    async def take_snapshot() -> ClusterSnapshot:
         raise ClusterError("the API server is unavailable")
 
     with pytest.raises(ClusterError):

@@ -18,7 +18,7 @@ from ddp_trainer.checkpoint.format import names_in
 from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import FencedError
-from tests.trainer.checkpoint.test_manager import own_state
+from tests.trainer.checkpoint.test_manager import whole
 from tests.trainer.rank_processes import Launcher
 
 
@@ -35,9 +35,7 @@ class Writer:
         self.model, self.optimizer = model, torch.optim.SGD(model.parameters(), lr=0.1)
 
     def save(self, step: int) -> None:
-        taken = snapshot.take(self.model, self.optimizer)
-        taken.state = own_state(step)
-        self.manager.save(taken)
+        self.manager.save(whole(step, snapshot.take(self.model, self.optimizer)))
 
     def disable_fence(self) -> None:
         """Simulate that each check happens just before another attempt opens the directory."""
@@ -138,7 +136,7 @@ def test_damaged_fence_is_overwritten(tmp_path: Path, text: str) -> None:
         run.save(4)
 
 
-def test_case_129_of_two_gangs_of_one_attempt_only_the_later_one_writes(tmp_path: Path) -> None:
+def test_of_two_gangs_of_one_attempt_only_the_later_one_writes(tmp_path: Path) -> None:
     """Both have the same uid and number: the first saves before the second opens the directory."""
     first = Writer(tmp_path, 2)
     first.save(10)

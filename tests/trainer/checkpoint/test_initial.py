@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ddp_trainer.errors import InputError
+from ddp_trainer.run.saving import save
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import opened, trained
 
@@ -16,7 +17,7 @@ TASK = "--task=sample_tasks:build"
 
 def saved_weights(folder: Path) -> Path:
     run = trained(global_batch=10, checkpoint={"directory": str(folder)})
-    run.save()
+    save(run)
     return max(folder.glob("step-*"))
 
 
@@ -64,7 +65,7 @@ def test_every_rank_exits_if_init_from_holds_no_weights(launcher: Launcher, tmp_
 def test_checkpoint_of_the_run_takes_precedence_over_init_from(tmp_path: Path) -> None:
     other = saved_weights(tmp_path / "other")
     run = trained(seed=1, global_batch=10, checkpoint={"directory": str(tmp_path / "run")})
-    run.save()
+    save(run)
     settings: dict[str, Any] = {"checkpoint": {"directory": str(tmp_path / "run")}, "epochs": 2}
     resumed = opened(seed=1, global_batch=10, init_from=str(other), **settings)
     assert resumed.position.step == run.position.step

@@ -13,6 +13,7 @@ from ddp_trainer.checkpoint.format import MANIFEST, CheckpointName, names_in
 from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import InputError
+from ddp_trainer.saved_state import SavedState
 
 
 def state(step: int) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -37,11 +38,14 @@ def own_state(step: int) -> dict[str, Any]:
     }
 
 
+def whole(step: int, taken: snapshot.Snapshot | None = None) -> snapshot.Checkpoint:
+    taken = taken or snapshot.take(*state(step))
+    return snapshot.Checkpoint(SavedState.model_validate(own_state(step)), taken)
+
+
 def saved(directory: Path, *steps: int, attempt: int = 1) -> None:
     for step in steps:
-        taken = snapshot.take(*state(step))
-        taken.state = own_state(step)
-        writer.commit(directory, CheckpointName(step, attempt), taken, lambda: None)
+        writer.commit(directory, CheckpointName(step, attempt), whole(step), lambda: None)
 
 
 def chosen(directory: Path) -> tuple[int | None, list[str]]:
@@ -57,7 +61,7 @@ def test_newest_whole_checkpoint_is_chosen(tmp_path: Path) -> None:
 
 def test_checkpoint_restores_the_saved_state(tmp_path: Path) -> None:
     saved(tmp_path, 3)
-    got = load.receive(tmp_path / "step-00000003.attempt-1", torch.device("cpu"))
+    got = load.receive(tmp_path / "step-00000003.attempt-1", torch.device("cpu")).snapshot
     model, optimizer = state(3)
     other, fresh = nn.Linear(4, 3), None
     fresh = torch.optim.AdamW(other.parameters(), lr=0.5)
@@ -223,5 +227,5 @@ def test_checkpoint_without_state_of_the_task_has_no_file_for_it(tmp_path: Path)
     saved(tmp_path, 3)
     path = tmp_path / "step-00000003.attempt-1"
     assert not list(path.glob("task.*"))
-    got = load.receive(path, torch.device("cpu"))
+    got = load.receive(path, torch.device("cpu")).snapshot
     assert (list(got.task), got.task_rest) == ([], None)

@@ -87,18 +87,21 @@ def change_state(**changes: object) -> Act:
 @pytest.mark.parametrize(
     ("plant", "reason"),
     [
-        (list_in_manifest("../secret"), "MANIFEST.json lists '../secret', which is no file name"),
+        (
+            list_in_manifest("../secret"),
+            "MANIFEST.json lists '../secret', which is not a file name",
+        ),
         (list_in_manifest("/etc/passwd"), "MANIFEST.json lists '/etc/passwd', which is no file n"),
-        (list_in_manifest(".."), "MANIFEST.json lists '..', which is no file name"),
-        (list_in_manifest(""), "MANIFEST.json lists '', which is no file name"),
-        (list_in_manifest("a\0b"), r"MANIFEST.json lists 'a\x00b', which is no file name"),
+        (list_in_manifest(".."), "MANIFEST.json lists '..', which is not a file name"),
+        (list_in_manifest(""), "MANIFEST.json lists '', which is not a file name"),
+        (list_in_manifest("a\0b"), r"MANIFEST.json lists 'a\x00b', which is not a file name"),
         (link_file, "model.safetensors has "),
-        (link_checkpoint, "it is a link and no folder"),
+        (link_checkpoint, "it is a link, not a folder"),
         (grow_manifest, "MANIFEST.json is damaged"),
         (nest_manifest, "MANIFEST.json is damaged"),
         (list_in_manifest("a" * 300), "MANIFEST.json lists 'aaaa"),
-        (file_for_checkpoint, "it is a file and no folder"),
-        (pipe_for_checkpoint, "it is a file and no folder"),
+        (file_for_checkpoint, "it is a file, not a folder"),
+        (pipe_for_checkpoint, "it is a file, not a folder"),
         (rewrite("state.json", b"[" * 100_000), "state.json is damaged"),
         (rewrite("state.json", b'{"step": ' + b"9" * 5000 + b"}"), "state.json is damaged"),
         (rewrite("state.json", b"[]"), "state.json is of step None, not of step 20"),
@@ -139,7 +142,7 @@ def change_state(**changes: object) -> Act:
         ),
     ],
 )
-def test_case_180_planted_checkpoint_is_damaged_and_an_older_one_is_used(
+def test_planted_checkpoint_is_damaged_and_an_older_one_is_used(
     tmp_path: Path, plant: Act, reason: str
 ) -> None:
     saved(tmp_path, 10, 20)

@@ -18,14 +18,14 @@ from ddp_trainer.checkpoint.format import MANIFEST, CheckpointName, names_in
 from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import InputError
-from ddp_trainer.observe.history import HistoryWriter
+from ddp_trainer.observe.history_writer import HistoryWriter
 from ddp_trainer.observe.trace import REQUEST, Trace
-from ddp_trainer.ranks import timeouts
+from ddp_trainer.ranks import flight_recorder
 from ddp_trainer.trackers.tensorboard import TensorBoard
 from ddp_trainer.trackers.trackers import STATE_FILE, Trackers
 from ddp_wire import files
 from ddp_wire.contract import HISTORY_FILE
-from tests.trainer.checkpoint.test_manager import chosen, own_state, saved, state
+from tests.trainer.checkpoint.test_manager import chosen, saved, whole
 from tests.trainer.planted import content, hangs, unprotected
 
 Act = Callable[[Path], object]
@@ -52,7 +52,7 @@ def write_profile(directory: Path) -> None:
 
 
 def write_flight_record(directory: Path) -> None:
-    timeouts._dump(0, {timeouts.PREFIX: f"{directory}/{timeouts.FOLDER}/rank-"})
+    flight_recorder.dump(0, {flight_recorder.PREFIX: f"{directory}/{flight_recorder.FOLDER}/rank-"})
 
 
 def open_run(directory: Path) -> None:
@@ -63,8 +63,8 @@ WRITES: dict[str, tuple[str, str, Act]] = {
     "history": (HISTORY_FILE, "secret", write_history),
     "TensorBoard": ("tensorboard", ".", lambda directory: TensorBoard(directory, 1)),
     "profile": ("profiles", ".", write_profile),
-    "folder of flight records": (timeouts.FOLDER, ".", write_flight_record),
-    "flight record": (f"{timeouts.FOLDER}/rank-0", "secret", write_flight_record),
+    "folder of flight records": (flight_recorder.FOLDER, ".", write_flight_record),
+    "flight record": (f"{flight_recorder.FOLDER}/rank-0", "secret", write_flight_record),
     "run's directory": (".", ".", open_run),
 }
 """Path of a link in the run's directory, its target among the victim's files, and the writer."""
@@ -106,7 +106,7 @@ def test_link_in_place_of_the_runs_directory_is_one_sentence(
     with pytest.raises(InputError) as caught:
         open_run(run)
     assert str(caught.value) == (
-        f"checkpoint: cannot use {run}: [Errno 40] must be a folder and no link, pipe or device;"
+        f"checkpoint: cannot use {run}: [Errno 40] must be a folder, not a link, pipe or device;"
         f" remove it: '{run}'"
     )
 
@@ -146,7 +146,7 @@ def swap_while_saving(home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, 
     return content(victim)
 
 
-def test_checkpoint_stays_in_its_folder_when_somebody_puts_a_link_in_its_place(
+def test_checkpoint_stays_in_its_folder_when_a_link_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     untouched = {"optimizer.safetensors": b"not yours"}
@@ -219,7 +219,7 @@ def test_refused_profile_request_is_deleted_with_a_warning(tmp_path: Path) -> No
     Trace(tmp_path).poll_request(warnings.append)
     assert [path.name for path in tmp_path.iterdir()] == ["secret"]
     assert len(warnings) == 1
-    assert "must be a regular file and no link, pipe or device" in warnings[0]
+    assert "must be a regular file, not a link, pipe or device" in warnings[0]
 
 
 def test_link_in_place_of_a_pending_checkpoint_is_removed_and_not_its_target(
@@ -233,9 +233,7 @@ def test_link_in_place_of_a_pending_checkpoint_is_removed_and_not_its_target(
     saved_in.symlink_to(victim)
     manager = CheckpointManager(CheckpointConfig(directory=str(run)))
     manager.open(2, {})
-    taken = snapshot.take(*state(30))
-    taken.state = own_state(30)
-    assert manager.save(taken)
+    assert manager.save(whole(30))
     assert content(victim) == {"secret": b"not yours"}
     assert names_in(run) == [CheckpointName(30, 2)]
 
@@ -249,9 +247,7 @@ def test_retention_removes_a_link_and_not_its_target(tmp_path: Path) -> None:
     (run / "step-00000001.attempt-1.broken").symlink_to(victim)
     manager = CheckpointManager(CheckpointConfig(directory=str(run), keep=1))
     manager.open(2, {})
-    taken = snapshot.take(*state(30))
-    taken.state = own_state(30)
-    manager.save(taken)
+    manager.save(whole(30))
     assert content(victim) == {"secret": b"not yours"}
     assert names_in(run) == [CheckpointName(30, 2)]
 
@@ -286,10 +282,10 @@ def test_failed_save_names_the_path_of_the_checkpoint(
 def test_torch_writes_no_flight_record_through_a_link(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / timeouts.FOLDER
-    assert timeouts._may_dump(folder / "rank-0", tmp_path)
+    folder = tmp_path / flight_recorder.FOLDER
+    assert flight_recorder._may_dump(folder / "rank-0", tmp_path)
     (folder / "rank-0").symlink_to(tmp_path / "secret")
-    assert not timeouts._may_dump(folder / "rank-0", tmp_path)
+    assert not flight_recorder._may_dump(folder / "rank-0", tmp_path)
     assert "torch writes no flight record: " in capfd.readouterr().err
 
 

@@ -15,6 +15,7 @@ from ddp_trainer.checkpoint.format import CheckpointName
 from ddp_trainer.checkpoint.snapshot import Snapshot
 from ddp_trainer.checkpoint.tree import decode, encode
 from ddp_trainer.errors import InputError
+from tests.trainer.checkpoint.test_manager import whole
 
 
 def adam() -> dict[str, Any]:
@@ -56,8 +57,8 @@ def equal(one: Any, other: Any) -> bool:
 def test_state_returns_exactly_from_a_checkpoint(tmp_path: Path) -> None:
     tensors, document = encode(STATE, "task")
     taken = Snapshot({}, {}, {}, task=tensors, task_rest=document)
-    path = writer.commit(tmp_path, CheckpointName(1, 1), taken, lambda: None)
-    got = load.receive(path, torch.device("cpu"))
+    path = writer.commit(tmp_path, CheckpointName(1, 1), whole(1, taken), lambda: None)
+    got = load.receive(path, torch.device("cpu")).snapshot
     assert got.task_rest == document
     assert equal(decode(dict(got.task.items()), got.task_rest), STATE)
 

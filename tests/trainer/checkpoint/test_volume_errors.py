@@ -28,7 +28,7 @@ from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import InputError, ReportedError, VolumeError, reported_error
 from ddp_wire.contract import ExitCode
 from ddp_wire.files import replace_file
-from tests.trainer.checkpoint.test_manager import own_state, saved, state
+from tests.trainer.checkpoint.test_manager import saved, state, whole
 
 CPU = torch.device("cpu")
 
@@ -85,7 +85,7 @@ READS = ["crc32_of", "read_json", "names_in"]
 
 @pytest.mark.parametrize("function", READS)
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
-def test_case_84_burst_of_read_errors_sets_no_checkpoint_aside(
+def test_burst_of_read_errors_sets_no_checkpoint_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, code: int
 ) -> None:
     saved(tmp_path, 10, 20)
@@ -101,7 +101,7 @@ def test_case_84_burst_of_read_errors_sets_no_checkpoint_aside(
     assert listing(tmp_path) == ["step-00000010.attempt-1", "step-00000020.attempt-1"]
 
 
-def test_case_84_lasting_read_error_is_the_volumes_and_changes_nothing(
+def test_lasting_read_error_is_the_volumes_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(tmp_path, 10, 20)
@@ -120,7 +120,7 @@ def test_case_84_lasting_read_error_is_the_volumes_and_changes_nothing(
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.ESTALE, errno.EDQUOT])
-def test_case_84_volume_that_cannot_be_written_at_the_start_is_infrastructure(
+def test_volume_that_cannot_be_written_at_the_start_is_infrastructure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     monkeypatch.setattr(writer, "replace_file", Fault(replace_file, code, ALWAYS))
@@ -142,7 +142,7 @@ def test_volume_that_the_user_must_correct_is_bad_input_and_not_retried(
 
 
 @pytest.mark.parametrize("times", [2, ALWAYS])
-def test_case_84_read_error_after_the_check_is_the_volumes(
+def test_read_error_after_the_check_is_the_volumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     saved(tmp_path, 3)
@@ -150,7 +150,7 @@ def test_case_84_read_error_after_the_check_is_the_volumes(
     checkpoints.open(2, {})
     monkeypatch.setattr(stream, "safe_open", Fault(safe_open, errno.EIO, times))
     if times == 2:
-        assert checkpoints.receive(CPU).state["step"] == 3
+        assert checkpoints.receive(CPU).state.step == 3
         assert sleep.seconds == [0.5, 1.0]
     else:
         with pytest.raises(VolumeError, match=r"cannot read .*step-00000003.*output error"):
@@ -158,13 +158,13 @@ def test_case_84_read_error_after_the_check_is_the_volumes(
 
 
 @pytest.mark.parametrize("times", [2, ALWAYS])
-def test_case_84_read_error_of_a_tensor_is_the_volumes(
+def test_read_error_of_a_tensor_is_the_volumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     saved(tmp_path, 3)
     checkpoints, sleep = new_manager(tmp_path)
     checkpoints.open(2, {})
-    tensors = checkpoints.receive(CPU).model
+    tensors = checkpoints.receive(CPU).snapshot.model
     monkeypatch.setattr(stream, "safe_open", Fault(safe_open, errno.EIO, times))
     if times == 2:
         weights = dict(state(3)[0].named_parameters())
@@ -175,7 +175,7 @@ def test_case_84_read_error_of_a_tensor_is_the_volumes(
             list(tensors.items())
 
 
-def test_case_84_read_error_of_initial_weights_is_the_volumes(
+def test_read_error_of_initial_weights_is_the_volumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(tmp_path, 3)
@@ -218,7 +218,7 @@ class Forbidden:
         return self.real(path)
 
 
-def test_case_180_checkpoint_that_nobody_may_read_is_set_aside_for_an_older_one(
+def test_unreadable_checkpoint_is_renamed_and_an_older_one_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(tmp_path, 10, 20)
@@ -235,7 +235,7 @@ def test_case_180_checkpoint_that_nobody_may_read_is_set_aside_for_an_older_one(
 
 
 @pytest.mark.parametrize("start_over", [False, True])
-def test_case_180_missing_rights_to_all_checkpoints_change_nothing(
+def test_missing_rights_to_all_checkpoints_change_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, start_over: bool
 ) -> None:
     saved(tmp_path, 10, 20)
@@ -249,7 +249,7 @@ def test_case_180_missing_rights_to_all_checkpoints_change_nothing(
 
 @pytest.mark.parametrize("start_over", [False, True])
 @pytest.mark.parametrize("number", [2, 99, "2.1"])
-def test_case_85_checkpoint_of_an_unknown_format_is_refused_and_left_as_it_is(
+def test_checkpoint_of_an_unknown_format_is_refused_and_left_as_it_is(
     tmp_path: Path, number: Any, *, start_over: bool
 ) -> None:
     saved(tmp_path, 10, 20, 30)
@@ -267,7 +267,7 @@ def test_case_85_checkpoint_of_an_unknown_format_is_refused_and_left_as_it_is(
     assert listing(tmp_path) == [f"step-000000{step}.attempt-1" for step in (10, 20, 30)]
 
 
-def test_case_86_run_stops_if_no_checkpoint_is_usable(tmp_path: Path) -> None:
+def test_run_stops_if_no_checkpoint_is_usable(tmp_path: Path) -> None:
     saved(tmp_path, 10, 20)
     damage(tmp_path, 10)
     (tmp_path / "step-00000020.attempt-1" / "state.json").unlink()
@@ -284,7 +284,7 @@ def test_case_86_run_stops_if_no_checkpoint_is_usable(tmp_path: Path) -> None:
         assert listing(tmp_path) == ["step-00000010.attempt-1", "step-00000020.attempt-1"]
 
 
-def test_case_86_checkpoints_that_were_renamed_earlier_still_stop_the_run(tmp_path: Path) -> None:
+def test_checkpoints_that_were_renamed_earlier_still_stop_the_run(tmp_path: Path) -> None:
     saved(tmp_path, 20)
     (tmp_path / "step-00000020.attempt-1").rename(tmp_path / "step-00000020.attempt-1.broken")
     checkpoints, _ = new_manager(tmp_path)
@@ -300,7 +300,7 @@ def test_directory_with_only_unfinished_checkpoints_starts_from_the_beginning(
     assert checkpoints.open(2, {})["resume"] is None
 
 
-def test_case_86_start_over_keeps_the_old_checkpoints_from_retention(tmp_path: Path) -> None:
+def test_start_over_keeps_the_old_checkpoints_from_retention(tmp_path: Path) -> None:
     saved(tmp_path, 10, 20)
     damage(tmp_path, 20)
     (tmp_path / "step-00000010.attempt-1").rename(tmp_path / "step-00000010.attempt-1.broken")
@@ -317,8 +317,7 @@ def test_case_86_start_over_keeps_the_old_checkpoints_from_retention(tmp_path: P
     )
     for step in (5, 15, 25):
         taken = load.receive(tmp_path / "set-aside-2" / "step-00000020.attempt-1", CPU)
-        taken.state = own_state(step)
-        checkpoints.save(taken)
+        checkpoints.save(whole(step, taken.snapshot))
     assert listing(tmp_path) == ["step-00000025.attempt-2"]
     assert listing(tmp_path / "set-aside-2") == [
         "step-00000010.attempt-1.broken",

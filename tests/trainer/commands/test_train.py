@@ -41,7 +41,7 @@ TASK = "--task=sample_tasks:build"
         ),
         (
             ["--task=sample_tasks:build_own", "--optimizer.lr=1"],
-            "config: optimizer.lr has no effect, because the task has its own optimizer",
+            "config: optimizer.lr must not be set, because the task has its own optimizer",
         ),
         ([TASK, "--task.samples=0"], 'task: "train_data" of "sample_tasks:build" holds no samples'),
         (

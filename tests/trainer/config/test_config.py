@@ -21,6 +21,8 @@ from ddp_trainer.config.settings import (
 )
 from ddp_trainer.errors import InputError
 
+UNUSED = ", because it has no effect"
+
 
 class InnerSettings(BaseModel):
     depth: int = 2
@@ -48,7 +50,7 @@ class TaskSettings(BaseModel):
         ({"optimizer": {"lr": None}}, "config: optimizer.lr must be a valid number, not null"),
         (
             {"optimizer": {"momentum": 0.5}},
-            'config: optimizer: "momentum" has no effect with adamw',
+            'config: optimizer: "momentum" must not be set with adamw' + UNUSED,
         ),
         (
             {"optimizer": {"betas": [1.5, 0.9]}},
@@ -56,30 +58,39 @@ class TaskSettings(BaseModel):
         ),
         (
             {"schedule": {"name": "constant", "final_fraction": 0.5}},
-            'config: schedule: "final_fraction" has no effect with constant',
+            'config: schedule: "final_fraction" must not be set with constant' + UNUSED,
         ),
         (
             {"schedule": {"decay_steps": 5}},
-            'config: schedule: "decay_steps" has no effect with cosine',
+            'config: schedule: "decay_steps" must not be set with cosine' + UNUSED,
         ),
         (
             {"schedule": {"scaling": "sqrt"}},
-            'config: schedule: "scaling" has no effect without base_batch',
+            'config: schedule: "scaling" must not be set without base_batch' + UNUSED,
         ),
-        ({"ema": {"warmup": False}}, 'config: ema: "warmup" has no effect without decay'),
+        (
+            {"ema": {"warmup": False}},
+            'config: ema: "warmup" must not be set without decay' + UNUSED,
+        ),
         (
             {"nonfinite": {"policy": "stop", "patience": 3}},
-            'config: nonfinite: "patience" has no effect with policy stop',
+            'config: nonfinite: "patience" must not be set with policy stop' + UNUSED,
         ),
         (
             {"nonfinite": {"policy": "rollback"}},
             "config: nonfinite.policy rollback requires checkpoint.directory",
         ),
-        ({"init_strict": False}, 'config: "init_strict" has no effect without init_from'),
-        ({"compile_mode": "max-autotune"}, 'config: "compile_mode" has no effect without compile'),
+        (
+            {"init_strict": False},
+            'config: "init_strict" must not be set without init_from' + UNUSED,
+        ),
+        (
+            {"compile_mode": "max-autotune"},
+            'config: "compile_mode" must not be set without compile' + UNUSED,
+        ),
         (
             {"parallel": {"compression": {"rank": 2}}},
-            'config: parallel.compression: "rank" has no effect with none',
+            'config: parallel.compression: "rank" must not be set with none' + UNUSED,
         ),
         (
             {"parallel": {"compression": {"name": "powersgd", "start_step": 1}}},
@@ -91,11 +102,11 @@ class TaskSettings(BaseModel):
         ),
         (
             {"parallel": {"strategy": "fsdp2", "bucket_mb": 5}},
-            'config: parallel: "bucket_mb" has no effect with fsdp2',
+            'config: parallel: "bucket_mb" must not be set with fsdp2' + UNUSED,
         ),
         (
             {"parallel": {"static_graph": True, "find_unused_parameters": True}},
-            'config: parallel: "find_unused_parameters" has no effect with static_graph',
+            'config: parallel: "find_unused_parameters" must not be set with static_graph' + UNUSED,
         ),
         (
             {"parallel": {"strategy": "zero1", "local_sgd": {"period": 4}}},

@@ -14,7 +14,8 @@ from ddp_trainer.data.auto_workers import WorkerChoice, choose_workers
 from ddp_trainer.data.budget import CpuBudget
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.ranks.process_group import Route
-from ddp_trainer.run import opening
+from ddp_trainer.run import data as run_data
+from ddp_trainer.run.parts import BuiltTask, Group
 from ddp_trainer.run.source import Fingerprints
 from ddp_trainer.task import RunEnv
 from tests.trainer.runs import opened
@@ -94,14 +95,14 @@ def test_rank_with_a_gpu_measures_its_first_batch(
 ) -> None:
     times = count(0.0, seconds)
     measured = partial(choose_workers, clock=lambda: next(times))
-    monkeypatch.setattr(opening, "choose_workers", measured)
-    monkeypatch.setattr(opening, "cpu_count", lambda: 8)
+    monkeypatch.setattr(run_data, "choose_workers", measured)
+    monkeypatch.setattr(run_data, "cpu_count", lambda: 8)
     config = resolve({"data": {"pin_memory": False}, "global_batch": 2, "max_steps": 1})
     device = torch.device("cuda")
     task = ProbeTask(ProbeConfig(), RunEnv(0, 1, 0, 1, device, 0))
-    built = opening._Built(task, config, {}, [], Fingerprints("", ""), [])
-    group = opening._Group(device, config.batch_split(1), Route(None))
-    data = opening._data(built, None, Ranks(), group)
+    built = BuiltTask(task, config, {}, [], Fingerprints("", ""), [])
+    group = Group(device, config.batch_split(1), Route(None))
+    data = run_data.prepare_data(built, None, Ranks(), group)
     assert data.loaders.budget == CpuBudget(threads=8 - workers, workers=workers)
     assert data.choice == WorkerChoice(workers, reason)
 

@@ -6,7 +6,8 @@ import pytest
 from torch import nn
 
 from ddp_trainer.data.evaluation import evaluation_mode
-from ddp_trainer.tools.check import check_data
+from ddp_trainer.run.evaluating import evaluate_run
+from ddp_trainer.tools.check.samples import check_data
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import opened
 
@@ -89,7 +90,7 @@ def test_worker_processes_do_not_change_the_weights(launcher: Launcher, tmp_path
 def test_metrics_without_names_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     run = opened("sample_tasks:build_odd_metrics", global_batch=10)
     monkeypatch.setattr(run.task, "metrics", lambda *_: {})
-    run.evaluate()
+    evaluate_run(run)
     assert run.metrics == {}
 
 
@@ -98,7 +99,7 @@ def test_evaluation_leaves_each_module_in_its_own_mode() -> None:
     model = run.learner.model
     model.get_submodule("norm").eval()
     before = {name: module.training for name, module in model.named_modules()}
-    run.evaluate()
+    evaluate_run(run)
     check_data(run.task, "train_data", run.config, limit=5)
     assert {name: module.training for name, module in model.named_modules()} == before
     assert before["norm"] is False

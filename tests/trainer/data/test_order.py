@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from ddp_trainer.data import order
 from ddp_trainer.data.order import BLOCK, MOST_LISTED, ComputedOrder
 from ddp_trainer.data.sampler import GlobalSampler
+from ddp_trainer.run.saving import save, state_of
+from ddp_trainer.saved_state import SavedState
 from ddp_trainer.seeds import derive_seed
 from tests.trainer.runs import opened, trained
 
@@ -78,7 +81,7 @@ def test_run_keeps_the_order_with_which_it_began(
     monkeypatch.setattr(order, "MOST_LISTED", 10)
     folder = {"checkpoint": {"directory": str(tmp_path)}, "global_batch": 5}
     run = trained(max_steps=1, **folder)
-    run.save()
+    save(run)
     state = json.loads((max(tmp_path.glob("step-*")) / "state.json").read_text())
     assert state["order_version"] == order.ORDER_VERSION
     resumed = opened(max_steps=2, **folder)
@@ -86,9 +89,11 @@ def test_run_keeps_the_order_with_which_it_began(
     assert isinstance(resumed.sampler.order(0), ComputedOrder)
     # A checkpoint of an older release has no version.
     saved = resumed.checkpoints.receive(torch.device("cpu"))
-    del saved.state["order_version"]
+    document = saved.state.document()
+    del document["order_version"]
+    saved = replace(saved, state=SavedState.model_validate(document))
     monkeypatch.setattr(type(resumed.checkpoints), "receive", lambda *_: saved)
     older = opened(max_steps=2, **folder)
     assert isinstance(older.sampler, GlobalSampler)
     assert isinstance(older.sampler.order(0), order.ListedOrder)
-    assert older._state()["order_version"] == 1
+    assert state_of(older).order_version == 1

@@ -86,7 +86,7 @@ def test_error_of_a_stream_is_raised_after_the_batches_before_it() -> None:
         next(arriving)
 
 
-def test_case_182_run_names_rank_update_and_sample() -> None:
+def test_run_names_rank_update_and_sample() -> None:
     data = {"shuffle": False, "workers": 0}
     run = opened("sample_tasks:build_bad_sample", global_batch=2, max_steps=12, data=data)
     with pytest.raises(UnreadableError) as raised:

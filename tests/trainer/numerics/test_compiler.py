@@ -50,6 +50,8 @@ def test_missing_compiler_is_one_sentence(device: torch.device, sentence: str) -
 def test_compiler_that_is_installed_is_enough(
     programs: Path, device: torch.device, name: str
 ) -> None:
+    with pytest.raises(InputError, match=name):
+        check_compiler(device)
     add(programs / name)
     check_compiler(device)
 
@@ -65,7 +67,7 @@ def test_compiler_of_the_environment_must_exist(
     check_compiler(CPU)
 
 
-def test_missing_headers_are_one_sentence(programs: Path) -> None:
+def test_missing_headers_are_reported_in_one_sentence(programs: Path) -> None:
     add(programs / "g++")
     (programs / "include" / "Python.h").unlink()
     with pytest.raises(InputError, match=re.escape("Python.h does not exist; use an image of")):

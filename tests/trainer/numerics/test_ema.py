@@ -6,6 +6,7 @@ import pytest
 
 from ddp_trainer.data.loader import by_update
 from ddp_trainer.data.prefetch import on_device
+from ddp_trainer.run.evaluating import evaluate_run
 from ddp_trainer.step import train_step
 from tests.trainer.runs import opened, trained
 
@@ -34,7 +35,7 @@ def test_evaluation_uses_the_average_and_restores_the_weights() -> None:
         run = trained(ema={"decay": 0.9, "evaluate": evaluate}, **settings)
         before = [param.clone() for param in run.learner.model.parameters()]
         run.evaluated_step = -1
-        run.evaluate()
+        evaluate_run(run)
         found[evaluate] = run.metrics["loss"]
         assert all(a.equal(b) for a, b in zip(before, run.learner.model.parameters(), strict=True))
     assert found[False] == plain.metrics["loss"]

@@ -9,6 +9,9 @@ from safetensors.torch import load_file
 
 from ddp_trainer.config import NonFiniteConfig
 from ddp_trainer.numerics.guard import NonFiniteError, NonFiniteTracker
+from ddp_trainer.run.exchange import exchange_requests
+from ddp_trainer.run.saving import save
+from ddp_trainer.saved_state import NonFiniteCounts
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import opened, trained
 
@@ -94,7 +97,7 @@ def test_rolling_back_returns_the_weights_and_goes_on_with_the_data(tmp_path: Pa
     }
     run = opened(**settings)
     before = [param.clone() for param in run.learner.model.parameters()]
-    run.save()
+    save(run)
     for _ in range(2):
         run.advance(10)
     for attempt in range(2):
@@ -105,9 +108,9 @@ def test_rolling_back_returns_the_weights_and_goes_on_with_the_data(tmp_path: Pa
         run.total_steps = run.position.step
         if attempt:
             with pytest.raises(NonFiniteError, match="after 1 rollbacks"):
-                run.exchange_requests()
+                exchange_requests(run)
         else:
-            run.exchange_requests()
+            exchange_requests(run)
             after = run.learner.model.parameters()
             assert all(a.equal(b) for a, b in zip(after, before, strict=True))
             assert run.position.step == 2
@@ -124,7 +127,7 @@ def test_a_run_that_rolls_back_ends(launcher: Launcher, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_there_must_be_something_to_roll_back_to(launcher: Launcher, tmp_path: Path) -> None:
+def test_rollback_without_a_checkpoint_fails(launcher: Launcher, tmp_path: Path) -> None:
     arguments = [TASK, *BAD, "--nonfinite.policy=rollback", "--checkpoint.every_steps=100"]
     gang = launcher.train(*arguments, world=2, DDP_CHECKPOINT_DIR=str(tmp_path))
     assert gang.wait() == [1, 1]
@@ -133,12 +136,12 @@ def test_there_must_be_something_to_roll_back_to(launcher: Launcher, tmp_path: P
 
 
 def test_patience_counts_updates_in_a_row() -> None:
-    tracker = NonFiniteTracker(NonFiniteConfig(patience=20), "skip", {})
+    tracker = NonFiniteTracker(NonFiniteConfig(patience=20), "skip", NonFiniteCounts())
     assert tracker.assess(10, 0, 10) is None
     assert tracker.assess(20, 10, 10)
     assert tracker.assess(30, 9, 10)
     assert tracker.assess(40, 10, 10)
-    with pytest.raises(NonFiniteError, match="20 in a row"):
+    with pytest.raises(NonFiniteError, match="20 updates in a row"):
         tracker.assess(50, 10, 10)
-    again = NonFiniteTracker(NonFiniteConfig(), "skip", {"nonfinite": tracker.state()})
+    again = NonFiniteTracker(NonFiniteConfig(), "skip", tracker.counts())
     assert again.updates == 39

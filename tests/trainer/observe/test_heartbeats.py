@@ -57,9 +57,7 @@ def test_only_rank_0_writes_the_times_for_the_operator(tmp_path: Path, is_first:
     assert written(tmp_path).times is not None
 
 
-def test_case_100_no_rank_reports_its_end_before_the_last_commit(
-    launcher: Launcher, tmp_path: Path
-) -> None:
+def test_no_rank_reports_its_end_before_the_last_commit(launcher: Launcher, tmp_path: Path) -> None:
     """The agents count a job as completed as soon as all ranks have reported their end."""
     beats, saves = tmp_path / "beats", tmp_path / "saves"
     arguments = [str(tmp_path), "--max_steps=2", f"--checkpoint.directory={saves}"]

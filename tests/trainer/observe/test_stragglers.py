@@ -65,7 +65,7 @@ def test_rank_with_slow_data_is_named_with_its_data() -> None:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_slow_rank_of_few(world: int) -> None:
+def test_slow_rank_is_found_among_few_ranks(world: int) -> None:
     works = [work(0.0, 0.05)] * (world - 1) + [work(0.0, 0.07)]
     monitor = started()
     assert named(monitor, [[work(0.0, 0.05)] * world] * WINDOWS) == []
@@ -81,7 +81,7 @@ def test_rank_with_more_samples_may_need_longer(slow: int | None, names: list[in
     assert [found.rank for found in named(monitor, readings)] == names
 
 
-def test_delay_of_one_reading_names_nobody() -> None:
+def test_delay_of_one_reading_names_no_rank() -> None:
     monitor = started()
     assert named(monitor, [slowed(1, 3.0), equal(), slowed(2, 3.0), slowed(3, 3.0)] * 5) == []
 
@@ -114,7 +114,7 @@ def test_rank_that_hardly_delays_the_update_is_not_named(update: float, found: i
     assert len(named(started(), [works] * WINDOWS)) == found
 
 
-def test_noise_of_equal_ranks_names_nobody() -> None:
+def test_noise_of_equal_ranks_names_no_rank() -> None:
     noise = random.Random(7)  # noqa: S311 (a test's noise)
     readings = [[work(0.0, noise.gauss(0.05, 0.004)) for _ in range(64)] for _ in range(2000)]
     assert named(started(), readings) == []
@@ -139,7 +139,7 @@ def disturbed(
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize(("sigma", "memory"), [(0.1, 0.0), (0.2, 0.5), (0.4, 0.5), (0.05, 0.8)])
-def test_case_104_few_equal_ranks_on_a_busy_machine_are_not_named(
+def test_few_equal_ranks_on_a_busy_machine_are_not_named(
     world: int, sigma: float, memory: float
 ) -> None:
     runs = [disturbed(world, seed, sigma=sigma, memory=memory) for seed in range(20)]
@@ -181,7 +181,7 @@ def test_meter_counts_data_and_forward_passes_only() -> None:
     assert meter.read() is NOT_MEASURED
 
 
-def test_case_104_waits_for_a_core_are_no_own_work() -> None:
+def test_waits_for_a_core_are_no_own_work() -> None:
     now = waited = 0.0
     meter = WorkMeter(lambda: now, lambda: waited)
     for update in range(WINDOW_UPDATES):

@@ -65,7 +65,7 @@ def test_every_micro_batch_reduces_unless_gradients_are_accumulated_whole(
     assert found["reduce_scatter_base", "float32"] == PASSES * UNITS
     found, _ = calls(launcher, GPT, parallel={"full_gradients": True})
     assert found["reduce_scatter_base", "float32"] == UNITS
-    with pytest.raises(InputError, match='"full_gradients" has no effect with zero1'):
+    with pytest.raises(InputError, match='"full_gradients" must not be set with zero1'):
         resolve({"parallel": {"strategy": "zero1", "full_gradients": True}})
 
 

@@ -18,7 +18,7 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.parallel.dtensor import laid_out_like
 from ddp_trainer.parallel.layout import has_gaps, has_overlap, make_dense
 from ddp_trainer.ranks.environment import Ranks
-from ddp_trainer.tools.check_run import check_run
+from ddp_trainer.tools.check.run import check_run
 from tests.trainer.layout_probes import STEPS, strategies, train
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import SGD, trained
@@ -90,9 +90,7 @@ def test_overlaps_and_gaps_are_those_of_the_places(sizes: list[int], data: st.Da
     ],
     ids=str,
 )
-def test_case_150_resumed_run_has_the_bits_of_a_whole_one(
-    tmp_path: Path, over: dict[str, Any]
-) -> None:
+def test_resumed_run_has_the_bits_of_a_whole_one(tmp_path: Path, over: dict[str, Any]) -> None:
     case = ADAM | over
     whole = train(Ranks(), tmp_path / "whole", case, STEPS)
     train(Ranks(), tmp_path / "broken", case, STEPS // 2)
@@ -104,7 +102,7 @@ def test_case_150_resumed_run_has_the_bits_of_a_whole_one(
 # All strategies in one gang, because the start of a gang takes most of the time.
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
-def test_case_150_resumed_ranks_have_the_bits_of_a_whole_run(
+def test_resumed_ranks_have_the_bits_of_a_whole_run(
     launcher: Launcher, tmp_path: Path, world: int
 ) -> None:
     parallel: list[dict[str, Any]] = [
@@ -123,7 +121,7 @@ def test_case_150_resumed_ranks_have_the_bits_of_a_whole_run(
 
 
 @pytest.mark.slow
-def test_case_150_any_ranks_resume_and_roll_back_to_the_bits_of_any_others(
+def test_any_ranks_resume_and_roll_back_to_the_bits_of_any_others(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     """Each strategy on each number of ranks resumes the checkpoint of each other."""
@@ -156,7 +154,7 @@ def test_case_150_any_ranks_resume_and_roll_back_to_the_bits_of_any_others(
     )
 
 
-def test_case_150_run_resumes_into_another_layout(tmp_path: Path) -> None:
+def test_run_resumes_into_another_layout(tmp_path: Path) -> None:
     def layout(name: str, folder: str, steps: int) -> dict[str, Tensor]:
         return train(Ranks(), tmp_path / folder, ADAM | {"task": {"layout": name}}, steps)
 
@@ -168,7 +166,7 @@ def test_case_150_run_resumes_into_another_layout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_case_151_slice_trains_like_a_tensor_of_its_own(optimizer: str) -> None:
+def test_slice_trains_like_a_tensor_of_its_own(optimizer: str) -> None:
     case: dict[str, Any] = {"optimizer": {"name": optimizer, "lr": 0.02}, "max_steps": 8}
     one, other = (
         trained(TASK, **case, task={"layout": name}).learner.model.state_dict()
@@ -178,7 +176,7 @@ def test_case_151_slice_trains_like_a_tensor_of_its_own(optimizer: str) -> None:
         assert value.allclose(one[name], atol=1e-5, rtol=0), name
 
 
-def test_case_151_copied_parameter_stays_shared_and_is_named() -> None:
+def test_copied_parameter_stays_shared_and_is_named() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(4, 6))
     table = torch.randn(6, 8)
     first, second = model[0], model[1]
@@ -192,7 +190,7 @@ def test_case_151_copied_parameter_stays_shared_and_is_named() -> None:
     assert make_dense(model) == []
 
 
-def test_case_151_check_names_slices() -> None:
+def test_check_names_slices() -> None:
     found: list[tuple[str, str]] = []
 
     def emit(kind: str, **fields: Any) -> None:
@@ -215,8 +213,6 @@ def test_case_151_check_names_slices() -> None:
         ("twice", 'the parameters "plain" and "scale" share their memory, which ends when'),
     ],
 )
-def test_case_151_shared_memory_is_refused_before_the_first_update(
-    shared: str, sentence: str
-) -> None:
+def test_shared_memory_is_refused_before_the_first_update(shared: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         trained(TASK, max_steps=1, task={"shared": shared})

@@ -127,9 +127,7 @@ def test_weights_that_no_update_goes_through(
         assert value.allclose(ours[key], atol=1e-6, rtol=0), key
 
 
-def test_case_152_unused_weights_are_named_before_a_wrong_update(
-    launcher: Launcher, tmp_path: Path
-) -> None:
+def test_unused_weights_are_named_before_a_wrong_update(launcher: Launcher, tmp_path: Path) -> None:
     arguments = ["--task.unused=true", "--global_batch=8", "--checkpoint.every_steps=1"]
     gang = launcher.train(TASK, *arguments, world=2, DDP_CHECKPOINT_DIR=str(tmp_path))
     assert gang.wait() == [2, 2], gang.err(0)

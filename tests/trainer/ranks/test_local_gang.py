@@ -58,7 +58,7 @@ def run(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="replaces functions of the C library")
-def test_case_89_ranks_start_although_a_store_resolves_addresses_during_the_fork(
+def test_ranks_start_although_a_store_resolves_addresses_during_the_fork(
     tmp_path: Path,
 ) -> None:
     """A process that hosts a store would fork ranks that wait for ever for the resolver."""

@@ -193,12 +193,12 @@ node1:71:90 [0] NCCL INFO Using network Socket
 @pytest.mark.parametrize(
     ("log", "route"),
     [
-        (IB_LOG, nccl_log.Route("IB", ("mlx5_0", "mlx5_1"))),
-        (SOCKET_LOG.replace("eth1", "eth0"), nccl_log.Route("Socket", ("eth0",))),
-        ("unrelated text", nccl_log.Route()),
+        (IB_LOG, nccl_log.NcclRoute("IB", ("mlx5_0", "mlx5_1"))),
+        (SOCKET_LOG.replace("eth1", "eth0"), nccl_log.NcclRoute("Socket", ("eth0",))),
+        ("unrelated text", nccl_log.NcclRoute()),
     ],
 )
-def test_nccl_log_shows_network_and_interfaces(log: str, route: nccl_log.Route) -> None:
+def test_nccl_log_shows_network_and_interfaces(log: str, route: nccl_log.NcclRoute) -> None:
     assert nccl_log.parse(log) == route
 
 
@@ -210,7 +210,7 @@ def test_nccl_log_settings_of_the_user_are_kept() -> None:
     path.write_text(IB_LOG)
     assert nccl_log.read(path).network == "IB"
     path.unlink()
-    assert nccl_log.read(path) == nccl_log.Route()
+    assert nccl_log.read(path) == nccl_log.NcclRoute()
     environ_of_user = {"NCCL_DEBUG": "WARN"}
     assert nccl_log.enable(environ_of_user) is None
     assert environ_of_user == {"NCCL_DEBUG": "WARN"}

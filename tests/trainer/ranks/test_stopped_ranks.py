@@ -49,14 +49,14 @@ def assert_peers_name(gang: Gang, rank: int, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("rank", "sentence"), [(1, "rank 1 did not join"), (0, f"{STORE} does not answer")]
 )
-def test_case_110_and_111_peers_name_a_rank_that_stops(
+def test_peers_name_a_rank_that_stops(
     launcher: Launcher, tmp_path: Path, rank: int, sentence: str
 ) -> None:
     gang = stop_in_backward(launcher, tmp_path, rank)
     assert_peers_name(gang, rank, sentence)
 
 
-def test_case_111_peers_name_a_rank_0_that_ends_after_a_long_wait(
+def test_peers_name_a_rank_0_that_ends_after_a_long_wait(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     gang = stop_in_backward(launcher, tmp_path, 0)

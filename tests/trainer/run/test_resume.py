@@ -11,8 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ddp_trainer.checkpoint.snapshot import Checkpoint
 from ddp_trainer.errors import InputError
+from ddp_trainer.run.saving import save, state_of
 from ddp_trainer.run.state import gather, restore
+from ddp_trainer.saved_state import SavedConfig, SavedOptimizer
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import opened, trained
 
@@ -124,7 +127,7 @@ def test_task_that_changes_its_optimizer_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings: dict[str, Any] = {"optimizer": {}, "checkpoint": {"directory": str(tmp_path)}}
-    trained("sample_tasks:build_own", max_steps=1, **settings).save()
+    save(trained("sample_tasks:build_own", max_steps=1, **settings))
     task = importlib.import_module("sample_tasks").OwnTask
     monkeypatch.setattr(task, "optimizer", lambda _, params: torch.optim.Adagrad(params))
     with pytest.raises(InputError, match="with the optimizer SGD, now it is Adagrad"):
@@ -134,10 +137,11 @@ def test_task_that_changes_its_optimizer_is_an_error(
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_state_of_an_older_release_names_its_optimizer_in_the_config(name: str) -> None:
     run = opened()  # It uses sgd.
-    saved = gather(run.learner, run.task)
-    assert saved
-    config = {"optimizer": {"name": name}}
-    saved.state = {"config": config, "scaler": {}, "world_size": 1}
+    taken = gather(run.learner, run.task)
+    assert taken
+    config = SavedConfig(seed=0, optimizer=SavedOptimizer(name=name))
+    state = state_of(run).model_copy(update={"optimizer": None, "config": config})
+    saved = Checkpoint(state, taken)
     refused = pytest.raises(InputError, match="with the optimizer adamw, now it is SGD")
     with refused if name == "adamw" else nullcontext():
         restore(run.learner, run.task, saved)

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp_trainer.checkpoint.snapshot import Snapshot
-from ddp_trainer.run import run as run_module
+from ddp_trainer.checkpoint.snapshot import Checkpoint
+from ddp_trainer.run import settling
+from ddp_trainer.run.saving import save
 from ddp_trainer.train import close, loop
 from ddp_wire.activity import Activity
 from tests.trainer.runs import opened
@@ -30,7 +31,7 @@ def test_device_finishes_updates_before_a_save_and_before_an_evaluation(
         enter(activity)
 
     monkeypatch.setattr(run.learner.trace, "enter", entering)
-    monkeypatch.setattr(run_module, "finish_updates", lambda _: seen.append("finished"))
+    monkeypatch.setattr(settling, "finish_updates", lambda _: seen.append("finished"))
     loop(run)
     close(run, stopped=False)
     long_ones = [name for name in seen if name in {"finished", "CHECKPOINT", "EVALUATION"}]
@@ -43,9 +44,7 @@ def test_device_finishes_updates_before_a_save_and_before_an_evaluation(
             assert not {"FORWARD", "BACKWARD", "OPTIMIZER"} & set(seen[since:at])
 
 
-def test_case_205_rollback_has_the_limit_of_a_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rollback_has_the_limit_of_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The volume may be slow. An exchange has the short limit of an update."""
     run = opened(
         max_steps=5,
@@ -55,7 +54,7 @@ def test_case_205_rollback_has_the_limit_of_a_save(
         checkpoint={"directory": str(tmp_path), "every_steps": 9},
         task={"nan_sample": 7},
     )
-    run.save()
+    save(run)
     entered: list[Activity] = []
     restored: list[Activity] = []
     enter, receive = run.learner.trace.enter, run.checkpoints.receive
@@ -64,7 +63,7 @@ def test_case_205_rollback_has_the_limit_of_a_save(
         entered.append(activity)
         enter(activity)
 
-    def receiving(device: torch.device) -> Snapshot:
+    def receiving(device: torch.device) -> Checkpoint:
         restored.append(entered[-1])
         return receive(device)
 

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from ddp_trainer.run.saving import save
 from ddp_trainer.run.source import Fingerprints, source_fingerprint
+from ddp_trainer.saved_state import SavedState
+from tests.trainer.checkpoint.test_manager import own_state
 from tests.trainer.runs import trained
 
 TASKS = Path(__file__).parents[1] / "sample_tasks.py"
@@ -66,19 +69,17 @@ def test_bundled_task_has_no_fingerprint() -> None:
     assert source_fingerprint("ddp_trainer.tasks.miniresnet:build") == ""
 
 
-SAVED = {"step": 9, "attempt": 1}
-
-
 @pytest.mark.parametrize(
-    "before", [{}, {"source": "a", **SAVED}, {"source": "a", "data": "Folder, 9 samples", **SAVED}]
+    "before", [{}, {"source": "a"}, {"source": "a", "data": "Folder, 9 samples"}]
 )
 def test_same_code_and_data_and_old_checkpoints_cause_no_warning(
     before: dict[str, object],
 ) -> None:
-    assert Fingerprints("a", "Folder, 9 samples").warnings(before) == []
+    saved = SavedState.model_validate(own_state(9) | before)
+    assert Fingerprints("a", "Folder, 9 samples").warnings(saved) == []
 
 
-def test_case_181_run_that_resumes_with_other_code_or_data_warns(
+def test_run_that_resumes_with_other_code_or_data_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, run = tmp_path / "code", tmp_path / "run"
@@ -114,4 +115,4 @@ def test_case_181_run_that_resumes_with_other_code_or_data_warns(
 def train(path: str, /, **settings: Any) -> None:
     """Train as a new process does, and save at the end."""
     run = trained(path, **settings)
-    run.save()
+    save(run)

@@ -17,8 +17,10 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.numerics.totals import PLACES, LossParts
 from ddp_trainer.observe.heartbeats import HeartbeatWriter
 from ddp_trainer.ranks.environment import Ranks
+from ddp_trainer.run.evaluating import evaluate_run
 from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.run.run import Run
+from ddp_trainer.run.saving import roll_back, save
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import Weighted, check_task, stateful
@@ -110,7 +112,7 @@ MEMBERS = {
 """Activities in which the agent may see a rank while it is in a member of the task."""
 
 
-def test_case_102_agent_sees_in_which_member_of_the_task_a_rank_is(
+def test_agent_sees_in_which_member_of_the_task_a_rank_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, set[Activity]] = {name: set() for name in MEMBERS}
@@ -135,15 +137,15 @@ def test_case_102_agent_sees_in_which_member_of_the_task_a_rank_is(
         run = open_run(request, Ranks(), StopFlag(), heartbeats)
         loop(run)
         close(run, stopped=False)
-    run._roll_back()
+    roll_back(run)
     assert seen == MEMBERS
 
 
 def test_rollback_restores_the_state_of_the_task(tmp_path: Path) -> None:
     run = trained(TEACHER, max_steps=2, checkpoint={"directory": str(tmp_path)})
-    run.save(required=True)
+    save(run, required=True)
     teacher(run).steps = []
-    run._roll_back()
+    roll_back(run)
     assert teacher(run).steps == [1, 2]
 
 
@@ -201,7 +203,7 @@ def test_module_has_no_state_besides_its_model() -> None:
 def test_parts_of_the_loss_are_averaged_like_the_loss(capsys: pytest.CaptureFixture[str]) -> None:
     settings: dict[str, Any] = {"global_batch": 8, "micro_batch": 2, "max_steps": 6}
     run = trained(TEACHER, **settings, log={"every_steps": 3}, task={"uneven": True})
-    run.evaluate()
+    evaluate_run(run)
     found = events(capsys, "progress")
     assert [event["step"] for event in found] == [3, 6]
     for event in found:

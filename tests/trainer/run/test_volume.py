@@ -18,7 +18,7 @@ def train(launcher: Launcher, fault: str, directory: Path, *arguments: str) -> G
     return launcher.call("probes:train_on_faulty_volume", given, world=2)
 
 
-def test_case_87_ranks_wait_longer_for_a_checkpoint_than_for_a_collective(
+def test_ranks_wait_longer_for_a_checkpoint_than_for_a_collective(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     trained_once(launcher, tmp_path)
@@ -30,7 +30,7 @@ def test_case_87_ranks_wait_longer_for_a_checkpoint_than_for_a_collective(
     assert saved["seconds"] > 1.0
 
 
-def test_case_84_all_ranks_end_alike_if_rank_0_cannot_read_the_checkpoint(
+def test_all_ranks_end_alike_if_rank_0_cannot_read_the_checkpoint(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     trained_once(launcher, tmp_path)

@@ -143,8 +143,8 @@ def test_cifar10_rejects_missing_and_malformed_files(tmp_path: Path) -> None:
     ("settings", "sentence"),
     [
         ({"data": "cifar10"}, '"directory" must name the folder of CIFAR-10\'s binary version'),
-        ({"directory": "/data"}, '"directory" has no effect with digits'),
-        ({"count": 100}, '"count" has no effect with digits'),
+        ({"directory": "/data"}, '"directory" must not be set with digits, because'),
+        ({"count": 100}, '"count" must not be set with digits, because'),
         ({"data": "cifar"}, "'digits', 'cifar10' or 'synthetic'"),
     ],
 )

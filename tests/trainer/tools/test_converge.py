@@ -111,7 +111,7 @@ def test_ranks_are_compared_with_the_fewest_and_batches_with_the_first() -> None
         (outcome(0.0, metrics={}, losses=[None] * 4), "the loss is not finite"),
     ],
 )
-def test_failed_training_is_a_problem(failed: Outcome, problem: str) -> None:
+def test_comparison_reports_a_failed_training(failed: Outcome, problem: str) -> None:
     for first, second in ((outcome(1.0), failed), (failed, failed)):
         rows = compare({Combination(1, 32): first, Combination(2, 32): second}, LIMITS)
         assert rows[1].problem == problem

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp_trainer.tools.scaling.point import Point, strong_efficiency, table, weak_efficiency
+from ddp_trainer.tools.scaling.point import ScalingPoint, strong_efficiency, table, weak_efficiency
 from ddp_trainer.tools.scaling.stopwatch import Stopwatch
 from ddp_wire.contract import ExitCode
 from tests.trainer.rank_processes import Launcher
@@ -16,10 +16,12 @@ TASK = "ddp_trainer.tasks.miniresnet:build"
 
 
 def test_efficiencies_and_table_of_two_world_sizes() -> None:
-    single = Point(world_size=1, global_batch=8, step_ms=4.0, wait_fraction=0.0)
-    wider = Point(world_size=2, global_batch=16, step_ms=5.0, wait_fraction=0.1, minimal_ms=4.0)
+    single = ScalingPoint(world_size=1, global_batch=8, step_ms=4.0, wait_fraction=0.0)
+    wider = ScalingPoint(
+        world_size=2, global_batch=16, step_ms=5.0, wait_fraction=0.1, minimal_ms=4.0
+    )
     assert weak_efficiency(wider, single) == pytest.approx(0.8)
-    faster = Point(world_size=2, global_batch=8, step_ms=2.5, wait_fraction=0.0)
+    faster = ScalingPoint(world_size=2, global_batch=8, step_ms=2.5, wait_fraction=0.0)
     assert strong_efficiency(faster, single) == pytest.approx(0.8)
     last = table("ranks", [single, wider], [1.0, 0.8]).splitlines()[-1]
     assert last.startswith("| 2 | 8 | 3200 | 5.00 | 80.0% | 10.0% | 1.250 |")

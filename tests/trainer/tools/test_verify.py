@@ -11,7 +11,7 @@ import torch
 
 from ddp_trainer.commands import verify as commands
 from ddp_trainer.errors import InputError
-from ddp_trainer.tools.verify import largest_difference
+from ddp_trainer.tools.verify.comparison import largest_difference
 from tests.trainer.rank_processes import Launcher
 
 
@@ -70,7 +70,7 @@ def test_wrong_strategies_are_one_sentence() -> None:
 
 # Remainders of 1 and 4: more ranks than cores take seconds, and test_sampler has all sizes.
 @pytest.mark.slow
-def test_case_154_uneven_shares_are_exact(tmp_path: Path) -> None:
+def test_uneven_shares_are_exact(tmp_path: Path) -> None:
     options = ["--ranks=3,6", "--steps=3", "--global_batch=16"]
     done = verify(tmp_path, "sample_tasks:build", *options, "--task.uneven=true")
     assert done.returncode == 0, done.stderr
@@ -123,7 +123,7 @@ def test_command_uses_the_optimizer_of_the_task(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert (
         done.stderr
-        == "config: optimizer.lr has no effect, because the task has its own optimizer\n"
+        == "config: optimizer.lr must not be set, because the task has its own optimizer\n"
     )
 
 

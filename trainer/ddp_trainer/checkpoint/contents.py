@@ -1,25 +1,24 @@
-"""What a checkpoint must hold besides the right sizes and checksums.
+"""Check the contents of a checkpoint, beyond sizes and checksums.
 
 A file whose CRC32 fits can still hold what no trainer wrote. If only a later read noticed, the run
 would fail in every attempt, although an older complete checkpoint exists. So all files are decoded
 and compared with what a trainer writes, before a checkpoint is chosen.
 
-Only what does not depend on the task counts. Tensors with other names or shapes are no damage:
-probably the user has changed the model, and must learn so.
+Only what does not depend on the task counts. Tensors with other names or shapes are not damage:
+probably the user has changed the model, and must see an error about it.
 """
 
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 
 from ddp_trainer.checkpoint.format import (
     AVERAGE,
     BUFFERS,
     COMPRESSION,
-    LARGEST_NUMBER,
     MODEL,
     OPTIMIZER,
     OPTIMIZER_REST,
@@ -34,52 +33,13 @@ from ddp_trainer.checkpoint.format import (
 )
 from ddp_trainer.checkpoint.stream import Described, describe, exists
 from ddp_trainer.checkpoint.tree import decode
-
-_SCALER = frozenset(
-    {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
-)
-"""State of torch's `GradScaler`, which is empty if it is off."""
+from ddp_trainer.saved_state import SavedState
 
 
-class _Part(BaseModel):
-    """A JSON object with the fields that a resumed run cannot do without, and any others."""
+class _OptimizerRest(BaseModel):
+    """`optimizer.json`, with any other fields."""
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-
-class _Config(_Part):
-    seed: int
-
-
-class _Counts(_Part):
-    updates: int = 0
-    rollbacks: int = 0
-
-
-class _State(_Part):
-    """`state.json`. Older releases wrote fewer fields: those have a default."""
-
-    samples: int = Field(ge=0, le=LARGEST_NUMBER)
-    seconds: float
-    data_size: int | None
-    world_size: int = Field(ge=1)
-    scaler: dict[str, float]
-    config: _Config
-    order_version: int = 1
-    optimizer: str | None = None
-    live_buffers: list[str] | None = None
-    nonfinite: _Counts = _Counts()
-
-    @field_validator("scaler")
-    @classmethod
-    def _is_whole(cls, scaler: dict[str, float]) -> dict[str, float]:
-        if scaler and (missing := _SCALER - scaler.keys()):
-            raise ValueError(f"{min(missing)} is missing")
-        return scaler
-
-
-class _OptimizerRest(_Part):
-    """`optimizer.json`."""
+    model_config = ConfigDict(strict=True)
 
     state: dict[str, Any]
     groups: list[dict[str, Any]]
@@ -134,10 +94,10 @@ def _check_state(path: Path, state: Any) -> None:
     step = state.get("step") if isinstance(state, dict) else None
     if name and step != name.step:
         raise BrokenCheckpointError(f"{STATE} is of step {step!r:.40}, not of step {name.step}")
-    _check(STATE, _State, state)
+    _check(STATE, SavedState, state)
 
 
-def _check(file: str, kind: type[_Part], document: Any) -> None:
+def _check(file: str, kind: type[BaseModel], document: Any) -> None:
     try:
         kind.model_validate(document)
     except ValidationError as error:

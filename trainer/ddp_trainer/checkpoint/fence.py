@@ -5,7 +5,7 @@ attempt that opens the directory writes its number to `FENCE.json`. Each writer 
 right before it renames a checkpoint into place, and before it deletes one.
 
 Two gangs may have the same job and attempt, for example after a backup of the cluster was restored
-or if somebody starts a job by hand. So rank 0, which alone accesses the directory, draws a random
+or if a user starts a job by hand. So rank 0, which alone accesses the directory, draws a random
 incarnation. The gang that opened the directory last owns it.
 
 A newer attempt may still open the directory between this check and the rename, because no shared

@@ -9,7 +9,7 @@
         buffers.safetensors     buffers of each rank as <rank>/<name>; optional
         task.json               the task's own state (see `checkpoint.tree`); optional
         task.safetensors        the tensors in it; optional
-        state.json              position, loss scaling, configuration, versions
+        state.json              position, loss scaling, configuration (see `saved_state`)
         MANIFEST.json           size and CRC32 of each of these files; written last
     step-00000100.attempt-1.broken/     a damaged checkpoint
     set-aside-1/                        the checkpoints of a run that started over
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_trainer.errors import InputError
+from ddp_trainer.saved_state import LARGEST_NUMBER
 from ddp_wire.files import PlantedFileError, open_to_read, read_file
 
 FORMAT = 1
@@ -55,10 +56,8 @@ _NAME = re.compile(r"step-(\d{8,})\.attempt-(\d+)(\.tmp|\.broken)?")
 _FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
 """Names of files that a manifest may list: no path leads out of the checkpoint."""
 _CHUNK = 1 << 22
-LARGEST_NUMBER = 1 << 53
-"""Largest step and attempt. JSON readers keep larger integers only approximately."""
 _SHOWN = 40
-"""Most characters of an unknown format number in a message."""
+"""Maximum length, in characters, of an unknown format number in a message."""
 LARGEST_MANIFEST = 1 << 20
 """Largest size of a manifest and of the fence file, in bytes."""
 
@@ -113,7 +112,7 @@ def crc32_of(path: Path) -> str:
     """Return the CRC-32 of a file as eight hexadecimal digits.
 
     Raises:
-        PlantedFileError: If it is a link, or no regular file.
+        PlantedFileError: If it is a link, or not a regular file.
         OSError: If the volume fails.
     """
     crc = 0
@@ -137,7 +136,7 @@ def verify(directory: Path) -> None:
     """Read a checkpoint once and compare it with its manifest.
 
     Raises:
-        BrokenCheckpointError: If it is no folder, or a file is missing or differs.
+        BrokenCheckpointError: If it is not a folder, or a file is missing or differs.
         InputError: If the checkpoint has an unknown format.
         OSError: If the volume fails, which is no evidence of damage.
     """
@@ -147,7 +146,7 @@ def verify(directory: Path) -> None:
         raise BrokenCheckpointError("it is missing") from error
     if not stat.S_ISDIR(kind):
         raise BrokenCheckpointError(
-            f"it is a {'link' if stat.S_ISLNK(kind) else 'file'} and no folder"
+            f"it is a {'link' if stat.S_ISLNK(kind) else 'file'}, not a folder"
         )
     manifest = read_json(directory / MANIFEST, LARGEST_MANIFEST)
     try:
@@ -173,7 +172,7 @@ def verify(directory: Path) -> None:
 def _verify_file(directory: Path, file: str, expected: dict[str, Any]) -> None:
     """Compare a file with its entry in the manifest."""
     if not _FILE.fullmatch(file):
-        raise BrokenCheckpointError(f"{MANIFEST} lists {file!r}, which is no file name")
+        raise BrokenCheckpointError(f"{MANIFEST} lists {file!r}, which is not a file name")
     path = directory / file
     size = path.lstat().st_size
     if size != expected["bytes"]:
@@ -181,7 +180,7 @@ def _verify_file(directory: Path, file: str, expected: dict[str, Any]) -> None:
     try:
         crc = crc32_of(path)
     except PlantedFileError as error:
-        raise BrokenCheckpointError(f"{file} is no regular file") from error
+        raise BrokenCheckpointError(f"{file} is not a regular file") from error
     if crc != expected["crc32"]:
         raise BrokenCheckpointError(f"{file} does not match its CRC32")
 
@@ -194,7 +193,7 @@ def read_json(path: Path, limit: int | None = None) -> Any:
         limit: Largest size in bytes. None for any size.
 
     Raises:
-        BrokenCheckpointError: If it is missing, damaged, too large, or no regular file.
+        BrokenCheckpointError: If it is missing, damaged, too large, or not a regular file.
         OSError: If the volume fails.
     """
     try:
@@ -202,7 +201,7 @@ def read_json(path: Path, limit: int | None = None) -> Any:
     except FileNotFoundError as error:
         raise BrokenCheckpointError(f"{path.name} is missing") from error
     except PlantedFileError as error:
-        raise BrokenCheckpointError(f"{path.name} is no regular file") from error
+        raise BrokenCheckpointError(f"{path.name} is not a regular file") from error
     except (ValueError, RecursionError) as error:
         raise BrokenCheckpointError(f"{path.name} is damaged") from error
 

@@ -20,7 +20,7 @@ from ddp_trainer.ranks.collectives import on_first_rank
 T = TypeVar("T")
 
 MAX_NAMES = 5
-"""Most tensor names of one kind in a message."""
+"""Maximum number of tensor names of one kind in a message."""
 
 
 @dataclass(frozen=True, slots=True)

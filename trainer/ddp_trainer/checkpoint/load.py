@@ -1,4 +1,16 @@
-"""Selection of the newest complete checkpoint, and its distribution to every rank."""
+"""Selection of the newest complete checkpoint, and its distribution to every rank.
+
+Rank 0 checks the checkpoints of a run from the newest to the oldest, until one is complete:
+
+- Damaged: a file is missing or differs from its checksum, or holds what no trainer writes. The
+  checkpoint is skipped and renamed, so that its name is free and it can be inspected.
+- The volume fails: this is no evidence of damage. The read is tried again for some seconds, and
+  then the attempt ends with an error, because an older checkpoint would lose progress.
+- Of an unknown format: a newer release wrote it. The attempt ends with an error.
+
+Then rank 0 reads the chosen one and sends it to the others, so that only rank 0 needs the volume.
+The JSON parts travel at once, the tensors a few at a time (`checkpoint.stream`).
+"""
 
 import itertools
 import os
@@ -27,17 +39,18 @@ from ddp_trainer.checkpoint.format import (
     UnreadableCheckpointError,
     names_in,
 )
-from ddp_trainer.checkpoint.snapshot import Snapshot, Tensors
+from ddp_trainer.checkpoint.snapshot import Checkpoint, Snapshot, Tensors
 from ddp_trainer.checkpoint.stream import TensorStream
 from ddp_trainer.checkpoint.volume import Sleep, os_error, retried, volume_error
 from ddp_trainer.errors import InputError
 from ddp_trainer.ranks.collectives import on_first_rank
+from ddp_trainer.saved_state import SavedState
 
 T = TypeVar("T")
 
 
 MAX_REASONS = 3
-"""Most checkpoints in a message whose reasons it states."""
+"""Maximum number of checkpoints for which a message states the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +117,7 @@ def choose(run_directory: Path, *, start_over: bool = False, sleep: Sleep = time
     return Choice([], [sentence])
 
 
-def receive(path: Path | None, device: torch.device, sleep: Sleep = time.sleep) -> Snapshot:
+def receive(path: Path | None, device: torch.device, sleep: Sleep = time.sleep) -> Checkpoint:
     """Read a checkpoint on rank 0, and return it on every rank. Every rank must call it.
 
     Only rank 0 needs access to the volume. The tensors are read when they are iterated over.
@@ -115,7 +128,7 @@ def receive(path: Path | None, device: torch.device, sleep: Sleep = time.sleep) 
         sleep: Function that waits between two tries to read.
 
     Returns:
-        The snapshot. Its tensors are streams, over which every rank must iterate.
+        The checkpoint. Its tensors are streams, over which every rank must iterate.
 
     Raises:
         VolumeError: On every rank, if rank 0 cannot read the checkpoint.
@@ -131,17 +144,17 @@ def receive(path: Path | None, device: torch.device, sleep: Sleep = time.sleep) 
     def stream(file: str) -> TensorStream:
         return TensorStream(folder / file, document["tensors"][file], device, read)
 
-    return Snapshot(
+    snapshot = Snapshot(
         model=stream(MODEL),
         optimizer=stream(OPTIMIZER),
         optimizer_rest=document["optimizer_rest"],
-        state=document["state"],
         average=stream(AVERAGE),
         compression=stream(COMPRESSION),
         buffers=stream(BUFFERS),
         task=stream(TASK),
         task_rest=document["task_rest"],
     )
+    return Checkpoint(SavedState.model_validate(document["state"]), snapshot)
 
 
 def reading(path: Path, read: Callable[[], T], sleep: Sleep) -> T:

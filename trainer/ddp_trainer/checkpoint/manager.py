@@ -1,4 +1,10 @@
-"""The checkpoints of one run: opening the directory, resuming, saving when due, retention."""
+"""The checkpoints of one run: opening the directory, resuming, saving when due, retention.
+
+The manager joins the parts that each know one thing: the claim of the directory by one attempt
+(`fence`), the choice of a checkpoint (`load`), the atomic write (`writer`) and the deletion of old
+ones (`retention`). It remembers which complete checkpoints this attempt has found or written, and
+deletes no others, because another attempt may have written them meanwhile.
+"""
 
 import contextlib
 import time
@@ -10,7 +16,7 @@ import torch
 from ddp_trainer.checkpoint import load, retention, writer
 from ddp_trainer.checkpoint.fence import Fence, holder
 from ddp_trainer.checkpoint.format import CONFIG, CheckpointName, names_in
-from ddp_trainer.checkpoint.snapshot import Snapshot
+from ddp_trainer.checkpoint.snapshot import Checkpoint
 from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
 from ddp_trainer.config import CheckpointConfig
 from ddp_wire.contract import CheckpointInfo
@@ -90,7 +96,7 @@ class CheckpointManager:
         writer.replace_json(directory / CONFIG, config)
         return attempt
 
-    def receive(self, device: torch.device) -> Snapshot:
+    def receive(self, device: torch.device) -> Checkpoint:
         """Return the newest checkpoint on every rank. Every rank must call it.
 
         Raises:
@@ -122,11 +128,11 @@ class CheckpointManager:
         age = time.monotonic() - self._last_time
         return self.enabled and seconds is not None and age >= seconds
 
-    def save(self, taken: Snapshot) -> CheckpointInfo | None:
+    def save(self, checkpoint: Checkpoint) -> CheckpointInfo | None:
         """Commit a checkpoint, then delete the oldest. Rank 0 only.
 
         Args:
-            taken: Whole snapshot in host memory. The `step` of its state names the checkpoint.
+            checkpoint: Whole checkpoint in host memory. The `step` of its state names it.
 
         Returns:
             The checkpoint, or None if this step is saved already.
@@ -135,7 +141,7 @@ class CheckpointManager:
             OSError: If the volume fails.
             FencedError: If a newer attempt owns the directory. Nothing was replaced or deleted.
         """
-        step = taken.state["step"]
+        step = checkpoint.state.step
         if self._directory is None or self._fence is None:
             return None
         if self._known and self._known[-1].step == step:
@@ -143,7 +149,7 @@ class CheckpointManager:
         self._last_time = time.monotonic()
         name = CheckpointName(step, self._attempt)
         try:
-            writer.commit(self._directory, name, taken, self._fence.check)
+            writer.commit(self._directory, name, checkpoint, self._fence.check)
         except OSError:
             # A newer attempt deletes pending directories. Then the fence is the real reason.
             with contextlib.suppress(OSError):

@@ -1,4 +1,11 @@
-"""Conversion of the state of a run to tensors and JSON, and back."""
+"""Conversion of the state of a run to tensors and JSON, and back.
+
+Names make a snapshot independent of strategy and world size. A tensor has the name of its parameter
+or buffer in the bare model, without what a wrapper adds. A tensor of the optimizer has the key of
+its state and the name of its parameter instead of torch's numbers, which depend on the order of
+parameters and on the rank. Tied weights appear once, under their first name. What is no tensor is
+JSON, so that a checkpoint can hold no code.
+"""
 
 from dataclasses import dataclass, field
 from itertools import chain
@@ -11,13 +18,14 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.names import NamedTensors, plain_name
 from ddp_trainer.parallel.dtensor import laid_out_like
 from ddp_trainer.parallel.layout import is_moment
+from ddp_trainer.saved_state import SavedState
 
 Tensors = dict[str, Tensor]
 
 
 @dataclass(slots=True)
 class Snapshot:
-    """The state of a run after one update, as tensors and JSON."""
+    """The state of learner and task after one update, as tensors and JSON."""
 
     model: NamedTensors
     """Parameters and buffers by name. Tied weights appear once."""
@@ -35,8 +43,14 @@ class Snapshot:
     """Tensors of the task's own state."""
     task_rest: Any = None
     """JSON: the task's own state with references to these tensors; None without such state."""
-    state: dict[str, Any] = field(default_factory=dict)
-    """JSON: all other state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A whole checkpoint: the state of a run, and the snapshot after the same update."""
+
+    state: SavedState
+    snapshot: Snapshot
 
 
 def take(model: nn.Module, optimizer: torch.optim.Optimizer) -> Snapshot:

@@ -17,7 +17,7 @@ from ddp_trainer.checkpoint.volume import os_error
 from ddp_trainer.ranks.collectives import broadcast, on_first_rank
 
 CHUNK = 64 << 20
-"""Most bytes that rank 0 reads at once, unless a single tensor is larger."""
+"""Maximum number of bytes that rank 0 reads at once, unless a single tensor is larger."""
 
 Act = Callable[[], Tensors]
 Read = Callable[[Act], Tensors]

@@ -1,4 +1,10 @@
-"""Atomic writes: a checkpoint appears as a whole or not at all."""
+"""Atomic writes: a checkpoint appears as a whole or not at all.
+
+All files of a checkpoint are written to a folder with the suffix `.tmp`, and each is flushed. The
+manifest with their sizes and checksums is written last. Right before the rename the writer checks
+that its attempt still owns the directory (`checkpoint.fence`). The rename of the folder commits the
+checkpoint, and the parent folder is flushed, so that the rename survives a crash of the machine.
+"""
 
 import contextlib
 import json
@@ -25,13 +31,16 @@ from ddp_trainer.checkpoint.format import (
     write_json,
     write_manifest,
 )
-from ddp_trainer.checkpoint.snapshot import Snapshot, Tensors
+from ddp_trainer.checkpoint.snapshot import Checkpoint, Snapshot, Tensors
 from ddp_trainer.checkpoint.volume import os_error
 from ddp_wire.files import PlantedFileError, held_path, remove, replace_file
 
 
 def commit(
-    run_directory: Path, name: CheckpointName, snapshot: Snapshot, may_commit: Callable[[], None]
+    run_directory: Path,
+    name: CheckpointName,
+    checkpoint: Checkpoint,
+    may_commit: Callable[[], None],
 ) -> Path:
     """Write one checkpoint under its final name. Only one process of the run may call it.
 
@@ -42,7 +51,7 @@ def commit(
     Args:
         run_directory: The run's directory. It must exist.
         name: Step and attempt.
-        snapshot: Snapshot in host memory.
+        checkpoint: Checkpoint in host memory.
         may_commit: Called right before the rename. It raises if this attempt no longer owns the
             directory.
 
@@ -59,7 +68,7 @@ def commit(
     pending.mkdir()
     try:
         with held_path(pending, run_directory) as folder:
-            _write_all(folder, name, snapshot)
+            _write_all(folder, name, checkpoint)
             _check_in_place(folder, pending)
         may_commit()
         pending.rename(final)
@@ -71,13 +80,14 @@ def commit(
     return final
 
 
-def _write_all(folder: Path, name: CheckpointName, snapshot: Snapshot) -> None:
+def _write_all(folder: Path, name: CheckpointName, checkpoint: Checkpoint) -> None:
+    snapshot = checkpoint.snapshot
     for file, tensors in _files(snapshot).items():
         _write(tensors, folder / file)
     write_json(folder / OPTIMIZER_REST, snapshot.optimizer_rest)
     if snapshot.task_rest is not None:
         write_json(folder / TASK_REST, snapshot.task_rest)
-    write_json(folder / STATE, snapshot.state)
+    write_json(folder / STATE, checkpoint.state.document())
     write_manifest(folder, name)
     sync(folder)
 

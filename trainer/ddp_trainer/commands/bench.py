@@ -8,13 +8,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_trainer.commands.arguments import add_run_to, task_and_config
+from ddp_trainer.commands.arguments import add_run_to, check_positive, numbers, task_and_config
 from ddp_trainer.config import RunConfig
 from ddp_trainer.config.settings import check, resolve
-from ddp_trainer.errors import InputError
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.stop import StopFlag
-from ddp_trainer.tools.scaling.point import Point, strong_efficiency, table, weak_efficiency
+from ddp_trainer.tools.scaling.point import ScalingPoint, strong_efficiency, table, weak_efficiency
 from ddp_wire.contract import ExitCode
 
 POLL_SECONDS = 0.2
@@ -63,17 +62,16 @@ def run(
     Raises:
         InputError: If the options, the task or the settings are wrong.
     """
-    for name in ("updates", "warmup", "repeats"):
-        if getattr(options, name) < 1:
-            raise InputError(f"bench: --{name} must be 1 or more, not {getattr(options, name)}")
+    check_positive("bench", options, "updates", "warmup", "repeats")
     task, config = task_and_config("bench", options, rest, environ)
     config = _block_config(config, options.warmup + options.updates)
     ranks = Ranks.from_environment(environ)
     if ranks.launched:
         return _measure(task, config, ranks, stop, options)
     _check_task(task, config)
+    sizes = sorted({1, *numbers("bench", "ranks", options.ranks)})
     try:
-        return _ScalingBenchmark(task, config, _world_sizes(options.ranks), options, stop).run()
+        return _ScalingBenchmark(task, config, sizes, options, stop).run()
     except _RanksFailedError as error:
         print(f"{error}\nbench: the ranks failed; their messages are above", file=sys.stderr)
         return ExitCode.FAILED
@@ -91,15 +89,6 @@ def _block_config(config: RunConfig, updates: int) -> RunConfig:
     length = {"max_steps": updates, "max_seconds": None, "epochs": None}
     stated = config.model_dump(mode="json", exclude_unset=True)
     return resolve(stated | length | {"checkpoint": {"directory": None}})
-
-
-def _world_sizes(text: str) -> list[int]:
-    sizes = [int(part) for part in text.split(",") if part.strip().isdecimal()]
-    if not sizes or len(sizes) != text.count(",") + 1 or 0 in sizes:
-        raise InputError(
-            f'bench: --ranks must be integers above 0, separated by commas, not "{text}"'
-        )
-    return sorted({1, *sizes})
 
 
 def _measure(
@@ -140,7 +129,7 @@ class _ScalingBenchmark:
         self._sizes = sizes
         self._options = options
         self._stop = stop
-        self._points: dict[tuple[int, int], Point] = {}
+        self._points: dict[tuple[int, int], ScalingPoint] = {}
 
     def run(self) -> ExitCode:
         """Measure all world sizes and print the tables."""
@@ -157,13 +146,13 @@ class _ScalingBenchmark:
         print(table(title, strong, [strong_efficiency(point, strong[0]) for point in strong]))
         return ExitCode.OK
 
-    def _point(self, size: int, batch: int) -> Point:
+    def _point(self, size: int, batch: int) -> ScalingPoint:
         if (size, batch) not in self._points:
             print(f"measuring {size} rank(s) with {batch} samples per update", file=sys.stderr)
             self._points[size, batch] = self._launch(size, batch)
         return self._points[size, batch]
 
-    def _launch(self, size: int, batch: int) -> Point:
+    def _launch(self, size: int, batch: int) -> ScalingPoint:
         config = self._config.model_dump(mode="json", exclude_unset=True) | {"global_batch": batch}
         options = self._options
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -174,7 +163,7 @@ class _ScalingBenchmark:
         # would measure how the threads scale.
         threads = max(1, len(os.sched_getaffinity(0)) // self._sizes[-1])
         environ = {"OMP_NUM_THREADS": str(threads)} | os.environ
-        return Point.model_validate_json(self._output(command, environ).splitlines()[-1])
+        return ScalingPoint.model_validate_json(self._output(command, environ).splitlines()[-1])
 
     def _output(self, command: list[str], environ: Mapping[str, str]) -> str:
         """Return the output of a command. Terminate the command when this process must stop."""

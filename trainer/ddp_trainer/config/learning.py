@@ -11,7 +11,7 @@ from pydantic import (
     model_validator,
 )
 
-from ddp_trainer.config.section import Section
+from ddp_trainer.config.section import Section, no_effect
 
 
 class OptimizerConfig(Section):
@@ -34,7 +34,7 @@ class OptimizerConfig(Section):
     def _check_settings_have_effect(self) -> Self:
         foreign = {"adamw": {"momentum", "nesterov"}, "sgd": {"betas"}}[self.name]
         for key in sorted(foreign & self.changed()):
-            raise ValueError(f'"{key}" has no effect with {self.name}')
+            raise ValueError(no_effect(key, f"with {self.name}"))
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError('"betas" must lie between 0 and 1')
         if self.nesterov and self.momentum == 0:
@@ -62,11 +62,11 @@ class ScheduleConfig(Section):
     def _check_settings_have_effect(self) -> Self:
         changed = self.changed()
         if self.name == "constant" and "final_fraction" in changed:
-            raise ValueError('"final_fraction" has no effect with constant')
+            raise ValueError(no_effect("final_fraction", "with constant"))
         if self.name != "wsd" and self.decay_steps is not None:
-            raise ValueError(f'"decay_steps" has no effect with {self.name}')
+            raise ValueError(no_effect("decay_steps", f"with {self.name}"))
         if self.base_batch is None and "scaling" in changed:
-            raise ValueError('"scaling" has no effect without base_batch')
+            raise ValueError(no_effect("scaling", "without base_batch"))
         return self
 
 
@@ -84,7 +84,7 @@ class EmaConfig(Section):
     def _check_settings_have_effect(self) -> Self:
         for key in sorted({"warmup", "evaluate"} & self.changed()):
             if self.decay is None:
-                raise ValueError(f'"{key}" has no effect without decay')
+                raise ValueError(no_effect(key, "without decay"))
         return self
 
 
@@ -104,5 +104,5 @@ class NonFiniteConfig(Section):
     def _check_settings_have_effect(self) -> Self:
         foreign = {"rollback": {"patience"}, "stop": {"patience", "rollbacks"}}
         for key in sorted(foreign.get(self.policy or "skip", {"rollbacks"}) & self.changed()):
-            raise ValueError(f'"{key}" has no effect with policy {self.policy or "skip"}')
+            raise ValueError(no_effect(key, f"with policy {self.policy or 'skip'}"))
         return self

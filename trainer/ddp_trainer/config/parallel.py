@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from ddp_trainer.config.section import Section
+from ddp_trainer.config.section import Section, no_effect
 
 StrategyName = Literal["ddp", "zero1", "fsdp2"]
 BufferPolicy = Literal["broadcast", "average", "per_rank"]
@@ -43,11 +43,11 @@ class CompressionConfig(Section):
         changed = self.changed()
         if self.name == "none":
             for key in sorted(changed - {"name"}):
-                raise ValueError(f'"{key}" has no effect with none')
+                raise ValueError(no_effect(key, "with none"))
         if self.name != "powersgd" and "rank" in changed:
-            raise ValueError(f'"rank" has no effect with {self.name}')
+            raise ValueError(no_effect("rank", f"with {self.name}"))
         if "share" in changed and not self.adaptive:
-            raise ValueError('"share" has no effect without adaptive')
+            raise ValueError(no_effect("share", "without adaptive"))
         if self.name == "powersgd" and self.start < POWERSGD_EARLIEST:
             raise ValueError(f'"start_step" must be {POWERSGD_EARLIEST} or more with powersgd')
         return self
@@ -64,7 +64,7 @@ class LocalSgdConfig(Section):
     @model_validator(mode="after")
     def _check_settings_have_effect(self) -> Self:
         if self.period is None and "start_step" in self.changed():
-            raise ValueError('"start_step" has no effect without period')
+            raise ValueError(no_effect("start_step", "without period"))
         return self
 
 
@@ -116,13 +116,13 @@ class ParallelConfig(Section):
         if self.strategy == "fsdp2":
             of_ddp = {"bucket_mb", "static_graph"}
             for key in sorted(of_ddp & self.changed()):
-                raise ValueError(f'"{key}" has no effect with fsdp2')
+                raise ValueError(no_effect(key, "with fsdp2"))
             if self.compression.name != "none":
                 raise ValueError('"compression" requires strategy ddp or zero1')
         elif self.full_gradients:
-            raise ValueError(f'"full_gradients" has no effect with {self.strategy}')
+            raise ValueError(no_effect("full_gradients", f"with {self.strategy}"))
         if self.static_graph and self.find_unused_parameters:
-            raise ValueError('"find_unused_parameters" has no effect with static_graph')
+            raise ValueError(no_effect("find_unused_parameters", "with static_graph"))
         if self.local_sgd.period is not None:
             if self.strategy != "ddp":
                 raise ValueError('"local_sgd" requires strategy ddp')

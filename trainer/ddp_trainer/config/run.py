@@ -12,7 +12,7 @@ from ddp_trainer.config.learning import (
     ScheduleConfig,
 )
 from ddp_trainer.config.parallel import ParallelConfig
-from ddp_trainer.config.section import Section
+from ddp_trainer.config.section import Section, no_effect
 from ddp_trainer.errors import InputError
 
 Precision = Literal["auto", "fp64", "fp32", "tf32", "bf16", "fp16"]
@@ -142,10 +142,10 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         if self.init_from is None and "init_strict" in self.changed():
-            raise ValueError('"init_strict" has no effect without init_from')
+            raise ValueError(no_effect("init_strict", "without init_from"))
         for key in sorted({"compile_dynamic", "compile_mode"} & self.changed()):
             if not self.compile:
-                raise ValueError(f'"{key}" has no effect without compile')
+                raise ValueError(no_effect(key, "without compile"))
         if self.precision == "fp16" and self.parallel.local_sgd.period is not None:
             raise ValueError(
                 "parallel.local_sgd cannot be combined with precision fp16, because each rank would"
@@ -202,8 +202,8 @@ class BatchSplit:
     """Division of one update among ranks and forward passes."""
 
     per_rank: int
-    """Most samples per rank and update."""
+    """Maximum number of samples per rank and update."""
     micro_batch: int
-    """Most samples per rank and forward pass."""
+    """Maximum number of samples per rank and forward pass."""
     accumulation: int
     """Forward passes per rank and update."""

@@ -18,3 +18,8 @@ class Section(BaseModel):
         """Return the names of the settings that differ from their defaults."""
         fields = type(self).model_fields
         return {name for name, field in fields.items() if getattr(self, name) != field.default}
+
+
+def no_effect(key: str, case: str) -> str:
+    """Return the error message about a setting that has no effect in a case, like `with sgd`."""
+    return f'"{key}" must not be set {case}, because it has no effect'

@@ -95,7 +95,7 @@ def _obstacle(objects: tuple[Any, ...]) -> str | None:
         pickle.Pickler(_Counter(), protocol=pickle.HIGHEST_PROTOCOL).dump(objects)
     except _TooLargeError:
         return too_large
-    except Exception as error:  # noqa: BLE001 - pickle raises whatever the data raise
+    except Exception as error:  # noqa: BLE001 - pickle raises any error of the data
         first = (str(error).splitlines() or [""])[0]
         return f"the data cannot be pickled: {type(error).__name__}: {first}"
     return None

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 MAX_DEFAULT_WORKERS = 8
-"""Most worker processes per rank by default, because more seldom speed up loading."""
+"""Maximum number of worker processes per rank by default. More seldom speed up loading."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,14 @@
-"""Loaders: they turn portions into micro-batches, in this process or in worker processes."""
+"""Loaders: they turn portions into micro-batches, in this process or in worker processes.
+
+A sampler decides which samples each micro-batch of a rank has, and with which seed they are
+prepared: a portion (`data.sampler`). The loader only reads the portions in their order. So neither
+the number of workers nor their speed changes a batch, and a run that resumes with other workers
+gets the same data. An error in a worker travels as an `Unreadable`, which names the sample, and the
+rank raises it.
+"""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -23,13 +30,14 @@ from ddp_trainer.data.stream import MicroBatchStream, StreamSampler, evaluation_
 from ddp_trainer.data.unreadable import Readable, Unreadable
 from ddp_trainer.data.worker import end_with_rank
 from ddp_trainer.errors import InputError, ReportedError
+from ddp_trainer.saved_state import SavedState
 from ddp_trainer.seeds import seed_all
 from ddp_trainer.task import HasCollate, Indexed, Task, is_indexed
 
 Sampler = GlobalSampler | StreamSampler
 
 _MAX_LISTED = 8
-"""Most indices of samples in a message."""
+"""Maximum number of sample indices in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,7 @@ class MicroBatchDataset(Dataset[MicroBatch | Unreadable]):
     def __getitem__(self, portion: Portion[int]) -> MicroBatch | Unreadable:
         """Return the micro-batch of a portion. The portion's seed makes it reproducible."""
         seed_all(portion.seed)
-        progress = Progress()
+        progress = FetchProgress()
         try:
             return MicroBatch.of(portion, self.collate(fetch(self.data, portion.items, progress)))
         except ReportedError:
@@ -62,31 +70,31 @@ class InProcessLoader:
         return map(self.dataset.__getitem__, self.portions)
 
 
-def make_sampler(task: Task, config: RunConfig, state: Mapping[str, Any] | None = None) -> Sampler:
+def make_sampler(task: Task, config: RunConfig, saved: SavedState | None = None) -> Sampler:
     """Create the sampler for the task's training data.
 
     Args:
         task: Provides the data.
         config: The resolved config.
-        state: State of the checkpoint from which the run resumes, if any.
+        saved: State of the checkpoint from which the run resumes, if any.
 
     Raises:
         InputError: If the settings do not fit data without a length, or the size of the data.
     """
     data = task.train_data
     if is_indexed(data):
-        # Checkpoints of older releases do not state a version.
-        order_version = ORDER_VERSION if state is None else state.get("order_version", 1)
         return GlobalSampler(
             len(data),
             config.global_batch,
             config.seed,
             shuffle=config.data.shuffle,
             drop_last=config.data.drop_last,
-            order_version=order_version,
+            order_version=saved.order_version if saved else ORDER_VERSION,
         )
     if config.data.drop_last:
-        raise InputError('config: "data.drop_last" has no effect, because train_data has no length')
+        raise InputError(
+            'config: "data.drop_last" must not be set, because train_data has no length'
+        )
     if config.max_steps is None:
         raise InputError('config: "max_steps" must be stated, because train_data has no length')
     if config.epochs is not None:
@@ -227,7 +235,7 @@ def by_update(micro_batches: Iterable[MicroBatch]) -> Iterator[Iterator[MicroBat
 
 
 @dataclass(slots=True)
-class Progress:
+class FetchProgress:
     """The part of a micro-batch's preparation that is under way."""
 
     index: int | None = None
@@ -242,7 +250,7 @@ class Progress:
         return f"samples {listed}" + (f" and {more} more" if more > 0 else "")
 
 
-def fetch(data: Indexed, indices: Sequence[int], progress: Progress | None = None) -> Any:
+def fetch(data: Indexed, indices: Sequence[int], progress: FetchProgress | None = None) -> Any:
     """Return samples as `collate` takes them: a list, or the result of the data's `__getitems__`.
 
     torch's own loader calls `__getitems__` in the same way.
@@ -255,7 +263,7 @@ def fetch(data: Indexed, indices: Sequence[int], progress: Progress | None = Non
     many = getattr(data, "__getitems__", None)
     if many:
         return many(list(indices))
-    progress = progress or Progress()
+    progress = progress or FetchProgress()
     samples = []
     for progress.index in indices:
         samples.append(data[progress.index])

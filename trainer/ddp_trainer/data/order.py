@@ -18,7 +18,8 @@ from ddp_trainer.seeds import derive_seed
 ORDER_VERSION = 2
 """Version of the orders, stored in checkpoints. In version 1 the order of all data is a list."""
 MOST_LISTED = 1 << 20
-"""Most samples whose order is a list: all its orders are equally likely, and it needs 8 MB."""
+"""Maximum number of samples whose order is a list. All its orders are equally likely, and it needs
+8 MB."""
 BLOCK = 8192
 """Positions that are computed together, so that they share the cost of NumPy's calls."""
 ROUNDS = 6

@@ -137,7 +137,7 @@ class RankSlice:
     rank: int
     world_size: int
     micro_batch: int
-    """Most samples in one micro-batch."""
+    """Maximum number of samples in one micro-batch."""
 
     def portions(self, batch: list[T], seed: tuple[int | str, ...]) -> Iterator[Portion[T]]:
         """Yield this rank's share of a batch, one portion per micro-batch.
@@ -168,7 +168,7 @@ def passes_of(samples: int, world_size: int, micro_batch: int) -> int:
     Args:
         samples: Samples of the update, over all ranks.
         world_size: Number of ranks.
-        micro_batch: Most samples in one forward pass of a rank.
+        micro_batch: Maximum number of samples in one forward pass of a rank.
     """
     return -(-samples // (world_size * micro_batch))
 
@@ -187,7 +187,7 @@ def shortest_pass(
     Args:
         samples: Samples of the update, over all ranks.
         world_size: Number of ranks.
-        micro_batch: Most samples in one forward pass of a rank.
+        micro_batch: Maximum number of samples in one forward pass of a rank.
         together: Whether to count the samples of all ranks in a pass.
     """
     passes = passes_of(samples, world_size, micro_batch)

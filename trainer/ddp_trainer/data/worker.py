@@ -21,5 +21,5 @@ def end_with_rank(_worker: int) -> None:
 
 def _wait_for_end(rank: BaseProcess) -> None:
     wait([rank.sentinel])
-    # SIGKILL, because the main thread may be anywhere, and nobody reads its batches any more.
+    # SIGKILL, because the main thread may be anywhere, and its batches are no longer needed.
     os.kill(os.getpid(), signal.SIGKILL)

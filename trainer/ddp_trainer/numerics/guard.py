@@ -5,7 +5,7 @@ pass: it divides, and it flags values that are not finite. Reduced gradients are
 so each rank finds the same. The host reads the flags with the next report.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from ddp_trainer.config import NonFiniteConfig
 from ddp_trainer.errors import ReportedError
 from ddp_trainer.parallel.strategy import Strategy
+from ddp_trainer.saved_state import NonFiniteCounts
 
 Policy = Literal["skip", "stop", "rollback"]
 
@@ -94,25 +95,24 @@ def _by_dtype(tensors: list[Tensor]) -> list[list[Tensor]]:
 class NonFiniteTracker:
     """Count of updates with non-finite gradients, and the reaction to them; equal on all ranks."""
 
-    def __init__(self, config: NonFiniteConfig, policy: Policy, state: dict[str, Any]) -> None:
+    def __init__(self, config: NonFiniteConfig, policy: Policy, saved: NonFiniteCounts) -> None:
         """Continue the counts of an earlier attempt.
 
         Args:
             config: Limits.
             policy: Policy in force.
-            state: State of the checkpoint, or empty.
+            saved: Counts of the checkpoint, or zeros.
         """
-        saved = state.get("nonfinite", {})
         self._config = config
         self._policy = policy
         self._in_row = 0
-        self.updates = saved.get("updates", 0)
+        self.updates = saved.updates
         """Updates of the run with non-finite gradients."""
-        self.rollbacks = saved.get("rollbacks", 0)
+        self.rollbacks = saved.rollbacks
 
-    def state(self) -> dict[str, int]:
-        """Return the counts as JSON, for the checkpoint."""
-        return {"updates": self.updates, "rollbacks": self.rollbacks}
+    def counts(self) -> NonFiniteCounts:
+        """Return the counts, for the checkpoint."""
+        return NonFiniteCounts(updates=self.updates, rollbacks=self.rollbacks)
 
     def assess(self, step: int, found: int, updates: int) -> str | None:
         """Decide the reaction to the updates since the last report.
@@ -139,8 +139,8 @@ class NonFiniteTracker:
         if self._policy == "skip":
             if self._in_row >= self._config.patience:
                 raise NonFiniteError(
-                    f"training: {what}, like {self._in_row} in a row (nonfinite.patience is"
-                    f" {self._config.patience})"
+                    f"training: {what}, and {self._in_row} updates in a row had such gradients"
+                    f" (nonfinite.patience is {self._config.patience})"
                 )
             return f"{what}: the optimizer skipped them"
         self.rollbacks += 1

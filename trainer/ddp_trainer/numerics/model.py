@@ -79,7 +79,7 @@ def _checkpointed(forward: Callable[..., Any], *inputs: Any, **named: Any) -> An
 def _inputs_double(
     _model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the inputs in fp64, also those in dictionaries and lists."""
+    """Return the inputs in fp64, including those in dictionaries and lists."""
     return tree_map_only(Tensor, _double, inputs), tree_map_only(Tensor, _double, named)
 
 

@@ -11,7 +11,7 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.parallel.dtensor import is_split
 
 MATRIX_DIMENSIONS = 2
-"""Least number of dimensions of a decayed weight; biases and norm scales have one."""
+"""Minimum number of dimensions of a decayed weight; biases and norm scales have one."""
 
 
 def build_optimizer(

@@ -154,5 +154,5 @@ class LossParts:
         return {name: value / count if count else nan for name, value in pairs}
 
     def _checksum(self) -> float:
-        """Return a whole number below 2**32, so that sums of fp64 are exact; 0 without names."""
+        """Return a 32-bit checksum of the names, 0 for none. fp64 sums of it are exact."""
         return float(zlib.crc32("\n".join(self._names).encode()))

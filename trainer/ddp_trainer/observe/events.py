@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-from ddp_trainer.observe.history import HistoryWriter
+from ddp_trainer.observe.history_writer import HistoryWriter
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.trackers.trackers import Trackers
 

@@ -1,4 +1,10 @@
-"""Heartbeats: one small file per local rank, for the agent on the same node."""
+"""Heartbeats: one small file per local rank, for the agent on the same node.
+
+A heartbeat has the phase, the step, the newest checkpoint and the newest times. The training thread
+alone writes it, at each change of the phase and else about twice a second. So the agent sees a rank
+that is stuck by the age of its file. The activity record beside it (`ddp_wire.activity`) is shared
+memory that costs no system call, and tells which kind of work the rank is stuck in.
+"""
 
 import contextlib
 import os
@@ -18,7 +24,8 @@ from ddp_wire.contract import (
 )
 
 _KNOWN_UPDATES = 4
-"""Updates of an attempt after which three durations are known: the first one has none."""
+"""Number of updates of an attempt after which three durations are known. The first update has none,
+because no update precedes it."""
 MIN_SECONDS = 0.5
 """Shortest time between two heartbeats of the same phase, in seconds."""
 

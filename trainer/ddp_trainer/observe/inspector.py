@@ -1,4 +1,4 @@
-"""Answers the agent's question what this rank does, while its training thread makes no progress.
+"""Answer the agent's question what this rank does, while its training thread makes no progress.
 
 A thread waits for the question and costs nothing until then. It answers while the training thread
 waits in a collective, sleeps or loops. It cannot answer if the process is stopped or if native code
@@ -20,7 +20,7 @@ from ddp_wire.activity import ANSWER_SUFFIX, QUESTION_SUFFIX
 from ddp_wire.contract import INSPECTED_COLLECTIVES, RankInspection
 
 _FRAMES = 12
-"""Innermost frames in the answer."""
+"""Maximum number of stack frames in an answer, counted from the innermost one."""
 _STACK_CHARACTERS = 4096
 _NAME_CHARACTERS = 128
 _WAITING_IN = (
@@ -131,7 +131,8 @@ def _innermost(thread: int) -> FrameType | None:
 def _name(thread: int) -> bytes:
     """Return the name that the system has for a thread, empty if it has none.
 
-    `PyDLL` keeps the interpreter lock, so that a thread with a Python frame does not end meanwhile.
+    `PyDLL` keeps the interpreter lock, so that a thread with a Python frame does not end before the
+    call returns.
     """
     name = ctypes.create_string_buffer(64)
     ctypes.PyDLL(None).pthread_getname_np(ctypes.c_ulong(thread), name, ctypes.c_size_t(64))

@@ -1,4 +1,15 @@
-"""Detection of a rank that is slower than the others for a while, and makes all of them wait."""
+"""Detection of a rank that is slower than the others for a while, and makes all of them wait.
+
+The duration of an update says nothing, because all ranks wait for the slowest one. So each rank
+measures its own part, data and forward passes, and the exchange gives all ranks the times of all.
+A rank is slow in a reading if its part exceeds the median rank's
+
+- by a ratio, with and without regard to the ranks' different shares of a batch,
+- by more than the ranks usually differ from each other, and than times usually change,
+- by more than a small part of the update, because less is not worth a name.
+
+A straggler is named after three such readings in a row, and forgotten after three normal ones.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,26 +20,28 @@ from ddp_trainer.ranks.agreement import RankSeconds
 from ddp_wire.contract import Straggler
 
 SLOW_RATIO = 1.2
-"""Own part of the slowest rank's update, as a multiple of the median rank's, that is too long."""
+"""Ratio of a rank's own time to that of the median rank from which the rank is too slow."""
 NORMAL_RATIO = 1.1
-"""Ratio below which the rank is no straggler any more."""
+"""Ratio below which the rank is no longer a straggler."""
 DEVIATIONS = 4.0
-"""Least excess of a slow rank over the median, in median absolute deviations of all ranks. Where
+"""Minimum excess of a slow rank over the median, in median absolute deviations of all ranks. Where
 all ranks vary much, for example on shared machines, a large ratio alone says little."""
 CHANGES = 5.0
-"""The same in usual changes of a rank's time within a few readings. Of two ranks none deviates
-from the median, so only their changes over time show how much a busy machine disturbs them."""
+"""Minimum excess of a slow rank over the median, as a multiple of the usual change of a rank's own
+time within a few readings. With two ranks the median deviation is 0, so only the changes over time
+show how much a busy machine disturbs them."""
 LAGS = (1, 2, 4)
-"""Distances of the readings between which the changes count."""
+"""Numbers of readings between the two whose difference is a change."""
 HISTORY = 24
-"""Newest readings that count."""
+"""Number of newest readings that are compared."""
 LEAST_HISTORY, MANY_RANKS = 6, 4
-"""Fewest readings before one of a few ranks can be named, and number of ranks that are many."""
+"""Minimum number of readings before a rank of a small gang can be named, and number of ranks from
+which a gang is not small."""
 LEAST_PART = 0.05
-"""Least excess of a slow rank, as a part of the update. A rank that costs less is not worth a name,
-and on an overloaded machine a rank with little work of its own often seems slow."""
+"""Minimum excess of a slow rank, as a part of the update. A rank that costs less is not worth a
+name, and on an overloaded machine a rank with little work of its own often seems slow."""
 WINDOWS = 3
-"""Readings in a row after which a slow rank is named, or not any more."""
+"""Number of readings in a row after which a slow rank is named, or a named one is released."""
 
 
 class StragglerMonitor:
@@ -39,7 +52,7 @@ class StragglerMonitor:
 
         Args:
             shares: Samples of each rank in an update. A rank with more of them may need longer.
-                None mean that all ranks have equally many.
+                None means that all ranks have equally many samples.
         """
         least = min(shares, default=1)
         self._scales = [share / least for share in shares]

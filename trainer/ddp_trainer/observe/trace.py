@@ -27,7 +27,7 @@ FOLDER = "profiles"
 SUFFIX = ".pt.trace.json"
 """File name suffix by which TensorBoard finds profiles."""
 MOST_STEPS = 100
-"""Most updates in one profile. A larger trace file is too large for its viewers."""
+"""Maximum number of updates in one profile. A larger trace file is too large for its viewers."""
 
 _LARGEST_REQUEST = 1 << 16
 

@@ -17,12 +17,13 @@ from ddp_wire.activity import Activity
 from ddp_wire.machine import run_queue_seconds
 
 WINDOW_UPDATES = 8
-"""Fewest updates in one reading."""
+"""Minimum number of updates in one reading."""
 _QUANTILE = 0.25
-"""A busy machine makes single updates slower, but none faster, so a low quantile is steady."""
+"""Quantile that stands for a typical update. A busy machine makes single updates slower, but none
+faster, so a low quantile is steady."""
 ONE_NODE_RANKS = 8
-"""Most ranks that usually run on one machine. In a larger gang, a rank on a busy machine is slower
-than most others, so its wait for a core counts."""
+"""Maximum number of ranks that usually run on one machine. In a larger gang, a rank on a busy
+machine is slower than most others, so its wait for a core counts."""
 
 
 class WorkMeter:

@@ -5,7 +5,7 @@ from collections import Counter
 from torch import nn
 
 REPEATED = 2
-"""Least number of modules of one class that make a container a list of blocks."""
+"""Minimum number of modules of one class that make a container a list of blocks."""
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:

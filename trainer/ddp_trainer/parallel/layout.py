@@ -52,7 +52,7 @@ def is_moment(value: object, name: str, param: Tensor) -> TypeGuard[Tensor]:
 
     Args:
         value: The value.
-        name: Its name. `step` is a counter, also if the parameter is a single number.
+        name: Its name. `step` is a counter, even if the parameter is a single number.
         param: The parameter.
     """
     return isinstance(value, Tensor) and value.shape == param.shape and name != "step"

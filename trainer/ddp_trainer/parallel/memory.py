@@ -20,9 +20,9 @@ class Size:
 
     shape: tuple[int, ...]
     element: int
-    """Bytes per element."""
+    """Bytes per element of the parameter."""
     trained: bool = True
-    """Whether it has a gradient and optimizer state."""
+    """Whether the parameter has a gradient and optimizer state."""
 
     def part(self, ranks: int) -> int:
         """Return the most elements on a rank. fsdp2 splits the first dimension, rounded up."""

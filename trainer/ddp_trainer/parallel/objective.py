@@ -73,7 +73,7 @@ def _detached(parts: Mapping[str, object]) -> dict[str, Tensor]:
     """Return the parts without gradients.
 
     Raises:
-        InputError: If they are too many, or one is no scalar tensor.
+        InputError: If they are too many, or one is not a scalar tensor.
     """
     if len(parts) > LOSS_PARTS:
         raise InputError(f"task: loss must have at most {LOSS_PARTS} parts, not {len(parts)}")

@@ -58,7 +58,7 @@ class Strategy:
         return nullcontext()
 
     def check_reduced(self, wrapped: nn.Module) -> None:
-        """Check that the backward pass has reduced all gradients, before anybody uses them.
+        """Check that the backward pass has reduced all gradients, before the update uses them.
 
         Args:
             wrapped: The module that `wrap` returned.

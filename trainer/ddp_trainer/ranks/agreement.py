@@ -168,7 +168,7 @@ class Agreement:
         )
 
     def _by_rank(self, own: RankSeconds) -> list[float]:
-        """Return three numbers per rank: 0 for all other ranks, so that a sum joins them."""
+        """Return three numbers for each rank. Those of other ranks are 0, so a sum joins all."""
         values = [0.0] * (3 * self._listed_ranks)
         if values:
             values[3 * self._rank : 3 * self._rank + 3] = astuple(own)

@@ -4,7 +4,8 @@ All of them use the default process group. Every rank must call them in the same
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -90,3 +91,23 @@ def on_first_rank(act: Callable[[], Any], device: torch.device) -> Any:
     if "error" in answer:
         raise reported_error(answer["code"], answer["error"])
     return answer["result"]
+
+
+@contextmanager
+def errors_of_first_rank(device: torch.device) -> Iterator[None]:
+    """Return a context that raises a `ReportedError` of rank 0 on every rank, at its end.
+
+    Rank 0 works within the context. Every other rank enters it with nothing to do, and waits.
+
+    Raises:
+        ReportedError: On every rank, if rank 0 raised one.
+    """
+    failed: ReportedError | None = None
+    try:
+        yield
+    except ReportedError as error:
+        failed = error
+    answer = {"error": str(failed), "code": failed.code} if failed else {}
+    answer = broadcast_json(answer, device)
+    if answer:
+        raise reported_error(answer["code"], answer["error"]) from failed

@@ -19,7 +19,7 @@ _DEVICE = re.compile(r"\[\d+\]([\w.-]+):\d+/")
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class NcclRoute:
     """The network path of NCCL between nodes."""
 
     network: str | None = None
@@ -28,15 +28,15 @@ class Route:
     """InfiniBand devices, or the network interface of the sockets."""
 
 
-def parse(log: str) -> Route:
+def parse(log: str) -> NcclRoute:
     """Return the route that an NCCL log at level INFO shows. Unknown parts stay empty."""
     network = _NETWORK.search(log)
     devices = _INFINIBAND.search(log)
     sockets = _SOCKETS.search(log)
     name = network[1] if network else None
     if name and not name.startswith("Socket") and devices:
-        return Route(name, tuple(_DEVICE.findall(devices[1])))
-    return Route(name, (sockets[1],) if sockets else ())
+        return NcclRoute(name, tuple(_DEVICE.findall(devices[1])))
+    return NcclRoute(name, (sockets[1],) if sockets else ())
 
 
 def enable(environ: MutableMapping[str, str] = os.environ) -> Path | None:
@@ -57,12 +57,12 @@ def enable(environ: MutableMapping[str, str] = os.environ) -> Path | None:
     return Path(name)
 
 
-def read(path: Path | None) -> Route:
+def read(path: Path | None) -> NcclRoute:
     """Return the route that NCCL has logged so far."""
     try:
-        return parse(path.read_text(errors="replace")) if path else Route()
+        return parse(path.read_text(errors="replace")) if path else NcclRoute()
     except OSError:
-        return Route()
+        return NcclRoute()
 
 
 def _expanded(name: str) -> Path:

@@ -15,7 +15,7 @@ from ddp_wire.variables import Env
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """Variable with which torch connects to a store that exists instead of hosting one."""
 _kept: list[TCPStore] = []
-"""The store, which ends with its object."""
+"""Reference to the store, which keeps it open until the process ends."""
 
 
 @contextmanager

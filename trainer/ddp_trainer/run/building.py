@@ -59,7 +59,7 @@ def build_task(
         warn(sentence)
     if isinstance(task, HasOptimizer) and (stated := config.optimizer.model_fields_set):
         key = f"optimizer.{min(stated)}"
-        raise InputError(f"config: {key} has no effect, because the task has its own optimizer")
+        raise InputError(f"config: {key} must not be set, because the task has its own optimizer")
     check_installed(config.log.trackers)
     if config.log.peak_tflops:
         # Raise its InputError here, before the rank opens the run.

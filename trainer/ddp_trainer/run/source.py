@@ -1,7 +1,7 @@
 """Fingerprints of a task's own code and of its data, which may change between two attempts.
 
-The code may come from a ConfigMap, a shared volume or another image, and somebody may replace the
-files of a data set. The ranks compare the fingerprints, and each checkpoint keeps them.
+The code may come from a ConfigMap, a shared volume or another image, and the files of a data set
+may be replaced. The ranks compare the fingerprints, and each checkpoint keeps them.
 """
 
 import hashlib
@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+
+from ddp_trainer.saved_state import SavedState
 
 _BUNDLED = "ddp_trainer"
 _CHARACTERS = 16
@@ -47,20 +48,19 @@ class Fingerprints:
     data: str
     """Fingerprints of the training and the evaluation data."""
 
-    def warnings(self, state: Mapping[str, Any]) -> list[str]:
+    def warnings(self, saved: SavedState) -> list[str]:
         """Return a sentence for each change since a checkpoint.
 
         Args:
-            state: State in the checkpoint, or empty. Older releases saved fewer fingerprints.
+            saved: State in the checkpoint. Older releases saved fewer fingerprints.
         """
-        since = f"since attempt {state.get('attempt')} saved the checkpoint of step"
+        since = f"since attempt {saved.attempt} saved the checkpoint of step {saved.step}"
         found = []
-        if state.get("source", self.source) != self.source:
-            found.append(f"the code of the task has changed {since} {state['step']}")
-        if (before := state.get("data", self.data)) != self.data:
+        if saved.source not in {None, self.source}:
+            found.append(f"the code of the task has changed {since}")
+        if saved.data not in {None, self.data}:
             found.append(
-                f"the data have changed {since} {state['step']}: they were {before}, now they are"
-                f" {self.data}"
+                f"the data have changed {since}: they were {saved.data}, now they are {self.data}"
             )
         return found
 

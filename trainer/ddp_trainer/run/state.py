@@ -1,4 +1,14 @@
-"""Saving and restoring of a learner's state, with any strategy and world size."""
+"""Saving and restoring of a learner's state, with any strategy and world size.
+
+`gather` turns the shards of all ranks into whole tensors in the host memory of rank 0. `restore`
+lays whole tensors out as this run's strategy needs them. So a checkpoint says nothing about shards,
+and a run may resume with another strategy or world size. Three parts are special:
+
+- zero1 divides the optimizer's state by parameter, so rank 0 also takes what only others hold.
+- Buffers that each rank keeps to itself, and the residues of compression, are saved for each rank.
+  They are used only at the same world size.
+- Only the same kind of optimizer can use saved moments. Another one is refused.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -8,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddp_trainer.checkpoint.snapshot import (
+    Checkpoint,
     Snapshot,
     Tensors,
     put_model,
@@ -20,6 +31,7 @@ from ddp_trainer.learner import Learner
 from ddp_trainer.names import NamedTensors
 from ddp_trainer.parallel.dtensor import whole
 from ddp_trainer.ranks.collectives import broadcast_json, is_joined
+from ddp_trainer.saved_state import SavedState
 from ddp_trainer.task import HasOptimizer, Task, stateful
 
 
@@ -57,17 +69,6 @@ def gather(learner: Learner, task: Task) -> Snapshot | None:
     return gathered if learner.rank == 0 else None
 
 
-def learner_state(learner: Learner) -> dict[str, Any]:
-    """Return the part of the learner's state that is stored as JSON."""
-    switched_on = learner.compression is None or learner.compression.switched_on
-    return {
-        "scaler": learner.scaler.state_dict(),
-        "compression_on": switched_on,
-        "optimizer": type(learner.optimizer).__name__,
-        "live_buffers": learner.buffers.names if learner.buffers else None,
-    }
-
-
 def task_state(task: Task) -> tuple[Tensors, Any]:
     """Return the tensors and the JSON document of the task's own state. None without state.
 
@@ -78,11 +79,11 @@ def task_state(task: Task) -> tuple[Tensors, Any]:
     return ({}, None) if owner is None else encode(owner.state_dict(), "task")
 
 
-def unused_state(learner: Learner, task: Task, saved: Snapshot | None) -> list[str]:
+def unused_state(learner: Learner, task: Task, saved: Checkpoint | None) -> list[str]:
     """Return a sentence for each kind of saved state that this attempt lacks or cannot use."""
     if saved is None:
         return []
-    found = (_missing_task_state(task, saved), _dropped_buffers(learner, saved))
+    found = (_missing_task_state(task, saved.snapshot), _dropped_buffers(learner, saved))
     return [sentence for sentence in found if sentence]
 
 
@@ -96,12 +97,12 @@ def _missing_task_state(task: Task, saved: Snapshot) -> str | None:
     return "the checkpoint has no state of the task, so the task keeps its initial state"
 
 
-def _dropped_buffers(learner: Learner, saved: Snapshot) -> str | None:
+def _dropped_buffers(learner: Learner, saved: Checkpoint) -> str | None:
     """Return a sentence if this attempt cannot use the buffers that each rank had saved."""
-    if not saved.buffers:
+    if not saved.snapshot.buffers:
         return None
     kept = learner.buffers is not None and learner.buffers.policy == "per_rank"
-    before, world_size = saved.state["world_size"], _world_size()
+    before, world_size = saved.state.world_size, _world_size()
     if kept and before == world_size:
         return None
     why = f"now there are {world_size} ranks" if kept or world_size == 1 else "now they share them"
@@ -111,42 +112,43 @@ def _dropped_buffers(learner: Learner, saved: Snapshot) -> str | None:
     )
 
 
-def restore(learner: Learner, task: Task, saved: Snapshot) -> None:
-    """Restore saved state, in place. Every rank must call it with the same snapshot.
+def restore(learner: Learner, task: Task, saved: Checkpoint) -> None:
+    """Restore saved state, in place. Every rank must call it with the same checkpoint.
 
     Args:
         learner: A learner of the task.
         task: The task. Its own optimizer gets the saved hyperparameters, that of the config keeps
             those of the config.
-        saved: Whole snapshot.
+        saved: Whole checkpoint.
 
     Raises:
         InputError: If names or shapes differ, or if another optimizer wrote the state.
     """
     configured = not isinstance(task, HasOptimizer)
-    _check_optimizer(learner, saved.state, configured=configured)
-    put_model(learner.model, saved.model)
+    state, own = saved.state, saved.snapshot
+    _check_optimizer(learner, state, configured=configured)
+    put_model(learner.model, own.model)
     put_optimizer(
         learner.model,
         learner.optimizer,
-        saved.optimizer,
-        saved.optimizer_rest,
+        own.optimizer,
+        own.optimizer_rest,
         keep_groups=configured,
     )
     owner = stateful(task)
-    if owner is not None and saved.task_rest is not None:
-        owner.load_state_dict(decode(dict(saved.task.items()), saved.task_rest))
+    if owner is not None and own.task_rest is not None:
+        owner.load_state_dict(decode(dict(own.task.items()), own.task_rest))
     if learner.ema:
-        learner.ema.load(saved.average)
-    if saved.state["scaler"] and learner.scaler.is_enabled():
-        learner.scaler.load_state_dict(saved.state["scaler"])
-    same_world = saved.state["world_size"] == _world_size()
+        learner.ema.load(own.average)
+    if state.scaler and learner.scaler.is_enabled():
+        learner.scaler.load_state_dict(state.scaler)
+    same_world = state.world_size == _world_size()
     if learner.buffers:
-        own = saved.buffers if same_world and learner.buffers.policy == "per_rank" else {}
-        learner.buffers.load(saved.state.get("live_buffers"), own, learner.rank)
+        kept = own.buffers if same_world and learner.buffers.policy == "per_rank" else {}
+        learner.buffers.load(state.live_buffers, kept, learner.rank)
     if learner.compression:
-        learner.compression.load(saved.compression, learner.rank, same_world=same_world)
-        if saved.state.get("compression_on"):
+        learner.compression.load(own.compression, learner.rank, same_world=same_world)
+        if state.compression_on:
             learner.compression.switched_on = True
 
 
@@ -154,12 +156,12 @@ def _world_size() -> int:
     return dist.get_world_size() if is_joined() else 1
 
 
-def _check_optimizer(learner: Learner, state: dict[str, Any], *, configured: bool) -> None:
+def _check_optimizer(learner: Learner, state: SavedState, *, configured: bool) -> None:
     """Refuse the state of another kind of optimizer, because its moments have another meaning."""
-    found, now = state.get("optimizer"), type(learner.optimizer).__name__
+    found, now = state.optimizer, type(learner.optimizer).__name__
     if found is None and configured:
         # Older releases stored only the setting. The bundled classes have its name.
-        found = state["config"]["optimizer"]["name"]
+        found = state.config.optimizer.name
     if found is None or found.lower() == now.lower():
         return
     raise InputError(

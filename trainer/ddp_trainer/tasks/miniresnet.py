@@ -37,14 +37,15 @@ class MiniResNetConfig(BaseModel):
     def _fit_together(self) -> Self:
         if self.data == "cifar10" and self.directory is None:
             raise ValueError('"directory" must name the folder of CIFAR-10\'s binary version')
+        why = f"must not be set with {self.data}, because it has no effect"
         if self.data != "cifar10" and self.directory is not None:
-            raise ValueError(f'"directory" has no effect with {self.data}')
+            raise ValueError(f'"directory" {why}')
         if self.data != "synthetic" and self.count is not None:
-            raise ValueError(f'"count" has no effect with {self.data}')
+            raise ValueError(f'"count" {why}')
         return self
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Residual block of two 3 x 3 convolutions with pre-activation (arXiv:1603.05027).
 
     It uses GroupNorm instead of BatchNorm, because GroupNorm has no running statistics: results
@@ -80,10 +81,10 @@ class MiniResNet(nn.Module):
         channels, size = data.train.images.shape[1:3]
         self.mean, self.std = data.mean, data.std
         self.stem = nn.Conv2d(channels, width, 3, padding=1, bias=False)
-        stages = [Block(width, width, 1) for _ in range(blocks)]
+        stages = [ResidualBlock(width, width, 1) for _ in range(blocks)]
         while size > FINAL_SIZE:
-            rest = [Block(2 * width, 2 * width, 1) for _ in range(blocks - 1)]
-            stages += [Block(width, 2 * width, 2), *rest]
+            rest = [ResidualBlock(2 * width, 2 * width, 1) for _ in range(blocks - 1)]
+            stages += [ResidualBlock(width, 2 * width, 2), *rest]
             size, width = size // 2, 2 * width
         self.stages = nn.Sequential(*stages)
         self.norm = nn.GroupNorm(8, width)

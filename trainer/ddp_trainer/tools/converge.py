@@ -17,6 +17,7 @@ from ddp_trainer.numerics.guard import NonFiniteError
 from ddp_trainer.observe.heartbeats import HeartbeatWriter
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.run.building import build_task
+from ddp_trainer.run.evaluating import evaluate_run
 from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import is_indexed
@@ -164,7 +165,7 @@ def train_once(ranks: Ranks, task: str, document: Document) -> Outcome:
         )
         try:
             loop(run)
-            run.evaluate()
+            evaluate_run(run)
         except NonFiniteError as error:
             failure = str(error)
     events = [json.loads(line) for line in output.getvalue().splitlines() if line.startswith("{")]

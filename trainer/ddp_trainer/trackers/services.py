@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 _LONGEST_PARAMETER = 500
-"""Most characters of a setting that every version of MLflow takes."""
+"""Maximum length, in characters, of a setting that every version of MLflow takes."""
 _PARAMETERS_AT_ONCE = 100
-"""Most settings that MLflow takes in one request."""
+"""Maximum number of settings that MLflow takes in one request."""
 
 
 class Mlflow:
@@ -40,7 +40,7 @@ class Mlflow:
         self._mlflow.log_metrics(allowed, step=step)
 
     def close(self, *, complete: bool) -> None:
-        """End the run. A stopped run is killed until another attempt continues it."""
+        """End the run. A stopped run has the status KILLED until another attempt continues it."""
         self._mlflow.end_run(status="FINISHED" if complete else "KILLED")
 
     def _log_config(self, config: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""All trackers of a run: one tracked run over all attempts, without a step twice.
+"""All trackers of a run: one tracked run over all attempts, which logs no step twice.
 
 A thread calls the trackers, so that a slow or absent server cannot delay the training.
 """
@@ -27,7 +27,7 @@ CLOSE_SECONDS = 10.0
 """Longest wait for the trackers at the end of an attempt, in seconds."""
 _LARGEST_STATE = 1 << 20
 _QUEUED = 1000
-"""Most events that wait for the trackers. Later ones are dropped."""
+"""Maximum number of events that wait for the trackers. Later ones are dropped."""
 _TRAINING = ("loss", "lr", "grad_norm", "samples_per_second", "epoch", "mfu")
 """Fields of a progress event that are logged."""
 

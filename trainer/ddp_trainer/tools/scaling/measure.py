@@ -16,7 +16,7 @@ from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.run.run import Run
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.tools.scaling.minimal import minimal_loop
-from ddp_trainer.tools.scaling.point import Communication, Point
+from ddp_trainer.tools.scaling.point import Communication, ScalingPoint
 from ddp_trainer.tools.scaling.stopwatch import Stopwatch
 from ddp_trainer.train import loop
 
@@ -27,7 +27,7 @@ Train = Callable[[Run, Stopwatch[MicroBatch]], Communication | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BlockTiming:
     """Measurement of a fixed number of updates by one loop."""
 
     seconds: float
@@ -38,7 +38,7 @@ class Block:
 
 def measure(
     request: RunRequest, ranks: Ranks, stop: StopFlag, *, warmup: int, repeats: int
-) -> Point:
+) -> ScalingPoint:
     """Time the loop and the minimal loop alternately. Each one runs first in every other repeat.
 
     Args:
@@ -55,9 +55,9 @@ def measure(
     device = process_group.choose_device(config.device, ranks)
     process_group.join(ranks, device, config.parallel.timeout_seconds)
     joined = replace(ranks, launched=False)
-    full: list[Block] = []
-    minimal: list[Block] = []
-    turns: list[tuple[list[Block], Train]] = [(full, _loop)]
+    full: list[BlockTiming] = []
+    minimal: list[BlockTiming] = []
+    turns: list[tuple[list[BlockTiming], Train]] = [(full, _loop)]
     if config.parallel.strategy == "ddp":
         turns.append((minimal, _minimal_loop))
     for _ in range(repeats):
@@ -66,7 +66,7 @@ def measure(
         turns.reverse()
     updates = (config.max_steps or 0) - warmup
     measured = [block.communication for block in full if block.communication]
-    return Point(
+    return ScalingPoint(
         world_size=ranks.world_size,
         global_batch=config.global_batch,
         step_ms=1000 * median(block.seconds for block in full) / updates,
@@ -76,7 +76,9 @@ def measure(
     )
 
 
-def _block(request: RunRequest, ranks: Ranks, stop: StopFlag, warmup: int, train: Train) -> Block:
+def _block(
+    request: RunRequest, ranks: Ranks, stop: StopFlag, warmup: int, train: Train
+) -> BlockTiming:
     run = open_run(request, ranks, stop, HeartbeatWriter(None, ranks, 0))
     run.eval_loader = None
     accumulation = request.config.batch_split(ranks.world_size).accumulation
@@ -84,7 +86,7 @@ def _block(request: RunRequest, ranks: Ranks, stop: StopFlag, warmup: int, train
     communication = train(run, watch)
     del run
     gc.collect()  # DDP's reducer must be freed before the process group
-    return Block(watch.seconds, watch.waited, communication)
+    return BlockTiming(watch.seconds, watch.waited, communication)
 
 
 def _minimal_loop(run: Run, watch: Stopwatch[MicroBatch]) -> None:

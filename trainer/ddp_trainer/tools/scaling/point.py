@@ -20,7 +20,7 @@ class Communication(BaseModel):
         return max(0.0, self.reduction - self.overlap)
 
 
-class Point(BaseModel):
+class ScalingPoint(BaseModel):
     """Measurement at one world size and one global batch, on rank 0."""
 
     world_size: int
@@ -40,7 +40,7 @@ class Point(BaseModel):
         return 1000 * self.global_batch / self.step_ms
 
 
-def weak_efficiency(point: Point, single: Point) -> float:
+def weak_efficiency(point: ScalingPoint, single: ScalingPoint) -> float:
     """Return rate_N / (N rate_1) at the same batch per rank.
 
     Args:
@@ -50,7 +50,7 @@ def weak_efficiency(point: Point, single: Point) -> float:
     return point.rate / (point.world_size * single.rate)
 
 
-def strong_efficiency(point: Point, single: Point) -> float:
+def strong_efficiency(point: ScalingPoint, single: ScalingPoint) -> float:
     """Return T_1 / (N T_N) at the same global batch.
 
     Args:
@@ -60,7 +60,7 @@ def strong_efficiency(point: Point, single: Point) -> float:
     return single.step_ms / (point.world_size * point.step_ms)
 
 
-def table(title: str, points: Sequence[Point], efficiencies: Sequence[float]) -> str:
+def table(title: str, points: Sequence[ScalingPoint], efficiencies: Sequence[float]) -> str:
     """Return measurements as the rows of a Markdown table.
 
     Args:

@@ -1,0 +1,28 @@
+"""One finding that the current attempt cannot go on."""
+
+import math
+from dataclasses import dataclass
+
+from ddp_operator.api.status import Cause, FailureStatus
+
+STOPPED = "Preempted"
+"""Reason of an attempt whose ranks saved a checkpoint and stopped on request."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One finding that the current attempt cannot go on."""
+
+    failure: FailureStatus
+    at: float = math.inf
+    """Time of the failure in unix seconds by a clock that all faults of the attempt share.
+    Infinite if only the operator has seen the fault."""
+    secondary: bool = False
+    """Whether the ranks only lost a peer, so that this fault is never the root cause."""
+    permanent: bool = False
+    """Whether every further attempt would fail in the same way."""
+
+    @property
+    def free(self) -> bool:
+        """Return whether the fault costs no budget."""
+        return self.failure.cause is Cause.FREE

@@ -1,0 +1,278 @@
+"""Find the faults because of which the current attempt cannot go on.
+
+Judge each node of the job by itself, so that one event may cause several faults. The agent's status
+decides first, then the exit code of the container, then the state of the pod. A disruption that
+Kubernetes announced for the pod overrides them, because it explains why the ranks failed. The job
+as a whole may have hung only if no node has a fault.
+
+A missing pod is a fault only after torchrun has started on all nodes. Before, the operator creates
+the pod and the others wait for it at the start barrier. `root_cause` selects the fault to act on.
+"""
+
+import math
+import statistics
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from ddp_operator.api.status import Cause, FailureStatus
+from ddp_operator.builders import names
+from ddp_operator.reconcile import hangs
+from ddp_operator.reconcile.abandoned import UNREACHABLE_REASON, is_abandoned
+from ddp_operator.reconcile.containers import InitFailure
+from ddp_operator.reconcile.fault import STOPPED, Fault
+from ddp_operator.reconcile.terminations import (
+    NETWORK_FAILED,
+    NOT_STARTED,
+    VOLUME_FAILED,
+    classify,
+    why_pod_failed,
+)
+from ddp_operator.reconcile.world import PodView, World
+from ddp_wire.contract import AgentPhase, AgentStatus, ExitCode, Failure
+
+_ENDED = frozenset({AgentPhase.FAILED, AgentPhase.PREEMPTED})
+_REASONS: dict[int | None, str] = {
+    ExitCode.BAD_INPUT: "BadInput",
+    ExitCode.VOLUME_FAILED: VOLUME_FAILED,
+}
+"""Reason for each exit code of a rank that has one of its own."""
+_REASON_CHARACTERS = 1024
+"""Maximum length of a reason, in characters, because other controllers set no limit."""
+
+_COLLECTED = "DeletionByPodGC"
+"""Disruption reason of pods that Kubernetes deletes because their node no longer exists."""
+_DISRUPTIONS = {
+    "PreemptionByScheduler": (Cause.FREE, "was preempted by a pod of higher priority"),
+    "EvictionByEvictionAPI": (Cause.FREE, "was evicted, for example by a node drain"),
+    "DeletionByTaintManager": (
+        Cause.INFRASTRUCTURE,
+        "was deleted because of a taint on its Kubernetes node",
+    ),
+    _COLLECTED: (
+        Cause.INFRASTRUCTURE,
+        "was deleted because its Kubernetes node no longer exists",
+    ),
+    "TerminationByKubelet": (
+        Cause.INFRASTRUCTURE,
+        "was terminated by the kubelet of its Kubernetes node",
+    ),
+}
+"""Cause and predicate of the message for each reason of the condition DisruptionTarget."""
+
+_SYNCHRONISED_SECONDS = 2.0
+"""Difference of two clocks up to which they count as synchronised. Below it, the difference between
+the starts of two agents may be larger than that between their clocks."""
+
+
+def find_faults(world: World) -> list[Fault]:
+    """Return all faults of the current attempt. The list is empty while the attempt can go on."""
+    found = []
+    offsets = _clock_offsets(world)
+    for index in range(world.job.nodes):
+        fault = _pod_fault(world, index, started=world.has_started)
+        if fault is not None:
+            offset = offsets.get(names.pod_name(world.job, index), 0.0)
+            found.append(replace(fault, at=fault.at - offset))
+    if not found and hangs.has_hung(world):
+        found.append(Fault(hangs.failure(world)))
+    return found
+
+
+def _clock_offsets(world: World) -> dict[str, float]:
+    """Return by how many seconds the clock of each pod's node is ahead of most others.
+
+    The start barrier opens for all agents at once, so that the times at which they start torchrun
+    show the difference between their clocks.
+    """
+    starts: dict[str, float] = {}
+    for pod in world.pods:
+        report = world.report(pod)
+        if report is not None and report.attempt == world.job.status.attempt and report.timeline:
+            launched = report.timeline.launched
+            if launched is not None:
+                starts[pod.name] = launched
+    if not starts:
+        return {}
+    usual = statistics.median_low(starts.values())
+    offsets = {name: start - usual for name, start in starts.items()}
+    return {name: o for name, o in offsets.items() if abs(o) > _SYNCHRONISED_SECONDS}
+
+
+def _pod_fault(world: World, index: int, *, started: bool) -> Fault | None:
+    attempt = world.job.status.attempt
+    pod = world.pod(index)
+    if pod is None and index in world.succeeded:
+        return None
+    if pod is None or _is_leaving(world, pod, started=started):
+        if pod is not None and pod.attempt == str(attempt) and is_abandoned(world, pod):
+            return _lost_pod(world, index, pod)
+        # Before the start, the operator creates a missing pod and the others wait for it.
+        # Afterwards its ranks cannot join the others, so the attempt cannot go on.
+        return _lost_pod(world, index, pod) if started else None
+    mine = world.ended_here(pod) if pod.terminal else pod.attempt == str(attempt)
+    if not mine:
+        return None  # The pod has no order for this attempt yet, or ended before it ran it.
+    fault = ended_pod(world, pod)
+    if fault is None or fault.permanent or pod.disruption is None:
+        return fault
+    # The disruption of the pod explains the failure of its ranks.
+    return Fault(_disrupted(world, pod, pod.disruption, fault.failure.time), fault.at)
+
+
+def _is_leaving(world: World, pod: PodView, *, started: bool) -> bool:
+    """Return whether Kubernetes removes a pod, so that only its removal counts.
+
+    Before the start, its exit code does not count, unless its agent reports a failure. Kubernetes
+    marks the pods of a removed node as Failed just before it deletes them.
+    """
+    if pod.deleting and not pod.terminal:
+        return True
+    removed = pod.phase == "Failed" and (pod.deleting or pod.disruption == _COLLECTED)
+    return removed and not started and not _has_failed(world, pod)
+
+
+def _has_failed(world: World, pod: PodView) -> bool:
+    report = world.report(pod)
+    attempt = world.job.status.attempt
+    return report is not None and report.attempt == attempt and report.phase is AgentPhase.FAILED
+
+
+def ended_pod(world: World, pod: PodView) -> Fault | None:
+    """Return the fault that the agent of a pod reports, or else the one its container shows."""
+    report = world.report(pod)
+    if report is not None and report.attempt == world.job.status.attempt:
+        if report.phase is AgentPhase.FAILED:
+            return _rank_fault(world, pod, report)
+        if report.phase is AgentPhase.PREEMPTED:
+            message = f"{pod.name} was stopped on request"
+            return Fault(_failure(world, pod, Cause.FREE, STOPPED, message))
+    if pod.phase == "Failed":
+        return _dead_pod(world, pod)
+    return None
+
+
+def _rank_fault(world: World, pod: PodView, report: AgentStatus) -> Fault:
+    cause = report.failure or Failure(
+        attempt=report.attempt, at=report.since, message="the agent reported no cause"
+    )
+    permanent = cause.exit_code == ExitCode.BAD_INPUT
+    oom = cause.out_of_memory or (
+        pod.termination is not None and pod.termination.reason == "OOMKilled"
+    )
+    usual = NETWORK_FAILED if cause.network else _REASONS.get(cause.exit_code, "RankFailed")
+    reason = "OOMKilled" if oom else usual
+    who = f"rank {cause.rank} on {pod.name}" if cause.rank is not None else pod.name
+    how = f"was killed by {cause.signal}" if cause.signal else "failed"
+    text = f": {cause.message}" if cause.message else f" with exit code {cause.exit_code}"
+    sentence = f"{who} {how}" + ("" if cause.signal and not cause.message else text)
+    if cause.out_of_memory:
+        sentence = _out_of_memory(who, cause, world)
+    outside = reason in {VOLUME_FAILED, NETWORK_FAILED}
+    kind = Cause.INFRASTRUCTURE if outside else Cause.APPLICATION
+    failure = _failure(world, pod, kind, reason, sentence).model_copy(
+        update={
+            "rank": cause.rank,
+            "exit_code": cause.exit_code,
+            "signal": cause.signal and cause.signal[:64],
+            "traceback": cause.traceback or None,
+            "time": datetime.fromtimestamp(cause.at, UTC),
+        }
+    )
+    return Fault(failure, at=cause.at, secondary=cause.secondary, permanent=permanent)
+
+
+def _out_of_memory(who: str, cause: Failure, world: World) -> str:
+    """Return the sentence of a rank that ran out of memory, and where the limit comes from."""
+    if not cause.message:
+        return f"{who} exceeded the memory limit of its pod"
+    resources = world.job.spec.resources
+    limits = (resources and resources.limits) or {}
+    origin = "" if "memory" in limits else "; spec.resources sets none, so it may be a LimitRange's"
+    return f"{who} ran out of memory: {cause.message}{origin}"
+
+
+def _dead_pod(world: World, pod: PodView) -> Fault:
+    """Return the fault of a failed pod whose agent left no report about this attempt."""
+    end = pod.termination
+    if end is None:
+        if pod.init_failure is not None and pod.reason is None:
+            return _failed_init_container(world, pod, pod.init_failure)
+        # The pod failed as a whole: its Kubernetes node was lost or shut down, or it was evicted.
+        reason = pod.reason or "PodFailed"
+        message = f"{pod.name} {why_pod_failed(pod)}"
+        return Fault(_failure(world, pod, Cause.INFRASTRUCTURE, reason, message))
+    if end.exit_code == ExitCode.PREEMPTED:
+        message = f"{pod.name} was stopped on request"
+        return Fault(_failure(world, pod, Cause.FREE, STOPPED, message))
+    cause, reason, how = classify(pod, end)
+    failure = _failure(world, pod, cause, reason, f"{pod.name} {how}")
+    return Fault(
+        failure.model_copy(update={"exit_code": end.exit_code, "time": end.at or world.now}),
+        at=end.at.timestamp() if end.at else math.inf,
+        permanent=end.exit_code == ExitCode.BAD_INPUT,
+    )
+
+
+def _failed_init_container(world: World, pod: PodView, end: InitFailure) -> Fault:
+    """Return the fault of a pod whose worker never started, because an init container failed."""
+    how = (
+        "ran out of memory"
+        if end.reason == "OOMKilled"
+        else f"failed with exit code {end.exit_code}"
+    )
+    words = f": {end.words}" if end.words else ""
+    message = f"init container {end.container} of {pod.name} {how}{words}"
+    reason = end.reason if end.reason in {"OOMKilled", *NOT_STARTED} else "InitContainerFailed"
+    failure = _failure(world, pod, Cause.APPLICATION, reason, message)
+    return Fault(failure.model_copy(update={"exit_code": end.exit_code}))
+
+
+def _lost_pod(world: World, index: int, pod: PodView | None) -> Fault:
+    if pod is not None and pod.disruption is not None:
+        return Fault(_disrupted(world, pod, pod.disruption, world.now))
+    name = names.pod_name(world.job, index)
+    return Fault(
+        FailureStatus(
+            attempt=world.job.status.attempt,
+            reason="PodLost",
+            cause=Cause.INFRASTRUCTURE,
+            pod=name,
+            node=pod.node if pod else None,
+            message=f"{name} was deleted",
+            time=world.now,
+        )
+    )
+
+
+def _disrupted(world: World, pod: PodView, reason: str, time: datetime) -> FailureStatus:
+    # Reasons of other controllers concern the infrastructure: the user has not requested them.
+    default = (Cause.INFRASTRUCTURE, f"was disrupted: {reason}")
+    cause, how = _DISRUPTIONS.get(reason, default)
+    if reason == UNREACHABLE_REASON and _kubelet_answers(world, pod):
+        cause = Cause.FREE  # An administrator has set the taint, as for a drain.
+    failure = _failure(world, pod, cause, reason, f"{pod.name} {how}")
+    return failure.model_copy(update={"time": time})
+
+
+def _kubelet_answers(world: World, pod: PodView) -> bool:
+    """Return whether the Kubernetes node of a pod that is being deleted still works.
+
+    Kubernetes marks the pods of an unreachable node as not ready before it deletes them. The last
+    report of an agent proves less, because the next request to a lost agent waits for an answer
+    until its timeout. A report that the ranks have ended does prove it.
+    """
+    report = world.report(pod)
+    ended = report is not None and report.phase in _ENDED
+    return pod.ready or ended or pod.termination is not None
+
+
+def _failure(world: World, pod: PodView, cause: Cause, reason: str, message: str) -> FailureStatus:
+    return FailureStatus(
+        attempt=world.job.status.attempt,
+        reason=reason[:_REASON_CHARACTERS],
+        cause=cause,
+        pod=pod.name,
+        node=pod.node,
+        message=message,
+        time=world.now,
+    )

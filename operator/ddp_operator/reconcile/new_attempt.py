@@ -1,0 +1,119 @@
+"""Plan the start of an attempt: the first one, one after a suspension, an edit or a fault.
+
+A start is a change of the status first: the new number, the spec that the pods get, and the reset
+of all that described the previous attempt. The controller writes this status before it creates a
+pod or sends an order. So a restarted operator continues the same attempt, and no number is used
+twice. If the start is delayed by the backoff, the plan has no actions yet.
+"""
+
+from datetime import datetime
+
+from ddp_operator.api.status import Cause, ConditionType, DDPJobStatus
+from ddp_operator.builders.pod import Defaults
+from ddp_operator.reconcile import (
+    backoff,
+    budgets,
+    ended_attempts,
+    escalation,
+    queueing,
+    refused_spec,
+)
+from ddp_operator.reconcile.children import ensure_attempt, fresh_pods
+from ddp_operator.reconcile.conditions import ConditionWriter, start_over_warning
+from ddp_operator.reconcile.network import unprotected_events
+from ddp_operator.reconcile.plan import Event, EventType, Plan
+from ddp_operator.reconcile.world import World
+
+STARTING_REQUEUE_SECONDS = 1.0
+"""Reconcile interval, in seconds, while an attempt does not train yet."""
+
+
+def start_or_resume(world: World, defaults: Defaults) -> Plan:
+    """Return the plan of the first attempt, or of the first one after a suspension."""
+    status = world.job.status
+    resumed = status.attempt > 0
+    text = f"attempt {status.attempt + 1} starts with {world.job.spec.nodes} pods"
+    event = Event(EventType.NORMAL, "Resumed" if resumed else "Started", text)
+    if resumed:
+        status = budgets.charge(status, Cause.FREE, world.now)
+    status = status.model_copy(
+        update={
+            "start_time": world.now.replace(microsecond=0),
+            "queue": None,
+            "refused_spec_hash": None,
+            "attempts_without_progress": 0,
+            "pods": fresh_pods(world.job, defaults),
+        }
+    )
+    if status.is_true(ConditionType.SUSPENDED):
+        out = ConditionWriter(world, status)
+        out.set(ConditionType.SUSPENDED, False, "Resumed", "")
+        status = out.status
+    events = (event, *unprotected_events(world.job, defaults))
+    return start_next(world, status, events, defaults)
+
+
+def restart_for_new_spec(world: World, defaults: Defaults) -> Plan:
+    """Return the plan of a free new attempt, because a field that defines the pods has changed."""
+    status = world.job.status
+    text = f"attempt {status.attempt + 1} starts because the spec was changed"
+    event = Event(EventType.NORMAL, refused_spec.SPEC_CHANGED, text)
+    status = ended_attempts.with_ended_attempt(
+        status,
+        world.now,
+        cause=Cause.FREE,
+        reason=refused_spec.SPEC_CHANGED,
+        message="the spec was changed",
+    )
+    status = budgets.charge(status, Cause.FREE, world.now)
+    # The new spec may fix the stall.
+    counts = {"stalled_attempts": 0, "attempts_without_progress": 0}
+    status = status.model_copy(update=counts | {"pods": fresh_pods(world.job, defaults)})
+    events = (event, *unprotected_events(world.job, defaults))
+    return start_next(world, status, events, defaults)
+
+
+def when_it_starts(status: DDPJobStatus, now: datetime) -> str:
+    """Return when the next attempt starts, for a sentence, or "" if it starts at once."""
+    delay = backoff.delay(status)
+    return f" at {now + delay:%H:%M:%S} UTC" if delay else ""
+
+
+def start_next(
+    world: World, status: DDPJobStatus, events: tuple[Event, ...], defaults: Defaults
+) -> Plan:
+    """Return the plan of the next attempt. Its status is written before any of its actions run."""
+    attempt = status.attempt + 1
+    status = status.model_copy(
+        update={
+            "attempt": attempt,
+            "attempt_start_time": (world.now + backoff.delay(status)).replace(microsecond=0),
+            "attempt_spec_hash": world.job.spec_hash,
+            "queue": queueing.of_next_attempt(status, world.now),
+            "succeeded_nodes": None,
+            "resumed_from_step": None,
+            "straggler": None,
+            "suspect": None,
+            "mixed_images": None,
+            "attempt_start_step": escalation.newest_step(status),
+        }
+    )
+    warning = start_over_warning(world.job, status)
+    if warning is not None:
+        events = (*events, Event(EventType.WARNING, "NoCheckpoint", warning))
+    out = ConditionWriter(world, status)
+    nodes = world.job.model_copy(update={"status": status}).nodes
+    out.set_waiting_for_ranks()
+    out.set(ConditionType.PODS_READY, False, "NotReady", f"0 of {nodes} pods are training")
+    out.status = out.status.model_copy(update={"ready": f"0/{nodes}"})
+    if status.last_failure is not None and status.last_failure.attempt == attempt - 1:
+        when = when_it_starts(status, world.now)
+        message = f"attempt {attempt} starts{when} because {status.last_failure.message}"
+        out.set(ConditionType.SUCCEEDED, None, "Recovering", message)
+    else:
+        out.set(ConditionType.SUCCEEDED, None, "Pending", f"attempt {attempt} starts")
+    wait = backoff.delay(status)
+    if wait:
+        return Plan(out.status, (), events, wait.total_seconds())
+    actions = ensure_attempt(world, out.status, defaults)
+    return Plan(out.status, tuple(actions), events, STARTING_REQUEUE_SECONDS)

@@ -1,0 +1,97 @@
+"""Select the root cause among the faults of an attempt.
+
+One event fails many nodes within milliseconds: the ranks that lose a peer fail, too. Their agents
+mark such failures as secondary, and the fault with the earliest time among the others is the root
+cause. Its cause selects the budget, and its message is what the user reads.
+
+The report of the first failure may arrive last, or never: its Kubernetes node may have died with
+it. The operator therefore waits up to `ROOT_CAUSE_WAIT` for it. Afterwards it looks for a pod that
+no longer answers or that has been replaced, because such a pod explains the failures of its peers.
+"""
+
+from datetime import timedelta
+
+from ddp_operator.api.status import Cause
+from ddp_operator.reconcile import hangs, lost_peers
+from ddp_operator.reconcile.fault import STOPPED, Fault
+from ddp_operator.reconcile.world import World
+
+PEER_LOST = "PeerLost"
+"""Reason of an attempt whose ranks lost a peer that does not answer."""
+ROOT_CAUSE_WAIT = timedelta(seconds=2)
+"""Maximum wait for the root cause of a secondary failure, whose report may arrive later."""
+
+
+def find_root_cause(faults: list[Fault], world: World) -> Fault | None:
+    """Return the fault to act on, or None while a report about it may still arrive.
+
+    Raises:
+        ValueError: `faults` is empty.
+    """
+    if not faults:
+        raise ValueError("faults must hold at least one fault, but the list is empty")
+    primary = [fault for fault in faults if not fault.secondary]
+    if primary and primary[0].failure.reason == hangs.HUNG and not hangs.is_complete(world):
+        return None
+    if primary:
+        found = min(primary, key=_precedence)
+        return _stop_origin(found, world) if found.failure.reason == STOPPED else found
+    if _may_wait(world):
+        return None
+    first = min(faults, key=lambda fault: fault.at)
+    if silent := lost_peers.silent_pod(world):
+        return _lost_peer(first, f"{silent} does not answer", silent)
+    if replaced := lost_peers.replaced_pod(world):
+        return _lost_peer(first, f"{replaced} was replaced", replaced)
+    return first
+
+
+def _may_wait(world: World) -> bool:
+    """Return whether the root cause may still arrive."""
+    return world.undecided_for is None or world.undecided_for < ROOT_CAUSE_WAIT
+
+
+def _stop_origin(stop: Fault, world: World) -> Fault | None:
+    """Return the fault that made the ranks of a pod save and stop, or None while it is unknown.
+
+    All ranks stop when one pod is deleted. If that pod was deleted before the operator saw that all
+    ranks had joined, the operator has taken it for a late pod, and may have replaced it already.
+    The agent reports identify that pod: it has not joined this attempt. Timestamps cannot identify
+    it, because the clocks of two machines differ.
+    """
+    stopped_pod = next((pod for pod in world.pods if pod.name == stop.failure.pod), None)
+    stop_report = world.report(stopped_pod) if stopped_pod is not None else None
+    if stop_report is None or not lost_peers.has_joined(stop_report):
+        return stop
+    for index in range(world.job.nodes):
+        pod = world.pod(index)
+        if pod is None or pod.terminal or lost_peers.takes_part(world, pod):
+            continue
+        if _may_wait(world):
+            return None
+        # A running pod without a report may have stopped on the same request.
+        if pod.phase != "Running" or world.report(pod) is not None:
+            return _lost_peer(stop, f"{pod.name} left the attempt", pod.name)
+    return stop
+
+
+def _lost_peer(first: Fault, why: str, pod: str) -> Fault:
+    """Return the fault of a silent or replaced pod, which explains the failures of its peers.
+
+    Its Kubernetes node or its agent has died and the kubelet has not reported it, or a new pod has
+    taken its name.
+    """
+    message = f"{why}, and its peers could not continue: {first.failure.message}"
+    update = {
+        "cause": Cause.INFRASTRUCTURE,
+        "reason": PEER_LOST,
+        "pod": pod,
+        "node": None,
+        "message": message,
+    }
+    return Fault(first.failure.model_copy(update=update))
+
+
+def _precedence(fault: Fault) -> tuple[bool, bool, float]:
+    # All ranks stop on request when one pod is deleted: the fault of that pod is the better cause.
+    return not fault.permanent, fault.failure.reason == STOPPED, fault.at

@@ -1,0 +1,32 @@
+"""The evaluation of a run, with its averaged weights if the config says so."""
+
+import time
+
+from ddp_trainer.data.evaluation import evaluate
+from ddp_trainer.run.run import Run
+from ddp_trainer.run.settling import settle
+from ddp_wire.activity import Activity
+
+
+def evaluate_run(run: Run) -> None:
+    """Evaluate this step, unless it is evaluated already. Every rank must call it."""
+    step, learner = run.position.step, run.learner
+    if run.eval_loader is None or run.evaluated_step == step:
+        return
+    settle(run)
+    start = time.monotonic()
+    averaged = learner.evaluated(averaged=run.config.ema.evaluate)
+    learner.trace.enter(Activity.EVALUATION)
+    with run.report.apart("evaluation"), averaged:
+        run.metrics = evaluate(
+            run.task,
+            learner.model,
+            run.eval_loader,
+            device=learner.device,
+            autocast=learner.autocast,
+            refresh_heartbeat=run.report.heartbeats.refresh,
+        )
+    run.evaluated_step = step
+    run.report.evaluated(
+        step=step, epoch=run.epoch, metrics=run.metrics, seconds=time.monotonic() - start
+    )

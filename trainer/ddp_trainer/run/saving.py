@@ -1,0 +1,159 @@
+"""Checkpoints of an open run: save one, and return to the newest one.
+
+The way of a checkpoint to the disk goes down only:
+
+    save                         every rank: check that the weights are finite, and settle
+      gather                     every rank: the whole state, in host memory of rank 0
+      _commit                    rank 0: add the state of the run; report the result
+        CheckpointManager.save   rank 0: skip a step that is saved already; delete old checkpoints
+          writer.commit          rank 0: write the files and the manifest, then rename the folder
+
+Only rank 0 accesses the volume. The other ranks wait for it in the context `errors_of_first_rank`,
+which makes all ranks fail alike. They may wait longer there than for a collective.
+"""
+
+import platform
+import time
+from contextlib import AbstractContextManager
+
+import torch
+
+from ddp_trainer.checkpoint.snapshot import Checkpoint, Snapshot
+from ddp_trainer.checkpoint.volume import volume_error
+from ddp_trainer.errors import ReportedError
+from ddp_trainer.numerics.guard import NonFiniteError
+from ddp_trainer.ranks import process_group
+from ddp_trainer.ranks.collectives import errors_of_first_rank, on_first_rank, sum_over_ranks
+from ddp_trainer.run.run import Run
+from ddp_trainer.run.settling import settle
+from ddp_trainer.run.state import gather, restore
+from ddp_trainer.saved_state import SavedConfig, SavedState
+from ddp_wire.activity import Activity
+
+
+def save(run: Run, *, required: bool = False) -> None:
+    """Save a checkpoint of this step, unless it is saved already. Every rank must call it.
+
+    The other ranks wait until rank 0 has written it, under a limit of its own: in the next update
+    they would wait under that of a collective, which a large checkpoint exceeds.
+
+    Args:
+        run: The run, between two updates.
+        required: Whether a failure ends the run. Otherwise it only causes a warning: training
+            continues until the next checkpoint is due.
+
+    Raises:
+        ReportedError: On every rank, if the checkpoint is required and the volume fails.
+        NonFiniteError: If the checkpoint is required and the weights are not finite.
+    """
+    if not run.checkpoints.enabled:
+        return
+    if _weights_broken(run, required=required):
+        return
+    settle(run)
+    run.learner.trace.enter(Activity.CHECKPOINT)
+    with run.report.apart("checkpoint"):
+        start = time.monotonic()
+        taken = gather(run.learner, run.task)
+        with _volume_timeout(run), errors_of_first_rank(run.learner.device):
+            if taken is not None:
+                _commit(run, taken, start, required=required)
+
+
+def _commit(run: Run, taken: Snapshot, start: float, *, required: bool) -> None:
+    """Write a checkpoint. Rank 0 only.
+
+    Args:
+        run: The run.
+        taken: Whole snapshot of the learner and the task.
+        start: Value of `time.monotonic()` at the start of the save.
+        required: As for `save`.
+    """
+    try:
+        saved = run.checkpoints.save(Checkpoint(state_of(run), taken))
+    except OSError as error:
+        sentence = (
+            f"checkpoint of step {run.position.step} was not saved to"
+            f" {run.config.checkpoint.directory}: {error}"
+        )
+        if required:
+            raise volume_error(sentence, error, ReportedError) from error
+        run.report.warn(f"{sentence}; training continues")
+        return
+    if saved:
+        run.report.saved(saved, time.monotonic() - start)
+
+
+def roll_back(run: Run) -> None:
+    """Restore weights and optimizer from the newest checkpoint; data and schedule continue.
+
+    So the run skips the data since that checkpoint, including the data that caused the failure, as
+    in Chowdhery et al. 2022 (arXiv:2204.02311), section 5.1. Every rank must call it.
+
+    Raises:
+        NonFiniteError: If there is no checkpoint yet.
+        VolumeError: On every rank, if rank 0 cannot read the checkpoint.
+    """
+    device = run.learner.device
+    found = on_first_rank(lambda: run.checkpoints.newest is not None, device)
+    if not found:
+        raise NonFiniteError(
+            "training: gradients were not finite, and there is no checkpoint yet to roll back to"
+        )
+    # A read from a slow volume may take much longer than an exchange.
+    run.learner.trace.enter(Activity.CHECKPOINT)
+    with _volume_timeout(run):
+        restore(run.learner, run.task, run.checkpoints.receive(device))
+
+
+def _volume_timeout(run: Run) -> AbstractContextManager[None]:
+    """Return a context in which ranks wait longer, because rank 0 uses the volume."""
+    own = run.config.parallel
+    usual = own.first_timeout if run.before_first_update else own.timeout_seconds
+    return process_group.timeout(run.config.checkpoint.timeout_seconds, usual)
+
+
+def _weights_broken(run: Run, *, required: bool) -> bool:
+    """Check whether an update was made with non-finite gradients, and report it.
+
+    Then the weights are not finite, and must not be saved.
+    """
+    if run.learner.guard.protects:
+        return False
+    # With local SGD the update may be another rank's.
+    if not sum_over_ranks(run.learner.totals.read()[2].clone()).item():
+        return False
+    sentence = (
+        f"checkpoint of step {run.position.step} was not saved, because an earlier update had"
+        " gradients that were not finite"
+    )
+    if required:
+        raise NonFiniteError(f"training: {sentence}")
+    run.report.warn(sentence)
+    return True
+
+
+def state_of(run: Run) -> SavedState:
+    """Return the state of a run between two updates, as a checkpoint holds it."""
+    learner = run.learner
+    return SavedState(
+        step=run.position.step,
+        samples=run.position.samples,
+        seconds=run.seconds(),
+        epoch=run.epoch,
+        data_size=run.sampler.size,
+        order_version=run.sampler.order_version,
+        total_steps=run.total_steps,
+        world_size=run.ranks.world_size,
+        attempt=run.attempt,
+        scaler=learner.scaler.state_dict(),
+        compression_on=learner.compression is None or learner.compression.switched_on,
+        optimizer=type(learner.optimizer).__name__,
+        live_buffers=learner.buffers.names if learner.buffers else None,
+        nonfinite=run.nonfinite.counts(),
+        task=run.task_path,
+        source=run.fingerprints.source,
+        data=run.fingerprints.data,
+        config=SavedConfig.model_validate(run.config.model_dump(mode="json")),
+        versions={"python": platform.python_version(), "torch": str(torch.__version__)},
+    )
