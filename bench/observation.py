@@ -22,8 +22,8 @@ import torch
 
 from bench.host import Host
 from ddp_agent.config import AgentConfig
-from ddp_agent.gpus import Gpu
-from ddp_agent.metrics import AgentCollector
+from ddp_agent.status.gpus import Gpu
+from ddp_agent.status.metrics import AgentCollector
 from ddp_operator.runtime.job_metrics import JobCollector
 from ddp_trainer.config.settings import resolve
 from ddp_trainer.data.loader import by_update

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ddp_agent import metrics as agent
+from ddp_agent.status import metrics as agent
 from ddp_operator.runtime import job_metrics, metrics
 from ddp_wire.families import Family
 

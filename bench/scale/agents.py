@@ -79,7 +79,7 @@ class _Agent:
         return AgentStatus(
             job_uid=self.job_uid,
             revision=self.revision,
-            news=0 if self.index == 0 else None,
+            unread_notices=0 if self.index == 0 else None,
             node_index=self.index,
             attempt=self.attempt,
             phase=AgentPhase.TRAINING if trains else AgentPhase.WAITING,

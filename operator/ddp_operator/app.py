@@ -142,7 +142,7 @@ async def _reconcile_jobs(
         pod_template=settings.pod_template,
         annotations=settings.pod_template_annotations,
     )
-    wake = functools.partial(queue.add, news=True)
+    wake = functools.partial(queue.add, urgent=True)
     cache.directories.on_release = wake
     refresh_pods = PodLists(cluster, cache).refresh
     watcher = AgentWatcher(cluster, wake, settings.status_writes_per_second, refresh_pods)

@@ -51,7 +51,7 @@ def build_registry(
         deleted = event["type"] == "DELETED"
         key = cache.drop_child(kind, child) if deleted else cache.put_child(kind, child)
         if key is not None:
-            queue.add(key, news=True)
+            queue.add(key, urgent=True)
 
     @kopf.on.event("", "v1", "pods", registry=registry)
     async def on_pod(event: Any, **_: Any) -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from ddp_agent.agent import Agent
-from ddp_agent.attempt_process import AttemptStarter
-from ddp_agent.barrier import start_barrier
-from ddp_agent.barrier_client import StartBarrier
 from ddp_agent.clock import Clock, Ticker
-from ddp_agent.launcher import Launch
+from ddp_agent.network.barrier import start_barrier
+from ddp_agent.network.barrier_client import StartBarrier
 from ddp_agent.orders import AttemptOrders
-from ddp_agent.reporter import AttemptReporter
-from ddp_agent.xids import XidCounts
+from ddp_agent.processes.attempt_process import AttemptStarter
+from ddp_agent.processes.launch import Launch
+from ddp_agent.status.xids import XidCounts
+from ddp_agent.status_writer import StatusWriter
 from ddp_wire.contract import ATTEMPT_FILE, AgentPhase, AgentStatus, Env
 from tests.agent.support import DEADLINE_SECONDS, config
 
@@ -92,13 +92,13 @@ class AgentHarness:
         made = config(self.home, **(one | self.env))
         ticker = Ticker(Clock(time.time, self._time, self._tick))
         self.orders = AttemptOrders(made.job_uid, made.pod_info_dir)
-        self.reporter = AttemptReporter(made, ticker.clock)
+        self.writer = StatusWriter(made, ticker.clock)
         self.agent = Agent(
             made,
             self.home / "scratch",
             ticker=ticker,
             orders=self.orders,
-            reporter=self.reporter,
+            writer=self.writer,
             starter=AttemptStarter(made, ticker, xids=lambda: self.xids),
             barrier=self.barrier or start_barrier(made),
         )
@@ -106,7 +106,7 @@ class AgentHarness:
     @property
     def status(self) -> AgentStatus:
         """Current agent status."""
-        return self.reporter.status
+        return self.writer.status
 
     def write_order(self, value: str) -> None:
         """Change the annotation file as the kubelet does."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ddp_agent.config import AgentConfig
+from ddp_agent.network.server import AgentServer
 from ddp_agent.orders import AttemptOrders
-from ddp_agent.server import AgentServer
-from ddp_agent.status_cell import AgentStatusCell
+from ddp_agent.status.status_cell import AgentStatusCell
 from ddp_wire.contract import AgentStatus, AttemptOrder, Env, Heartbeat, RankPhase
 from ddp_wire.processes import adopt_orphans, descendants
 from tests.operator.support import UID, agent_status

@@ -160,10 +160,10 @@ def test_agent_exits_if_no_order_follows_a_failed_attempt(
     def on_failure() -> None:
         failed_at.append(node.monotonic)
         if read == "the failure":
-            node.reporter.cell.record_read(node.status)
+            node.writer.cell.record_read(node.status)
 
     if read == "the start":
-        node.reporter.cell.record_read(node.status)
+        node.writer.cell.record_read(node.status)
     node.when(phase("Failed"), on_failure)
     assert node.run() == 128 + signal.SIGKILL
     assert limit <= node.monotonic - failed_at[0] <= 2 * limit

@@ -85,7 +85,7 @@ def test_agent_process_reports_a_taken_port_as_a_sentence(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("module", ["ddp_agent.warm", "ddp_agent.main"])
+@pytest.mark.parametrize("module", ["ddp_agent.processes.warm", "ddp_agent.main"])
 def test_signal_during_the_imports_ends_the_agent_at_once(
     module: str, number: signal.Signals
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_agent.launcher import RENDEZVOUS_KEY_ENV
+from ddp_agent.processes.launch import RENDEZVOUS_KEY_ENV
 from ddp_wire.contract import Env
 from ddp_wire.secret_variables import take
 from ddp_wire.signatures import random_text, rendezvous_id, rendezvous_key

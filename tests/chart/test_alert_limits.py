@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ddp_agent import metrics as agent
+from ddp_agent.status import metrics as agent
 from ddp_operator.runtime import job_metrics, metrics
 from ddp_wire.families import WORKER_PREFIXES
 from tests.chart.test_chart import find_one, rendered

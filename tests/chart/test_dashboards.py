@@ -11,7 +11,7 @@ import yaml
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from ddp_agent import metrics as agent
+from ddp_agent.status import metrics as agent
 from ddp_operator.runtime import job_metrics, metrics
 from ddp_wire.families import Family, Kind
 from tests.chart.test_chart import rendered, template

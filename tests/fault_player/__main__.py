@@ -30,7 +30,7 @@ def parts(seed: int, wheels: Path) -> dict[str, list[str]]:
     state = ["--seed", str(seed), "--wheels", str(wheels)]
     return {
         "torch": ["-m", "tests.fault_player.newest_torch"],
-        "gpus": [*PYTEST, "tests/agent/driver", "-m", "sweep"],
+        "gpus": [*PYTEST, "tests/agent/launcher/driver", "-m", "sweep"],
         "api": [*PYTEST, "tests/api", "-m", "api"],
         "cluster": [*PYTEST, "tests/cluster", "-m", "cluster", "--faults"],
         "rest": [*PYTEST, *REST, "-m", "sweep"],

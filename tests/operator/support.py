@@ -200,14 +200,14 @@ def world(
     `deleting` that since it first saw that pods are being deleted.
     """
     seen = tuple(pods)
-    reports = {p.uid: statuses[p.index] for p in seen if statuses and p.index in statuses}
+    known = {p.uid: statuses[p.index] for p in seen if statuses and p.index in statuses}
     quiet = frozenset(p.uid for p in seen if p.index in set(silent))
     return World(
         job=job,
         now=now,
         pods=seen,
         service_exists=service,
-        reports=reports,
+        agent_statuses=known,
         silent=quiet,
         progress_interval=progress_interval,
         undecided_for=None if undecided is None else timedelta(seconds=undecided),

@@ -10,8 +10,8 @@ GLOSSARY = ROOT / "docs" / "develop" / "glossary.md"
 HOMES = (ROOT / "operator", ROOT / "trainer")
 PRODUCT = ("operator", "trainer", "charts", "manifests", "docs", "README.md", "CONTRIBUTING.md")
 TEXT = {".py", ".md", ".yaml", ".tpl", ".json", ".txt"}
-OLD_FIELDS = ("toldMilliseconds",)
-"""Old JSON names of the status that the operator reads for one more release."""
+OLD_FIELDS = ("toldMilliseconds", '"news"', "`news`")
+"""Old JSON names, which older releases write or read, as code and documents quote them."""
 
 
 def rows() -> list[list[str]]:

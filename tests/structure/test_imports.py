@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-AGENT = sorted((ROOT / "trainer" / "ddp_agent").glob("*.py"))
+AGENT = sorted((ROOT / "trainer" / "ddp_agent").rglob("*.py"))
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -32,16 +32,14 @@ def name(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", AGENT, ids=name)
-def test_only_what_runs_in_the_launcher_imports_torch(path: Path) -> None:
-    launcher = {
-        "torchrun.py",
-        "torchrun_patches.py",
-        "exit_patches.py",
-        "rendezvous_store.py",
-        "signed_rendezvous.py",
-    }
-    assert ("torch" in packages(path)) is (path.name in launcher)
+def test_agent_imports_neither_operator_nor_trainer(path: Path) -> None:
     assert not {"kopf", "kubernetes", "ddp_operator", "ddp_trainer", "aiohttp"} & packages(path)
+
+
+@pytest.mark.parametrize("path", AGENT, ids=name)
+def test_each_module_of_the_agent_names_its_process(path: Path) -> None:
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    assert text.splitlines()[-1].startswith("Process: ")
 
 
 def test_ddp_wire_needs_the_standard_library_pydantic_and_prometheus_client_only() -> None:

@@ -22,7 +22,7 @@ FORBIDDEN = {
     "Operator, agent and trainer": ("trainer/ddp_trainer/seeds.py", "ddp_agent.config"),
     "ddp_wire imports no other": ("trainer/ddp_wire/machine.py", "ddp_trainer.errors"),
     "The operator never imports": ("operator/ddp_operator/cli/view.py", "torch"),
-    "The agent starts without": ("trainer/ddp_agent/main.py", "torch"),
+    "Only the agent's launcher": ("trainer/ddp_agent/main.py", "torch"),
     "The trainer knows nothing": ("trainer/ddp_trainer/stop.py", "kubernetes"),
 }
 """A contract, by the beginning of its name: a module, and an import that breaks the contract."""

@@ -37,7 +37,8 @@ def test_soft_limit_of_open_files_is_raised_but_not_without_bound(
 
 
 PROGRAMS = {
-    "agent": "from ddp_agent import __main__ as program, warm as owner; name='start_standby_early'",
+    "agent": "from ddp_agent import __main__ as program; import ddp_agent.processes.warm as owner;"
+    " name='start_standby_early'",
     "trainer": "from ddp_trainer.commands import main as program; owner, name = program, '_run'",
     "operator": "from ddp_operator import app as program; owner, name = program, '_run_and_reexec'",
 }

@@ -3,7 +3,7 @@
 from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as models
 
-from ddp_agent import metrics as agent
+from ddp_agent.status import metrics as agent
 from ddp_operator.runtime import job_metrics as jobs
 from ddp_operator.runtime import metrics as operator
 from tools.dashboards import states

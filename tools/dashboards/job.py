@@ -4,7 +4,7 @@ from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as models
 
-from ddp_agent import metrics as agent
+from ddp_agent.status import metrics as agent
 from ddp_operator.runtime import job_metrics as jobs
 from tools.dashboards import job_training, job_workers, states
 from tools.dashboards.frame import (

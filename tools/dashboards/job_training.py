@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ddp_agent import metrics as agent
+from ddp_agent.status import metrics as agent
 from ddp_operator.runtime import job_metrics as jobs
 from ddp_wire.families import Family
 from tools.dashboards.panels import Panel, Query, Text, free_scale, time_series

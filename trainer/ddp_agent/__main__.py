@@ -1,4 +1,7 @@
-"""Entry point of `python -m ddp_agent`."""
+"""Entry point of `python -m ddp_agent`, the command that the operator writes into each pod.
+
+Process: agent (main thread, before all other imports).
+"""
 
 import os
 import signal
@@ -21,7 +24,7 @@ def main() -> None:
     from ddp_wire.processes import raise_open_file_limit  # noqa: PLC0415 (likewise)
 
     raise_open_file_limit()
-    from ddp_agent.warm import start_standby_early  # noqa: PLC0415 (after the handlers)
+    from ddp_agent.processes.warm import start_standby_early  # noqa: PLC0415 (after the handlers)
 
     standby = start_standby_early(os.environ)
     from ddp_agent.main import main  # noqa: PLC0415 (after the start of the standby)

@@ -1,4 +1,22 @@
-"""Loop of the agent: one attempt after another, until one succeeds or the run is to stop."""
+"""Loop of the agent: one attempt after another, until one succeeds or the run is to stop.
+
+An attempt takes these steps:
+
+1. Wait for an attempt order with a higher number, from the operator's request or from the pod's
+   annotation (`orders`).
+2. Prepare directories and torchrun's command line (`processes.launch`).
+3. Wait at the start barrier for the agents of all other nodes, then for node 0's rendezvous store
+   and for the imports of the standby.
+4. Start torchrun. Ten times per second, put the heartbeats and hangs of the ranks into the status,
+   and end ranks that do not exit. This lasts until torchrun ends or until an `Interruption`: the
+   next order, a stop, a replaced peer, or a hang for which the operator orders nothing.
+5. End all processes of the attempt, and put the result into the status.
+
+After a failure the container stays, because the next attempt restarts in place. It ends if no order
+arrives in time. Only the loop writes the status. Other threads read it, or hand over orders.
+
+Process: agent (main thread).
+"""
 
 import logging
 import shlex
@@ -6,17 +24,17 @@ import socket
 from pathlib import Path
 
 from ddp_agent import logs
-from ddp_agent.attempt_process import AttemptProcess, AttemptStarter
-from ddp_agent.barrier_client import StartBarrier
 from ddp_agent.clock import Ticker
 from ddp_agent.config import AgentConfig
-from ddp_agent.exits import ExitWatch, as_problem
 from ddp_agent.failures import exit_code, to_sentence
-from ddp_agent.hangs import HangDetector, describe_hang
-from ddp_agent.launcher import Launch, command_problem, prepare
+from ddp_agent.network.barrier_client import StartBarrier
+from ddp_agent.network.waits import Obstacle, WaitWatch, unreachable
 from ddp_agent.orders import AttemptOrders, Interruption, Stop
-from ddp_agent.reporter import AttemptReporter
-from ddp_agent.waits import Obstacle, WaitWatch, unreachable
+from ddp_agent.processes.attempt_process import AttemptProcess, AttemptStarter
+from ddp_agent.processes.exits import ExitWatch, as_problem
+from ddp_agent.processes.launch import Launch, command_problem, prepare
+from ddp_agent.status.hangs import HangDetector, describe_hang
+from ddp_agent.status_writer import StatusWriter
 from ddp_wire.contract import AgentPhase, ExitCode, Failure, rendezvous_port
 from ddp_wire.delays import LONGEST_BACKOFF_SECONDS
 
@@ -26,7 +44,7 @@ NEXT_ORDER_SECONDS = LONGEST_BACKOFF_SECONDS + 300.0
 """Maximum wait of a failed attempt for the next order, in seconds. Then the container ends. It is
 longer than the longest delay of an attempt, so that a restart in place remains possible."""
 UNREAD_SECONDS = 5.0
-"""The same if nobody has ever read a status: the termination message must deliver the failure."""
+"""The same if no status was ever read: the termination message must deliver the failure."""
 READER_ABSENT_SECONDS = 30.0
 """The same if statuses were read, but not the failure. A new leader reads it after some 20 s."""
 _MAX_IDLE_SECONDS = 60.0
@@ -36,7 +54,7 @@ _CONNECT_SECONDS = 0.5
 
 
 class Agent:
-    """Runs the attempts of one node."""
+    """Runner of the attempts of one node."""
 
     def __init__(
         self,
@@ -45,12 +63,12 @@ class Agent:
         *,
         ticker: Ticker,
         orders: AttemptOrders,
-        reporter: AttemptReporter,
+        writer: StatusWriter,
         starter: AttemptStarter,
         barrier: StartBarrier | None = None,
     ) -> None:
         self._config, self._scratch, self._ticker = config, scratch, ticker
-        self._orders, self._reporter, self._starter = orders, reporter, starter
+        self._orders, self._writer, self._starter = orders, writer, starter
         self._barrier = barrier
 
     def is_alive(self) -> bool:
@@ -64,7 +82,7 @@ class Agent:
             while (attempt := self._next_attempt(after=last)) is not None:
                 self._run_attempt(attempt)
                 last = attempt
-                if self._reporter.status.phase in {AgentPhase.SUCCEEDED, AgentPhase.PREEMPTED}:
+                if self._writer.status.phase in {AgentPhase.SUCCEEDED, AgentPhase.PREEMPTED}:
                     break
             return self._exit_code()
         finally:
@@ -83,14 +101,14 @@ class Agent:
             if order is not None and order > after:
                 return order
             limit = self._longest_wait()
-            if self._reporter.status.phase is AgentPhase.FAILED and monotonic() > began + limit:
+            if self._writer.status.phase is AgentPhase.FAILED and monotonic() > began + limit:
                 _log.warning("no attempt order arrived within %.0f s", limit)
                 return None
             self._ticker.tick()
 
     def _longest_wait(self) -> float:
         """Return the seconds that a failed attempt may wait for the next order."""
-        cell = self._reporter.cell
+        cell = self._writer.cell
         if cell.is_read:
             return NEXT_ORDER_SECONDS
         # An operator that has read this agent before is only away. A new pod would take longer, and
@@ -102,32 +120,32 @@ class Agent:
         logs.begin_attempt(attempt)
         self._starter.ensure_standby()
         launch = prepare(self._config, attempt, self._scratch)
-        self._reporter.start_attempt(attempt, launch.line)
+        self._writer.start_attempt(attempt, launch.line)
         if problem := command_problem(self._config):
             self._conclude(self._bad_input(problem))
             return
         interruption = self._wait_for_start(attempt) or self._wait_for_standby(attempt)
         if interruption is not None:
-            self._reporter.interrupted(interruption)
+            self._writer.interrupted(interruption)
             self._conclude_interrupted(interruption)
             return
         _log.info("attempt %d: %s", attempt, shlex.join(launch.line))
-        self._reporter.launched()
+        self._writer.launched()
         process = self._starter.start(launch)
         exits = self._exit_watch(launch)
         interruption = self._watch(process, launch, exits)
-        self._reporter.ended(interruption)
+        self._writer.ended(interruption)
         if interruption is not None:
             process.interrupt(interruption, self._ticker)
         process.kill()
-        self._reporter.cleared()
-        self._reporter.update_from_ranks(launch)
+        self._writer.cleared()
+        self._writer.update_from_ranks(launch)
         if interruption is not None:
             self._conclude_interrupted(interruption, exits)
         else:
             self._conclude(process.failure(self._ticker.clock.wall()), exits)
         self._starter.finish_logs()
-        if self._reporter.status.phase is AgentPhase.FAILED:
+        if self._writer.status.phase is AgentPhase.FAILED:
             # The cause of the failure may have ended the standby, too. Replace it early.
             self._starter.ensure_standby()
 
@@ -139,7 +157,7 @@ class Agent:
                 return interruption
             if self._barrier.wait(attempt, self._ticker):
                 break
-            self._reporter.report_wait(waits.look(self._barrier.obstacle(attempt)))
+            self._writer.set_wait(waits.look(self._barrier.obstacle(attempt)))
             if waits.overdue:
                 return self._unreachable(waits.overdue)
         return self._wait_for_store(attempt) if self._config.node_index != 0 else None
@@ -149,7 +167,7 @@ class Agent:
         return WaitWatch(self._ticker.clock, limits.start_seconds if limits.detect else None)
 
     def _unreachable(self, sentence: str) -> Interruption:
-        self._reporter.report_wait(sentence)
+        self._writer.set_wait(sentence)
         return Interruption.UNREACHABLE
 
     def _wait_for_standby(self, attempt: int) -> Interruption | None:
@@ -171,7 +189,7 @@ class Agent:
             except OSError as error:
                 # Node 0 has started, too, so no reason but the network may last.
                 obstacle = Obstacle(unreachable((host, port), error).text, is_network=True)
-            self._reporter.report_wait(waits.look(obstacle))
+            self._writer.set_wait(waits.look(obstacle))
             if waits.overdue:
                 return self._unreachable(waits.overdue)
             self._ticker.tick()
@@ -186,7 +204,7 @@ class Agent:
     def _watch(
         self, process: AttemptProcess, launch: Launch, exits: ExitWatch
     ) -> Interruption | None:
-        """Report the attempt until it ends (None) or is to be interrupted."""
+        """Keep the status of the attempt current until it ends (None) or is to be interrupted."""
         clock, limits = self._ticker.clock, self._config.hang
         hangs = HangDetector(limits, launch.heartbeats_dir, launch.attempt, clock)
         while process.poll() is None:
@@ -197,10 +215,10 @@ class Agent:
             if interruption is None and hangs.is_overdue:
                 interruption = Interruption.HUNG
             if interruption is not None:
-                self._reporter.interrupted(interruption)
+                self._writer.interrupted(interruption)
                 return interruption
-            self._reporter.update_from_ranks(launch)
-            self._reporter.report_hang(hangs.look())
+            self._writer.update_from_ranks(launch)
+            self._writer.set_hang(hangs.look())
             if exits.look():
                 process.kill()  # The ranks are done, but the launcher waits for other nodes.
             self._ticker.tick()
@@ -209,7 +227,7 @@ class Agent:
     def _conclude_interrupted(
         self, interruption: Interruption, exits: ExitWatch | None = None
     ) -> None:
-        """Report the end of an interrupted attempt, unless the next attempt follows at once.
+        """Publish the end of an interrupted attempt, unless the next attempt follows at once.
 
         Work that is done counts when this node is to stop. It does not if another pod was replaced:
         the new pod has no result before it takes part in the next attempt.
@@ -218,42 +236,42 @@ class Agent:
             if exits is not None and exits.result == ExitCode.OK:
                 self._conclude(None, exits)
             else:
-                self._reporter.enter(AgentPhase.PREEMPTED)
+                self._writer.enter(AgentPhase.PREEMPTED)
         elif interruption is Interruption.PEER_REPLACED:
             failure = Failure(
-                attempt=self._reporter.status.attempt,
+                attempt=self._writer.status.attempt,
                 at=self._ticker.clock.wall(),
                 message="the pod of another node was replaced after the attempt had started",
                 secondary=True,
                 replaced_node=self._barrier.replaced_node() if self._barrier else None,
             )
-            self._reporter.enter(AgentPhase.FAILED, failure)
+            self._writer.enter(AgentPhase.FAILED, failure)
         elif interruption is Interruption.UNREACHABLE:
             failure = Failure(
-                attempt=self._reporter.status.attempt,
+                attempt=self._writer.status.attempt,
                 at=self._ticker.clock.wall(),
-                message=self._reporter.status.waits_for or "",
+                message=self._writer.status.waits_for or "",
                 network=True,
             )
-            self._reporter.enter(AgentPhase.FAILED, failure)
+            self._writer.enter(AgentPhase.FAILED, failure)
         elif interruption is Interruption.HUNG:
-            status, now = self._reporter.status, self._ticker.clock.wall()
+            status, now = self._writer.status, self._ticker.clock.wall()
             failure = describe_hang(status.hang or [], status.attempt, now)
-            self._reporter.enter(AgentPhase.FAILED, failure)
+            self._writer.enter(AgentPhase.FAILED, failure)
 
     def _bad_input(self, message: str) -> Failure:
         """Return a failure of the user's spec, which no retry can fix."""
-        attempt, now = self._reporter.status.attempt, self._ticker.clock.wall()
+        attempt, now = self._writer.status.attempt, self._ticker.clock.wall()
         return Failure(attempt=attempt, at=now, exit_code=ExitCode.BAD_INPUT, message=message)
 
     def _conclude(self, failure: Failure | None, exits: ExitWatch | None = None) -> None:
-        """Report how an attempt ended. A failure after the work was done is only a problem."""
-        attempt = self._reporter.status.attempt
+        """Publish how an attempt ended. A failure after the work was done is only a problem."""
+        attempt = self._writer.status.attempt
         result, problems = (exits.result, exits.problems()) if exits else (None, None)
         if failure is not None and result == ExitCode.OK:
             problems, failure = problems or [as_problem(failure)], None
         if failure is None:
-            self._reporter.succeeded(problems)
+            self._writer.succeeded(problems)
             for one in problems or ():
                 who = "the launcher" if one.rank is None else f"rank {one.rank}"
                 _log.warning("attempt %d succeeded, but %s %s", attempt, who, one.message)
@@ -261,7 +279,7 @@ class Agent:
         if result == ExitCode.PREEMPTED:
             failure = failure.model_copy(update={"exit_code": result, "signal": None})
         preempted = failure.exit_code == ExitCode.PREEMPTED
-        self._reporter.enter(AgentPhase.PREEMPTED if preempted else AgentPhase.FAILED, failure)
+        self._writer.enter(AgentPhase.PREEMPTED if preempted else AgentPhase.FAILED, failure)
         fields = {} if failure.rank is None else {"rank": failure.rank}
         level = logging.INFO if preempted else logging.ERROR
         sentence = to_sentence(failure)
@@ -269,7 +287,7 @@ class Agent:
 
     def _exit_code(self) -> int:
         """Return the exit code that tells the operator how the last attempt ended."""
-        status = self._reporter.status
+        status = self._writer.status
         match status.phase:
             case AgentPhase.SUCCEEDED:
                 return ExitCode.OK

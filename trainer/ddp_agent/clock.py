@@ -1,4 +1,7 @@
-"""Sources of time for the agent, and the pace of its loop."""
+"""Sources of time for the agent, and the pace of its loop.
+
+Process: agent.
+"""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Reads the agent's configuration from the environment that the operator sets."""
+"""Configuration of the agent, from the environment that the operator sets.
+
+Process: agent.
+"""
 
 import json
 import os
@@ -77,7 +80,7 @@ class AgentConfig(BaseModel):
     def stop_grace_seconds(self) -> float:
         """Return the seconds that the ranks have to save and stop when the run stops.
 
-        The rest of the pod's grace period is for the last report and the last lines of the logs.
+        The rest of the pod's grace period is for the last status and the last lines of the logs.
         """
         return max(self.grace_seconds - _RESERVE_SECONDS, self.grace_seconds / 2.0)
 

@@ -1,4 +1,7 @@
-"""Turns exit codes, tracebacks and logs of ranks into failures that a person understands."""
+"""Describe why ranks failed, from their exit codes, tracebacks and logs.
+
+Process: launcher (writes the failure file), agent (reads it) and rank (prints its traceback).
+"""
 
 import re
 import signal
@@ -44,7 +47,8 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """Prefix that torch adds to each line of an uncaught traceback."""
 
 _LAUNCHER_FRAME = re.compile(
-    r'File "(<frozen runpy>|.*/ddp_agent/entry\.py|.*/elastic/multiprocessing/errors/__init__\.py)"'
+    r'File "(<frozen runpy>|.*/ddp_agent/launcher/entry\.py'
+    r'|.*/elastic/multiprocessing/errors/__init__\.py)"'
 )
 
 _STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}

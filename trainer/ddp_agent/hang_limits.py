@@ -1,4 +1,7 @@
-"""Limits after which a rank counts as hung, by what it does."""
+"""Limits after which a rank counts as hung, by what it does.
+
+Process: agent.
+"""
 
 from pydantic import BaseModel, ConfigDict, PositiveInt
 from pydantic.alias_generators import to_camel

@@ -1,6 +1,8 @@
 """Log lines of the agent: text for people, or one JSON object per line.
 
 The output of the ranks is no part of it. It stays as torchrun writes it, after `[rank N] `.
+
+Process: agent, standby and launcher.
 """
 
 import logging

@@ -1,4 +1,7 @@
-"""Wires the parts of the agent: configuration, loop, HTTP server and signal handlers."""
+"""Wire the parts of the agent: configuration, loop, HTTP server, barrier and signal handlers.
+
+Process: agent (main thread).
+"""
 
 import logging
 import os
@@ -12,20 +15,20 @@ from pathlib import Path
 
 from ddp_agent import logs
 from ddp_agent.agent import Agent
-from ddp_agent.attempt_process import AttemptStarter
-from ddp_agent.barrier import start_barrier
 from ddp_agent.clock import Clock, Ticker
 from ddp_agent.config import AgentConfig, BadEnvironmentError
-from ddp_agent.doorbell import Doorbell
-from ddp_agent.gpus import GpuReader, gpu_handles
-from ddp_agent.launcher import TORCHRUN_PREFIX
-from ddp_agent.metrics import AgentCollector
+from ddp_agent.network.barrier import start_barrier
+from ddp_agent.network.server import AgentServer
+from ddp_agent.network.unread_status import UnreadStatusNotifier
 from ddp_agent.orders import AttemptOrders
-from ddp_agent.reporter import AttemptReporter
-from ddp_agent.server import AgentServer
-from ddp_agent.termination import write_termination_message
-from ddp_agent.warm import Standby
-from ddp_agent.xids import XidCounter
+from ddp_agent.processes.attempt_process import AttemptStarter
+from ddp_agent.processes.launch import TORCHRUN_PREFIX
+from ddp_agent.processes.warm import Standby
+from ddp_agent.status.gpus import GpuReader, gpu_handles
+from ddp_agent.status.metrics import AgentCollector
+from ddp_agent.status.termination import write_termination_message
+from ddp_agent.status.xids import XidCounter
+from ddp_agent.status_writer import StatusWriter
 from ddp_wire.contract import ExitCode
 from ddp_wire.exposition import render
 from ddp_wire.processes import adopt_orphans
@@ -53,29 +56,29 @@ def main(standby: Standby | None = None, secrets: Mapping[str, str] | None = Non
     with tempfile.TemporaryDirectory(prefix="ddp-agent-") as scratch:
         ticker = Ticker(Clock())
         orders = AttemptOrders(config.job_uid, config.pod_info_dir)
-        reporter = AttemptReporter(config, ticker.clock)
+        writer = StatusWriter(config, ticker.clock)
         xids = XidCounter(gpu_handles)
         starter = AttemptStarter(config, ticker, standby, xids=lambda: xids.counts)
-        with _needing(config.barrier_port, starter):
-            barrier = start_barrier(config, reporter.cell.count_news)
+        with _requiring_port(config.barrier_port, starter):
+            barrier = start_barrier(config, writer.cell.count_unread)
         agent = Agent(
             config,
             Path(scratch),
             ticker=ticker,
             orders=orders,
-            reporter=reporter,
+            writer=writer,
             starter=starter,
             barrier=barrier,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: orders.stop())
         gpus = GpuReader(lambda: xids.counts)
-        collector = AgentCollector(config, reporter.cell.current, gpus.read)
-        with _needing(config.port, starter):
+        collector = AgentCollector(config, writer.cell.current, gpus.read)
+        with _requiring_port(config.port, starter):
             server = AgentServer(
                 config.bind,
                 config.port,
-                reporter.cell,
+                writer.cell,
                 orders,
                 agent.is_alive,
                 render_metrics=partial(render, collector),
@@ -83,18 +86,18 @@ def main(standby: Standby | None = None, secrets: Mapping[str, str] | None = Non
             )
         server.start()
         xids.start()
-        Doorbell(config, reporter.cell).start()
+        UnreadStatusNotifier(config, writer.cell).start()
         code: int = ExitCode.FAILED
         try:
             code = agent.run()
         finally:
-            write_termination_message(config.termination_log, reporter.status)
+            write_termination_message(config.termination_log, writer.status)
             server.close()
     sys.exit(code)
 
 
 @contextmanager
-def _needing(port: int, starter: AttemptStarter) -> Iterator[None]:
+def _requiring_port(port: int, starter: AttemptStarter) -> Iterator[None]:
     """End the process with a sentence if the block finds that a port is not free."""
     try:
         yield

@@ -1,4 +1,7 @@
-"""Which attempt to run next, by the pod's annotation file and by the operator's direct requests."""
+"""Attempt orders: from the operator's direct requests and from the pod's annotation file.
+
+Process: agent (loop; threads of the HTTP server accept requests).
+"""
 
 from enum import Enum
 from pathlib import Path

@@ -377,9 +377,9 @@ class AgentStatus(WireModel):
     """UID of the agent's job: the address may belong to a pod of another job by now."""
     revision: Number = 0
     """Number of published changes. `/status?revision=N&wait=S` waits up to S s for one not N."""
-    news: Number | None = None
-    """Number of times that other nodes' agents reported an unread status to node 0's agent. Only
-    node 0's agent counts them. An older one does not, and reports None."""
+    unread_notices: Number | None = Field(default=None, alias="news")  # Older releases read "news".
+    """Number of notices of an unread status that other nodes' agents have sent to node 0's agent.
+    Only node 0's agent counts them. An older one does not, and its value is None."""
     node_index: Number
     attempt: Number
     phase: AgentPhase

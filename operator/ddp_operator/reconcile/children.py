@@ -125,7 +125,7 @@ def _ensure_living(world: World, pod: PodView, *, recreate: bool) -> list[Action
     if recreate:
         return [_delete(pod)]
     # A request to an agent that does not answer would only delay the annotation.
-    address = pod.ip if pod.uid in world.reports else None
+    address = pod.ip if pod.uid in world.agent_statuses else None
     return [SetAttempt(pod.name, pod.uid, attempt, address, pod.secret)]
 
 

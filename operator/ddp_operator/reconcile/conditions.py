@@ -124,13 +124,13 @@ def _node_0_trains(world: World, status: DDPJobStatus) -> bool:
     """Return whether node 0's agent reports that its ranks train in the current attempt.
 
     No rank gets past torchrun's rendezvous or into the process group without all the others. So
-    this one report is enough, and the operator needs not wait until it has read thousands.
+    this one status is enough, and the operator needs not wait until it has read thousands.
     """
     pod = world.pod(0)
-    report = world.report(pod) if pod is not None else None
-    if report is None or report.attempt != status.attempt:
+    agent = world.agent_status(pod) if pod is not None else None
+    if agent is None or agent.attempt != status.attempt:
         return False
-    return report.phase is AgentPhase.TRAINING
+    return agent.phase is AgentPhase.TRAINING
 
 
 def _is_training(world: World, status: DDPJobStatus, pod: PodView, *, joined: bool) -> bool:
@@ -151,10 +151,10 @@ def _is_training(world: World, status: DDPJobStatus, pod: PodView, *, joined: bo
         return False
     if joined:
         return True
-    report = world.report(pod)
-    if report is None:
+    agent = world.agent_status(pod)
+    if agent is None:
         return pod.first_attempt == str(status.attempt) or _outlasts_start(world, status)
-    return report.attempt == status.attempt and report.phase is AgentPhase.TRAINING
+    return agent.attempt == status.attempt and agent.phase is AgentPhase.TRAINING
 
 
 def _outlasts_start(world: World, status: DDPJobStatus) -> bool:
@@ -240,9 +240,9 @@ def _obstacles(world: World, status: DDPJobStatus) -> list[str]:
     """Return what keeps pods from the start. Those that cannot reach node 0 know it best."""
     found = []
     for pod in reversed(world.pods):
-        report = world.report(pod)
-        if report is not None and report.attempt == status.attempt and report.waits_for:
-            found.append(f"{pod.name} {report.waits_for}")
+        agent = world.agent_status(pod)
+        if agent is not None and agent.attempt == status.attempt and agent.waits_for:
+            found.append(f"{pod.name} {agent.waits_for}")
     return found
 
 
@@ -254,8 +254,8 @@ def is_stuck(pod: PodView) -> bool:
 def _running_message(world: World, status: DDPJobStatus) -> str:
     ranks = world.job.nodes * world.job.spec.ranks_per_node
     first = world.pod(0)
-    report = world.report(first) if first is not None else None
-    if report is not None and report.attempt == status.attempt and exits.all_done(report):
+    agent = world.agent_status(first) if first is not None else None
+    if agent is not None and agent.attempt == status.attempt and exits.all_done(agent):
         return f"all {ranks} ranks have done their work in attempt {status.attempt}, and exit"
     warning = start_over_warning(world.job, status)
     resumed = status.resumed_from_step

@@ -241,10 +241,10 @@ def _requeue_seconds(world: World, status: DDPJobStatus) -> float:
     has_progress = world.job.spec.task is None or status.progress is not None
     seconds = new_attempt.STARTING_REQUEUE_SECONDS
     if is_training and has_progress:
-        # News of pods and agents wake the job earlier, so only its progress can become due.
+        # Changes of pods and agents wake the job earlier, so only its progress can become due.
         seconds = max(RUNNING_REQUEUE_SECONDS, world.progress_interval.total_seconds())
     ended = (AgentPhase.SUCCEEDED, AgentPhase.FAILED)
-    if any(r.phase in ended for r in world.reports.values()):
+    if any(r.phase in ended for r in world.agent_statuses.values()):
         seconds = new_attempt.STARTING_REQUEUE_SECONDS
     earlier = (seconds, deadline, seconds_until_due(world, status))
     return min(one for one in earlier if one is not None)

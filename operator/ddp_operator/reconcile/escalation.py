@@ -55,7 +55,7 @@ def count_stalled_attempt(
     """
     status = reset_stalled_attempts(status)
     is_free = fault.free or has_saved(status) or not _reports_checkpoints(world.job, status)
-    if is_free or not _receives_reports(world, status):
+    if is_free or not _receives_statuses(world, status):
         hung = fault.failure.node if fault.failure.reason == HUNG else None
         return _with_strikes(status, {hung}, world.now) if hung else status
     count = status.stalled_attempts + 1
@@ -119,15 +119,15 @@ def _reports_checkpoints(job: DDPJob, status: DDPJobStatus) -> bool:
     return job.spec.checkpoint is not None and reports
 
 
-def _receives_reports(world: World, status: DDPJobStatus) -> bool:
+def _receives_statuses(world: World, status: DDPJobStatus) -> bool:
     """Return whether the operator would know of a checkpoint that the current attempt saved.
 
     It would not if it cannot reach the agents, for example behind a NetworkPolicy.
     """
     first = world.pod(0)
     final = first.termination.final if first is not None and first.termination else None
-    known = [*world.reports.values(), *([final] if final else [])]
-    if any(report.attempt == status.attempt for report in known):
+    known = [*world.agent_statuses.values(), *([final] if final else [])]
+    if any(agent.attempt == status.attempt for agent in known):
         return True
     started, progress = status.attempt_start_time, status.progress
     # The last progress of the previous attempt can have the second in which this one starts.

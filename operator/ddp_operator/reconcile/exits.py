@@ -26,10 +26,10 @@ def exit_events(world: World) -> tuple[Event, ...]:
     return (Event(EventType.WARNING, EXIT_FAILED, f"{text} (the run has succeeded)"),)
 
 
-def all_done(report: AgentStatus) -> bool:
+def all_done(agent: AgentStatus) -> bool:
     """Return whether all ranks of a node have done their work and are exiting."""
-    training = report.phase is AgentPhase.TRAINING
-    return training and bool(report.ranks) and all(r.phase is RankPhase.DONE for r in report.ranks)
+    training = agent.phase is AgentPhase.TRAINING
+    return training and bool(agent.ranks) and all(r.phase is RankPhase.DONE for r in agent.ranks)
 
 
 def work_is_done(world: World) -> bool:
@@ -42,8 +42,8 @@ def work_is_done(world: World) -> bool:
         return False
     attempt = world.job.status.attempt
     for pod in world.pods:
-        report = world.report(pod)
-        for rank in report.ranks if report is not None else ():
+        agent = world.agent_status(pod)
+        for rank in agent.ranks if agent is not None else ():
             saved = rank.phase is RankPhase.DONE and rank.result == ExitCode.OK
             if saved and rank.attempt == attempt:
                 return True
@@ -53,9 +53,9 @@ def work_is_done(world: World) -> bool:
 def _problems(world: World) -> Iterator[tuple[str, ExitProblem]]:
     for index in range(world.job.nodes):
         pod = world.pod(index)
-        report = world.report(pod) if pod is not None else None
-        if pod is not None and report is not None and report.attempt == world.job.status.attempt:
-            yield from ((pod.name, one) for one in report.exit_problems or ())
+        agent = world.agent_status(pod) if pod is not None else None
+        if pod is not None and agent is not None and agent.attempt == world.job.status.attempt:
+            yield from ((pod.name, one) for one in agent.exit_problems or ())
 
 
 def _who(problem: ExitProblem) -> str:

@@ -86,9 +86,9 @@ def _clock_offsets(world: World) -> dict[str, float]:
     """
     starts: dict[str, float] = {}
     for pod in world.pods:
-        report = world.report(pod)
-        if report is not None and report.attempt == world.job.status.attempt and report.timeline:
-            launched = report.timeline.launched
+        agent = world.agent_status(pod)
+        if agent is not None and agent.attempt == world.job.status.attempt and agent.timeline:
+            launched = agent.timeline.launched
             if launched is not None:
                 starts[pod.name] = launched
     if not starts:
@@ -132,18 +132,18 @@ def _is_leaving(world: World, pod: PodView, *, started: bool) -> bool:
 
 
 def _has_failed(world: World, pod: PodView) -> bool:
-    report = world.report(pod)
+    agent = world.agent_status(pod)
     attempt = world.job.status.attempt
-    return report is not None and report.attempt == attempt and report.phase is AgentPhase.FAILED
+    return agent is not None and agent.attempt == attempt and agent.phase is AgentPhase.FAILED
 
 
 def ended_pod(world: World, pod: PodView) -> Fault | None:
     """Return the fault that the agent of a pod reports, or else the one its container shows."""
-    report = world.report(pod)
-    if report is not None and report.attempt == world.job.status.attempt:
-        if report.phase is AgentPhase.FAILED:
-            return _rank_fault(world, pod, report)
-        if report.phase is AgentPhase.PREEMPTED:
+    agent = world.agent_status(pod)
+    if agent is not None and agent.attempt == world.job.status.attempt:
+        if agent.phase is AgentPhase.FAILED:
+            return _rank_fault(world, pod, agent)
+        if agent.phase is AgentPhase.PREEMPTED:
             message = f"{pod.name} was stopped on request"
             return Fault(_failure(world, pod, Cause.FREE, STOPPED, message))
     if pod.phase == "Failed":
@@ -151,9 +151,9 @@ def ended_pod(world: World, pod: PodView) -> Fault | None:
     return None
 
 
-def _rank_fault(world: World, pod: PodView, report: AgentStatus) -> Fault:
-    cause = report.failure or Failure(
-        attempt=report.attempt, at=report.since, message="the agent reported no cause"
+def _rank_fault(world: World, pod: PodView, agent: AgentStatus) -> Fault:
+    cause = agent.failure or Failure(
+        attempt=agent.attempt, at=agent.since, message="the agent reported no cause"
     )
     permanent = cause.exit_code == ExitCode.BAD_INPUT
     oom = cause.out_of_memory or (
@@ -192,7 +192,7 @@ def _out_of_memory(who: str, cause: Failure, world: World) -> str:
 
 
 def _dead_pod(world: World, pod: PodView) -> Fault:
-    """Return the fault of a failed pod whose agent left no report about this attempt."""
+    """Return the fault of a failed pod whose agent left no status of this attempt."""
     end = pod.termination
     if end is None:
         if pod.init_failure is not None and pod.reason is None:
@@ -258,11 +258,11 @@ def _kubelet_answers(world: World, pod: PodView) -> bool:
     """Return whether the Kubernetes node of a pod that is being deleted still works.
 
     Kubernetes marks the pods of an unreachable node as not ready before it deletes them. The last
-    report of an agent proves less, because the next request to a lost agent waits for an answer
-    until its timeout. A report that the ranks have ended does prove it.
+    status of an agent proves less, because the next request to a lost agent waits for an answer
+    until its timeout. A status with ended ranks does prove it.
     """
-    report = world.report(pod)
-    ended = report is not None and report.phase in _ENDED
+    agent = world.agent_status(pod)
+    ended = agent is not None and agent.phase in _ENDED
     return pod.ready or ended or pod.termination is not None
 
 

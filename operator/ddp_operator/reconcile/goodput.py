@@ -1,6 +1,6 @@
 """Compute the goodput ledger in the status: charge each millisecond of a job to one bucket.
 
-All that the ledger needs is in the status and in the reports of the agents, so a restart of the
+All that the ledger needs is in the statuses of the job and its agents, so a restart of the
 operator loses nothing. While an attempt trains, the ledger is complete up to the newest update that
 global rank 0 has reported. The time after it is charged once its use is known.
 """
@@ -171,7 +171,7 @@ def _charge_times(
 ) -> None:
     """Charge what rank 0 has measured since the last count.
 
-    A report that crosses `reached` is split in proportion to its updates.
+    A status that crosses `reached` is split in proportion to its updates.
     """
     training = max(0, new.training_milliseconds - old.training_milliseconds)
     data_wait = max(0, new.data_wait_milliseconds - old.data_wait_milliseconds)
@@ -209,9 +209,9 @@ def _end_of_training(
 ) -> int:
     """Return the time until which the ranks of an ended attempt made progress.
 
-    The newest progress in the reports is older than the end, but by no more than the interval
-    between two reports if the ranks trained until the end. After a hang, the time after the newest
-    progress is not training.
+    The newest progress in the statuses is older than the end, but by no more than the interval
+    between two statuses if the ranks trained until the end. After a hang, nothing is training that
+    follows the newest progress.
     """
     if seen.done_at is not None:
         return _at_unix(ledger, seen.done_at)

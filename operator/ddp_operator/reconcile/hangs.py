@@ -1,4 +1,4 @@
-"""Name the rank for which all others wait, from what the agents report of a hung attempt.
+"""Name the rank for which all others wait, from the agent statuses of a hung attempt.
 
 When one rank stops in a collective, all ranks stop, so a lack of progress alone names no culprit.
 Each agent reports the ranks of its node that make no progress. The operator decides once all nodes
@@ -28,7 +28,7 @@ HUNG = "Hung"
 NO_PROGRESS = "NoProgress"
 """Reason of the Event about a suspect."""
 GATHER_WAIT = timedelta(seconds=5)
-"""Longest wait for the reports of the other nodes, whose agents look once per second."""
+"""Longest wait for the statuses of the other nodes, whose agents look once per second."""
 _LONG_SECONDS = 60.0
 """Time without progress from which the status names rank 0 although it is within its limits."""
 _NAMED = 4
@@ -81,8 +81,8 @@ def suspect_events(world: World, status: DDPJobStatus) -> list[Event]:
 
 def _slow_rank_zero(world: World) -> SuspectStatus | None:
     """Return rank 0 if it makes no progress for long, as in a save to a volume that is frozen."""
-    report = next(_reports(world))
-    rank = next((r for r in report.ranks if r.rank == 0), None) if report is not None else None
+    agent = next(_agent_statuses(world))
+    rank = next((r for r in agent.ranks if r.rank == 0), None) if agent is not None else None
     if rank is None or not rank.activity or (rank.idle_seconds or 0.0) < _LONG_SECONDS:
         return None
     pod = names.pod_name(world.job, 0)
@@ -105,7 +105,7 @@ def _as_suspect(world: World, hung: HungRank, sentence: str) -> SuspectStatus | 
         message=sentence[:2048],
         since=_time(world, [hung]).replace(microsecond=0),
     )
-    same = {"message", "since"}  # A new report alone must not change them.
+    same = {"message", "since"}  # A new status alone must not change them.
     if known is not None and known.model_dump(exclude=same) == found.model_dump(exclude=same):
         return known
     return found
@@ -123,15 +123,15 @@ def _makes_no_progress(world: World) -> bool:
 
     Every agent that answers must report it: a rank within its limit may only be slow.
     """
-    reports = [report for report in _reports(world) if report is not None]
-    return bool(reports) and all(report.hang for report in reports)
+    agents = [agent for agent in _agent_statuses(world) if agent is not None]
+    return bool(agents) and all(agent.hang for agent in agents)
 
 
 def is_complete(world: World) -> bool:
     """Return whether all agents have reported, or whether the time of the silent ones is over."""
     if world.undecided_for is not None and world.undecided_for >= GATHER_WAIT:
         return True
-    return all(report is not None for report in _reports(world))
+    return all(agent is not None for agent in _agent_statuses(world))
 
 
 def failure(world: World) -> FailureStatus:
@@ -226,21 +226,21 @@ def _waits(one: HungRank) -> bool:
     return not one.blocked and one.inspection is not None and one.inspection.waits
 
 
-def _reports(world: World) -> Iterator[AgentStatus | None]:
-    """Yield the report of each node's agent about the current attempt, or None for a silent one."""
+def _agent_statuses(world: World) -> Iterator[AgentStatus | None]:
+    """Yield the status of each node's agent in the current attempt, or None for a silent one."""
     for index in range(world.job.nodes):
         pod = world.pod(index)
-        report = world.report(pod) if pod is not None else None
-        current = report is not None and report.attempt == world.job.status.attempt
-        yield report if current else None
+        agent = world.agent_status(pod) if pod is not None else None
+        current = agent is not None and agent.attempt == world.job.status.attempt
+        yield agent if current else None
 
 
 def _inspected(world: World) -> Iterator[HungRank]:
     """Yield all inspected ranks. Ignore what an agent reports about ranks of other nodes."""
-    for index, report in enumerate(_reports(world)):
+    for index, agent in enumerate(_agent_statuses(world)):
         first = index * world.job.spec.ranks_per_node
         own = range(first, first + world.job.spec.ranks_per_node)
-        yield from (one for one in (report and report.hang) or () if one.rank in own)
+        yield from (one for one in (agent and agent.hang) or () if one.rank in own)
 
 
 def _cause(culprit: HungRank | None) -> Cause:

@@ -1,4 +1,4 @@
-"""Correct the cause of the last attempt when the report of the pod that it blames arrives late.
+"""Correct the cause of the last attempt when the status of the pod that it blames arrives late.
 
 The peers of a pod that runs out of memory fail within milliseconds. The kubelet may report the end
 of the pod seconds later, when the operator has already charged the fault to the infrastructure.

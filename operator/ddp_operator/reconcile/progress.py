@@ -1,4 +1,4 @@
-"""Compute the training progress in the status from the report of node 0's agent.
+"""Compute the training progress in the job's status from the status of node 0's agent.
 
 Global rank 0 reports the progress of the whole run, so one agent is enough. A new step is written
 only once per `World.progress_interval`, which grows with the number of jobs, because each write
@@ -33,22 +33,22 @@ def with_progress(world: World, status: DDPJobStatus, *, at_the_end: bool = Fals
     While an attempt runs, a new value may wait for `World.progress_interval`. `at_the_end` applies
     every value, to count a checkpoint committed just before the attempt ended as progress.
     """
-    report = _rank_zero_report(world, status.attempt)
-    if report is None:
+    agent = _rank_zero_status(world, status.attempt)
+    if agent is None:
         return status
     update: dict[str, Any] = {}
     if status.resumed_from_step is None:  # Reported once: an attempt resumes once.
-        resumed = next((b.resumed_from for b in report.ranks if b.rank == 0), None)
+        resumed = next((b.resumed_from for b in agent.ranks if b.rank == 0), None)
         update["resumed_from_step"] = resumed
-    if report.checkpoint is not None:
+    if agent.checkpoint is not None:
         update["last_checkpoint"] = CheckpointStatus(
-            step=report.checkpoint.step,
-            path=report.checkpoint.path[:1024],
-            time=datetime.fromtimestamp(report.checkpoint.at, UTC).replace(microsecond=0),
+            step=agent.checkpoint.step,
+            path=agent.checkpoint.path[:1024],
+            time=datetime.fromtimestamp(agent.checkpoint.at, UTC).replace(microsecond=0),
         )
-    if report.progress is not None:
-        update["progress"] = render(report.progress, world.now)
-        update["straggler"] = _straggler(world, report.progress.straggler)
+    if agent.progress is not None:
+        update["progress"] = render(agent.progress, world.now)
+        update["straggler"] = _straggler(world, agent.progress.straggler)
     changed = status.model_copy(update=update)
     if at_the_end:
         return changed
@@ -58,13 +58,13 @@ def with_progress(world: World, status: DDPJobStatus, *, at_the_end: bool = Fals
 def seconds_until_due(world: World, status: DDPJobStatus) -> float | None:
     """Return after how many seconds a step that waits for its interval is due, or None.
 
-    Agents report about once per interval. A report that comes a little too early would otherwise
+    Agents report about once per interval. A status that comes a little too early would otherwise
     wait for the next one, and the shown step would be two intervals old.
     """
-    report, shown = _rank_zero_report(world, status.attempt), status.progress
-    if report is None or report.progress is None or shown is None or shown.time is None:
+    agent, shown = _rank_zero_status(world, status.attempt), status.progress
+    if agent is None or agent.progress is None or shown is None or shown.time is None:
         return None
-    if report.progress.step == shown.step:
+    if agent.progress.step == shown.step:
         return None
     return max(0.0, (world.progress_interval - abs(world.now - shown.time)).total_seconds())
 
@@ -114,11 +114,11 @@ def _summary(progress: Progress) -> str:
     return f"{progress.step}/{progress.total_steps} ({percent}%)"
 
 
-def _rank_zero_report(world: World, attempt: int) -> AgentStatus | None:
-    """Return the report of node 0's agent, which supervises global rank 0, about an attempt."""
+def _rank_zero_status(world: World, attempt: int) -> AgentStatus | None:
+    """Return the status of node 0's agent, which supervises global rank 0, in an attempt."""
     pod = world.pod(0)
-    report = world.report(pod) if pod is not None else None
-    return report if report is not None and report.attempt == attempt else None
+    agent = world.agent_status(pod) if pod is not None else None
+    return agent if agent is not None and agent.attempt == attempt else None
 
 
 def _worth_writing(world: World, old: DDPJobStatus, new: DDPJobStatus) -> bool:

@@ -53,8 +53,8 @@ def duration(recovery: RecoveryStatus) -> str:
 
 
 def _timelines(world: World, attempt: int) -> list[Timeline]:
-    reports = (world.report(pod) for pod in world.pods)
-    return [r.timeline for r in reports if r is not None and r.timeline and r.attempt == attempt]
+    agents = (world.agent_status(pod) for pod in world.pods)
+    return [r.timeline for r in agents if r is not None and r.timeline and r.attempt == attempt]
 
 
 def _completed(recovery: RecoveryStatus, timelines: Sequence[Timeline]) -> RecoveryStatus:

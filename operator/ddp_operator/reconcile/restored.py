@@ -23,8 +23,8 @@ def with_reported_attempt(world: World) -> tuple[World, tuple[Event, ...]]:
     job, status = world.job, world.job.status
     if is_finished(status):
         return world, ()
-    reports = (world.report(pod) for pod in world.pods)
-    own = [r.attempt for r in reports if r is not None and r.job_uid == job.metadata.uid]
+    agents = (world.agent_status(pod) for pod in world.pods)
+    own = [r.attempt for r in agents if r is not None and r.job_uid == job.metadata.uid]
     known = [attempt for attempt in own if attempt <= _LARGEST_ATTEMPT]
     reported = max(known, default=0)
     if reported <= status.attempt:

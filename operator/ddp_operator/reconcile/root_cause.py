@@ -4,7 +4,7 @@ One event fails many nodes within milliseconds: the ranks that lose a peer fail,
 mark such failures as secondary, and the fault with the earliest time among the others is the root
 cause. Its cause selects the budget, and its message is what the user reads.
 
-The report of the first failure may arrive last, or never: its Kubernetes node may have died with
+The status with the first failure may arrive last, or never: its Kubernetes node may have died with
 it. The operator therefore waits up to `ROOT_CAUSE_WAIT` for it. Afterwards it looks for a pod that
 no longer answers or that has been replaced, because such a pod explains the failures of its peers.
 """
@@ -19,11 +19,11 @@ from ddp_operator.reconcile.world import World
 PEER_LOST = "PeerLost"
 """Reason of an attempt whose ranks lost a peer that does not answer."""
 ROOT_CAUSE_WAIT = timedelta(seconds=2)
-"""Maximum wait for the root cause of a secondary failure, whose report may arrive later."""
+"""Maximum wait for the root cause of a secondary failure, whose status may arrive later."""
 
 
 def find_root_cause(faults: list[Fault], world: World) -> Fault | None:
-    """Return the fault to act on, or None while a report about it may still arrive.
+    """Return the fault to act on, or None while a status with it may still arrive.
 
     Raises:
         ValueError: `faults` is empty.
@@ -56,12 +56,12 @@ def _stop_origin(stop: Fault, world: World) -> Fault | None:
 
     All ranks stop when one pod is deleted. If that pod was deleted before the operator saw that all
     ranks had joined, the operator has taken it for a late pod, and may have replaced it already.
-    The agent reports identify that pod: it has not joined this attempt. Timestamps cannot identify
+    The agent statuses identify that pod: it has not joined this attempt. Timestamps cannot identify
     it, because the clocks of two machines differ.
     """
     stopped_pod = next((pod for pod in world.pods if pod.name == stop.failure.pod), None)
-    stop_report = world.report(stopped_pod) if stopped_pod is not None else None
-    if stop_report is None or not lost_peers.has_joined(stop_report):
+    stopped_agent = world.agent_status(stopped_pod) if stopped_pod is not None else None
+    if stopped_agent is None or not lost_peers.has_joined(stopped_agent):
         return stop
     for index in range(world.job.nodes):
         pod = world.pod(index)
@@ -69,8 +69,8 @@ def _stop_origin(stop: Fault, world: World) -> Fault | None:
             continue
         if _may_wait(world):
             return None
-        # A running pod without a report may have stopped on the same request.
-        if pod.phase != "Running" or world.report(pod) is not None:
+        # A running pod without a status may have stopped on the same request.
+        if pod.phase != "Running" or world.agent_status(pod) is not None:
             return _lost_peer(stop, f"{pod.name} left the attempt", pod.name)
     return stop
 

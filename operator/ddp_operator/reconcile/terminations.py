@@ -1,4 +1,4 @@
-"""Classify containers and pods that ended without a report of their agent."""
+"""Classify containers and pods that ended without a status of their agent."""
 
 from ddp_operator.api.status import Cause
 from ddp_operator.reconcile.world import PodView, Termination
@@ -29,7 +29,7 @@ def why_pod_failed(pod: PodView) -> str:
 
 
 def classify(pod: PodView, end: Termination) -> tuple[Cause, str, str]:
-    """Return cause, reason and message predicate of a container that ended without a report."""
+    """Return cause, reason and message predicate of a container that left no agent status."""
     if end.reason == "OOMKilled":
         return Cause.APPLICATION, "OOMKilled", "ran out of memory"
     if pod.reason is not None:

@@ -1,4 +1,4 @@
-"""Summarise what the agents' newest reports tell about the training of one attempt."""
+"""Summarise what the newest agent statuses say about the training of one attempt."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Training:
     """Highest number of completed updates that any rank reports.
 
     It is exact after the end of an attempt whose agent reported the end. Otherwise it can be as old
-    as the last report, which is a few seconds.
+    as the last status, which is a few seconds.
     """
     resumed_from: int | None = None
     """Completed updates in the checkpoint from which the attempt started."""
@@ -30,12 +30,12 @@ class Training:
 
 
 def observed_training(world: World, attempt: int) -> Training:
-    """Return what the newest reports tell about an attempt."""
-    found = (world.report(pod) for pod in world.pods)
-    reports = [report for report in found if report is not None and report.attempt == attempt]
-    ranks = [rank for report in reports for rank in report.ranks if rank.attempt == attempt]
+    """Return what the newest statuses say about an attempt."""
+    found = (world.agent_status(pod) for pod in world.pods)
+    agents = [agent for agent in found if agent is not None and agent.attempt == attempt]
+    ranks = [rank for agent in agents for rank in agent.ranks if rank.attempt == attempt]
     pod = world.pod(0)
-    first = world.report(pod) if pod is not None else None
+    first = world.agent_status(pod) if pod is not None else None
     if first is None or first.attempt != attempt:
         first = None
     rank_zero = _rank_zero(first)
@@ -70,10 +70,10 @@ def repeated_share(before: int, after: int, reached: int) -> float:
     return repeated_steps(before, after, reached) / (after - before)
 
 
-def _rank_zero(report: AgentStatus | None) -> Heartbeat | None:
-    if report is None:
+def _rank_zero(agent: AgentStatus | None) -> Heartbeat | None:
+    if agent is None:
         return None
-    return next((r for r in report.ranks if r.rank == 0 and r.attempt == report.attempt), None)
+    return next((r for r in agent.ranks if r.rank == 0 and r.attempt == agent.attempt), None)
 
 
 def _highest(values: Iterable[int | None]) -> int | None:

@@ -31,9 +31,9 @@ class Termination:
     at: datetime | None
     """Time of the end, by the clock of the Kubernetes node."""
     final: AgentStatus | None
-    """Last report of the agent, from the termination message."""
+    """Last status of the agent, from the termination message."""
     words: str = ""
-    """Error of the container runtime, or last line of the log, if the agent left no report."""
+    """Error of the container runtime, or last line of the log, if the agent left no status."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class World:
     service_exists: bool = False
     network_policy: Mapping[str, Any] | None = None
     """Spec of the job's NetworkPolicy, or None if it does not exist."""
-    reports: Mapping[str, AgentStatus] = field(default_factory=dict)
-    """Newest agent report by pod uid."""
+    agent_statuses: Mapping[str, AgentStatus] = field(default_factory=dict)
+    """Newest agent status by pod uid."""
     silent: frozenset[str] = frozenset()
     """Uids of the pods whose agent did not answer the newest request."""
     undecided_for: timedelta | None = None
@@ -154,15 +154,15 @@ class World:
         return joined or any(self._has_launched(pod) for pod in self.pods)
 
     def _has_launched(self, pod: PodView) -> bool:
-        report = self.report(pod)
-        if report is None or report.attempt != self.job.status.attempt or report.timeline is None:
+        agent = self.agent_status(pod)
+        if agent is None or agent.attempt != self.job.status.attempt or agent.timeline is None:
             return False
-        return report.timeline.launched is not None or report.timeline.joined is not None
+        return agent.timeline.launched is not None or agent.timeline.joined is not None
 
     def ended_here(self, pod: PodView) -> bool:
         """Return whether a terminal pod ended in the current attempt.
 
-        The agent's last report decides, because the annotation may already name the next attempt.
+        The agent's last status decides, because the annotation may already name the next attempt.
         Without one, no clock can decide, and a kubelet that was offline reports an end late. The
         end belongs to the attempt if the pod was created for it or has reported it, and if the
         attempt has started, because that needs all pods. Otherwise the pod ended before.
@@ -175,8 +175,8 @@ class World:
         # No attempt precedes the first one.
         if attempt == 1 or pod.first_attempt == str(attempt) or self.has_started:
             return True
-        report = self.reports.get(pod.uid)
-        return report is not None and report.attempt == attempt
+        agent = self.agent_statuses.get(pod.uid)
+        return agent is not None and agent.attempt == attempt
 
     @cached_property
     def job_secret(self) -> str | None:
@@ -203,14 +203,14 @@ class World:
             found.setdefault(pod.index, []).append(pod)
         return found
 
-    def report(self, pod: PodView) -> AgentStatus | None:
-        """Return the newest report of a pod's agent, or None.
+    def agent_status(self, pod: PodView) -> AgentStatus | None:
+        """Return the newest status of a pod's agent, or None.
 
         The termination message is newer than any answer.
         """
         if pod.termination is not None and pod.termination.final is not None:
             return pod.termination.final
-        return self.reports.get(pod.uid)
+        return self.agent_statuses.get(pod.uid)
 
 
 def parse_time(text: str | None) -> datetime | None:
@@ -336,7 +336,7 @@ def _termination(container: Mapping[str, Any]) -> Termination | None:
     try:
         final = AgentStatus.model_validate_json(message)
     except ValidationError:
-        final = None  # The container was killed before its agent wrote a report.
+        final = None  # The container was killed before its agent wrote a status.
     return Termination(
         exit_code=int(terminated.get("exitCode", 1)),
         reason=terminated.get("reason", ""),

@@ -41,7 +41,7 @@ share of the status writes."""
 _SHARED_WAKES = Rate(burst=64, per_second=20.0)
 """Further wakes, of all jobs together."""
 _WAKE_SECONDS = 0.2
-"""Shortest time between two further wakes of one job. A thousand agents may have news at once."""
+"""Shortest time between two further wakes of one job. A thousand statuses may change at once."""
 _FINAL_PHASES = frozenset({AgentPhase.SUCCEEDED, AgentPhase.FAILED, AgentPhase.PREEMPTED})
 _MOST_HELD = 512
 """Most pods of a job whose agents may all hold a request. The agents of a larger job would all
@@ -110,9 +110,9 @@ class _Watch:
 class AgentWatcher:
     """Open requests to the agents of active jobs.
 
-    Node 0's agent always has one. The other agents have one as long as any agent of the job has
-    news. In a quiet job they tell node 0's agent when they have some. In a job of more than 512
-    pods the other agents answer at once instead of holding a request, one after the other.
+    Node 0's agent always has one. The other agents have one as long as the status of any agent of
+    the job changes. In a quiet job they notify node 0's agent of an unread status. In a job of more
+    than 512 pods the other agents answer at once instead of holding a request, one after the other.
 
     No reconcile waits for an agent. Without an answer the operator finds a loss by the state of
     the pod alone, seconds later.
@@ -144,7 +144,7 @@ class AgentWatcher:
             _WAKES, _SHARED_WAKES, shortest_turn=_WAKE_SECONDS
         )
         self._later_wakes: dict[Key, asyncio.TimerHandle] = {}
-        """Wakes that are due later. Each covers all news until then."""
+        """Wakes that are due later. Each covers all changes until then."""
         self._by_uid: dict[str, _Watch] = {}
         self._silent: set[str] = set()
         """Uids of the pods whose agent did not answer the newest request."""
@@ -262,11 +262,11 @@ class AgentWatcher:
             self._resume(key, watch)
 
     def _is_spoken_for(self, key: Key, pod: PodView) -> bool:
-        """Return whether node 0's agent will tell when the agent of this pod has news."""
+        """Return whether node 0's agent shows that this pod's agent has an unread status."""
         first = self._node_0.get(key)
         if first is None or pod.index == 0 or first.silent or first.status is None:
             return False
-        return first.status.news is not None
+        return first.status.unread_notices is not None
 
     def _is_large(self, key: Key) -> bool:
         return len(self._watches.get(key, ())) > _MOST_HELD
@@ -276,7 +276,9 @@ class AgentWatcher:
         status = watch.status
         if watch is not self._node_0.get(key) or status is None:
             return False
-        return known is None or known.news != status.news or status.phase in _FINAL_PHASES
+        if known is None or status.phase in _FINAL_PHASES:
+            return True
+        return known.unread_notices != status.unread_notices
 
     async def _run(self, key: Key, watch: _Watch) -> None:
         """Ask one agent again and again, until its job is quiet."""
@@ -329,7 +331,7 @@ class AgentWatcher:
             self._resume_all(key)
 
     def _wake(self, key: Key) -> None:
-        """Wake a job now, or later together with the news until then if it had many."""
+        """Wake a job now, or later together with the changes until then if it had many."""
         if key in self._later_wakes:
             return
         loop = asyncio.get_running_loop()

@@ -303,7 +303,7 @@ class Controller:
             service_exists=any(selects(service, job) for service in services),
             network_policy=next((policy["spec"] for policy in policies), None),
             # The address may belong to a pod of another job by now.
-            reports={u: s for u, s in known.items() if s.job_uid in {job.metadata.uid, ""}},
+            agent_statuses={u: s for u, s in known.items() if s.job_uid in {job.metadata.uid, ""}},
             silent=self._reports.silent(views),
             progress_interval=timedelta(seconds=self._reports.progress_seconds),
             undecided_for=self._sightings.undecided_for(job.key),

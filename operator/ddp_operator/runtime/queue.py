@@ -11,50 +11,50 @@ K = TypeVar("K", bound=Hashable)
 _HOLD_SECONDS = 1.0
 """Time after a failure in which an event does not hand out the key early."""
 
-_NEWS_IN_A_ROW = 16
-"""Keys with news that are handed out in a row while other keys wait."""
+_URGENT_IN_A_ROW = 16
+"""Urgent keys that are handed out in a row while other keys wait."""
 
 _TIMER_SECONDS = 0.001
 """Time by which a timer may fire early."""
 
 
 class _Lane(Generic[K]):
-    """Ready keys of one group. A key with news comes before keys without."""
+    """Ready keys of one group. Urgent keys come before the others."""
 
     def __init__(self) -> None:
         self._ready: deque[K] = deque()
-        self._ready_with_news: deque[K] = deque()
-        self._news_in_a_row = 0
+        self._ready_urgent: deque[K] = deque()
+        self._urgent_in_a_row = 0
         self._waiting: dict[K, bool] = {}
-        """Keys that are ready, with whether they have news. A key with news may be in both deques,
-        and its second entry is skipped."""
-        self._with_news = 0
-        """Number of ready keys with news."""
+        """Keys that are ready, with whether they are urgent. A key may be in both deques. Then its
+        second entry is skipped."""
+        self._urgent_count = 0
+        """Number of ready keys that are urgent."""
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def has(self, *, news: bool) -> bool:
-        """Return whether there is a key with news, or any key."""
-        return self._with_news > 0 if news else bool(self._waiting)
+    def has(self, *, urgent: bool) -> bool:
+        """Return whether there is an urgent key, or any key."""
+        return self._urgent_count > 0 if urgent else bool(self._waiting)
 
-    def add(self, key: K, *, news: bool) -> None:
-        """Add a key, or move it before the keys without news."""
-        if key not in self._waiting or (news and not self._waiting[key]):
-            self._waiting[key] = news
-            self._with_news += news
-            (self._ready_with_news if news else self._ready).append(key)
+    def add(self, key: K, *, urgent: bool) -> None:
+        """Add a key, or move it before the keys that are not urgent."""
+        if key not in self._waiting or (urgent and not self._waiting[key]):
+            self._waiting[key] = urgent
+            self._urgent_count += urgent
+            (self._ready_urgent if urgent else self._ready).append(key)
 
-    def next(self, *, news: bool) -> K:
-        """Remove and return the next key with news, or the next key. There must be one."""
+    def next(self, *, urgent: bool) -> K:
+        """Remove and return the next urgent key, or the next key. There must be one."""
         while True:
-            others_turn = not news and self._ready and self._news_in_a_row >= _NEWS_IN_A_ROW
-            from_news = bool(self._ready_with_news) and not others_turn
-            key = (self._ready_with_news if from_news else self._ready).popleft()
-            had_news = self._waiting.pop(key, None)
-            if had_news is not None:
-                self._with_news -= had_news
-                self._news_in_a_row = self._news_in_a_row + 1 if from_news else 0
+            others_turn = not urgent and self._ready and self._urgent_in_a_row >= _URGENT_IN_A_ROW
+            from_urgent = bool(self._ready_urgent) and not others_turn
+            key = (self._ready_urgent if from_urgent else self._ready).popleft()
+            was_urgent = self._waiting.pop(key, None)
+            if was_urgent is not None:
+                self._urgent_count -= was_urgent
+                self._urgent_in_a_row = self._urgent_in_a_row + 1 if from_urgent else 0
                 return key
 
 
@@ -89,8 +89,8 @@ class WorkQueue(Generic[K]):
         """Monotonic time at which each of these keys became ready, oldest first."""
         self._active: set[K] = set()
         self._added_while_active: dict[K, bool] = {}
-        self._without_news: set[K] = set()
-        """Keys whose news does not count until they are handed out again."""
+        self._not_urgent: set[K] = set()
+        """Keys that do not count as urgent until they are handed out again."""
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
         self._held_until: dict[K, float] = {}
@@ -115,14 +115,14 @@ class WorkQueue(Generic[K]):
         """Return the keys that workers process now."""
         return frozenset(self._active)
 
-    def add(self, key: K, *, news: bool = False) -> None:
+    def add(self, key: K, *, urgent: bool = False) -> None:
         """Add a key for the next free worker, or once `retry` or `pause` no longer holds it back.
 
-        A key with news is handed out before keys without. So a job whose pods run is shown as
-        running, even while a thousand new jobs wait for their pods. The end of a delay is news,
-        too: what was held back may be news, and what is due may be a recovery.
+        An urgent key is handed out before the others. So a job whose pods run is shown as running,
+        even while a thousand new jobs wait for their pods. A key is also urgent at the end of its
+        delay: an urgent change may have been held back, or a recovery may be due.
         """
-        news = news and key not in self._without_news
+        urgent = urgent and key not in self._not_urgent
         remaining = (
             self._held_until.get(key, 0.0) - asyncio.get_running_loop().time()
             if self._held_until
@@ -131,18 +131,18 @@ class WorkQueue(Generic[K]):
         if remaining > 0.0:
             self.add_after(key, remaining)
         elif key in self._active:
-            self._added_while_active[key] = news or self._added_while_active.get(key, False)
+            self._added_while_active[key] = urgent or self._added_while_active.get(key, False)
         else:
-            self._lanes.setdefault(self._group_of(key), _Lane()).add(key, news=news)
+            self._lanes.setdefault(self._group_of(key), _Lane()).add(key, urgent=urgent)
             self._waiting_since.setdefault(key, time.monotonic())
             self._wakeup.set()
 
     def add_again(self, key: K) -> None:
         """Add a key that is being processed for its next turn, after all keys that wait now.
 
-        Its own work causes events, so news does not move it ahead of other keys until then.
+        Its own work causes events, so that until then it does not count as urgent.
         """
-        self._without_news.add(key)
+        self._not_urgent.add(key)
         self._added_while_active[key] = False
 
     def add_after(self, key: K, seconds: float) -> None:
@@ -157,29 +157,29 @@ class WorkQueue(Generic[K]):
 
     def _expire(self, key: K) -> None:
         self._timers.pop(key, None)
-        self.add(key, news=True)
+        self.add(key, urgent=True)
 
-    async def get(self, *, news: bool = False) -> K:
-        """Wait for the next key, or the next one with news. The worker must call `done` with it."""
-        while not any(lane.has(news=news) for lane in self._lanes.values()):
+    async def get(self, *, urgent: bool = False) -> K:
+        """Wait for the next key, or the next urgent one. The worker must call `done` with it."""
+        while not any(lane.has(urgent=urgent) for lane in self._lanes.values()):
             self._wakeup.clear()
             await self._wakeup.wait()
-        key = self._next(news=news)
+        key = self._next(urgent=urgent)
         self._active.add(key)
-        self._without_news.discard(key)
+        self._not_urgent.discard(key)
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
         return key
 
-    def _next(self, *, news: bool) -> K:
-        """Remove and return the next ready key with news, or the next ready key.
+    def _next(self, *, urgent: bool) -> K:
+        """Remove and return the next urgent key that is ready, or the next ready key.
 
         There must be one.
         """
-        group = next(group for group, lane in self._lanes.items() if lane.has(news=news))
+        group = next(group for group, lane in self._lanes.items() if lane.has(urgent=urgent))
         lane = self._lanes.pop(group)
-        key = lane.next(news=news)
+        key = lane.next(urgent=urgent)
         if lane:
             self._lanes[group] = lane  # At the end: the other groups come first.
         del self._waiting_since[key]
@@ -189,7 +189,7 @@ class WorkQueue(Generic[K]):
         """Mark a key as processed. Hand it out again if it was added during the processing."""
         self._active.discard(key)
         if key in self._added_while_active:
-            self.add(key, news=self._added_while_active.pop(key))
+            self.add(key, urgent=self._added_while_active.pop(key))
 
     def retry(self, key: K, at_least: float | None = None) -> float:
         """Add a failed key again after its backoff.

@@ -54,7 +54,7 @@ class Settings(BaseModel):
     """Namespaces to serve, separated by commas; all namespaces if empty."""
     workers: int = Field(default=8, ge=1, le=256)
     """Number of workers, which is the number of jobs reconciled at the same time, 1 to 256. Half of
-    them take no new jobs, but only those with news, such as a pod that runs or has failed."""
+    them take no new jobs, but only urgent ones, for example with a pod that runs or has failed."""
     resync_seconds: int = Field(default=600, ge=10)
     """Seconds between two full relists, at least 10. A relist finds events that a watch missed."""
     status_writes_per_second: float = Field(default=STATUS_WRITES_PER_SECOND, ge=1)

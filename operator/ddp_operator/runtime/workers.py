@@ -4,7 +4,7 @@ A worker takes a key, reconciles the job, and adds the key again when the job is
 it after a backoff. Events only add keys, so all decisions depend on the cache and not on the event.
 The resync lists everything and adds all keys, because a watch can lose an event.
 
-Half of the workers take only jobs with news, such as a rank that failed. So a recovery does not
+Half of the workers take only urgent jobs, such as one with a failed rank. So a recovery does not
 wait behind new jobs whose pods are being created.
 """
 
@@ -96,14 +96,14 @@ def all_workers(
     activity: WorkerActivity,
     on_reconcile: Callable[[str, float], None],
 ) -> list[Coroutine[Any, Any, None]]:
-    """Return a number of workers, of which half, rounded down, take only keys with news.
+    """Return a number of workers, of which half, rounded down, take only urgent keys.
 
     With a thousand new jobs all other workers create pods, for as long as the API server needs.
     A job whose pods run, or which recovers, waits for none of them. More workers that create pods
     would not create them sooner, but make the API server answer all requests later.
     """
     return [
-        work(queue, controller, activity, on_reconcile, news=index < number // 2)
+        work(queue, controller, activity, on_reconcile, urgent=index < number // 2)
         for index in range(number)
     ]
 
@@ -114,7 +114,7 @@ async def work(
     activity: WorkerActivity,
     on_reconcile: Callable[[str, float], None] = lambda *_: None,
     *,
-    news: bool = False,
+    urgent: bool = False,
 ) -> NoReturn:
     """Reconcile one key after another, forever.
 
@@ -123,13 +123,13 @@ async def work(
         controller: Controller of the jobs.
         activity: Activity of this process.
         on_reconcile: Called after each reconcile with its result and its seconds.
-        news: Whether to take only keys with news.
+        urgent: Whether to take only urgent keys.
 
     Raises:
         NotLeadingError: This process must no longer write.
     """
     while True:
-        key = await queue.get(news=news)
+        key = await queue.get(urgent=urgent)
         activity.begin(key)
         try:
             with log_fields(job="/".join(key)):

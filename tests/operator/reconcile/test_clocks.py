@@ -94,7 +94,9 @@ class Clocks:
             self.at("operator", seconds),
             tuple(views),
             service_exists=True,
-            reports={v.uid: reports[v.index] for v in views if reports and v.index in reports},
+            agent_statuses={
+                v.uid: reports[v.index] for v in views if reports and v.index in reports
+            },
             silent=frozenset(v.uid for v in views if v.index in silent),
             undecided_for=timedelta(seconds=3),
             deleting_for={v.uid: timedelta(seconds=deleting) for v in views if v.deleting},

@@ -178,7 +178,7 @@ def worlds(draw: st.DrawFn) -> World:
         observed["now"],
         tuple(pods),
         service_exists=observed["service"],
-        reports=reports,
+        agent_statuses=reports,
         blocked=observed["blocked"],
         checkpoint_owner=observed["checkpoint_owner"] if job.spec.checkpoint else None,
     )

@@ -30,7 +30,7 @@ def observe(recorded: Any, *, seconds: float = 0.0) -> World:
         datetime.fromisoformat(recorded["now"]) + timedelta(seconds=seconds),
         tuple(view_pod(pod) for pod in recorded["pods"]),
         service_exists=True,
-        reports={
+        agent_statuses={
             uid: AgentStatus.model_validate(status) for uid, status in recorded["agents"].items()
         },
     )
@@ -38,9 +38,10 @@ def observe(recorded: Any, *, seconds: float = 0.0) -> World:
 
 def test_record_is_a_job_whose_agents_all_train(recorded: Any) -> None:
     world = observe(recorded)
-    assert len(world.pods) == len(world.reports) == world.job.spec.nodes
-    assert {status.phase for status in world.reports.values()} == {AgentPhase.TRAINING}
-    assert {status.attempt for status in world.reports.values()} == {world.job.status.attempt}
+    assert len(world.pods) == len(world.agent_statuses) == world.job.spec.nodes
+    statuses = world.agent_statuses.values()
+    assert {one.phase for one in statuses} == {AgentPhase.TRAINING}
+    assert {one.attempt for one in statuses} == {world.job.status.attempt}
 
 
 def test_status_of_the_previous_release_is_parsed_without_losing_a_field(recorded: Any) -> None:

@@ -169,7 +169,7 @@ def test_termination_message_takes_precedence_over_an_older_report() -> None:
     ending = {"exitCode": 1, "message": final.to_json()}
     dead = view(phase="Failed", **worker(terminated=ending))
     seen = world(job, [dead], statuses={1: failed_status(1, message="older")})
-    assert seen.report(dead) == final
+    assert seen.agent_status(dead) == final
     assert seen.pod(1) is dead
     assert seen.pod(0) is None
 

@@ -210,7 +210,7 @@ def test_hostile_agent_wakes_its_job_at_a_bounded_rate() -> None:
 
 
 def test_agent_that_is_asked_again_and_again_answers_at_a_bounded_rate() -> None:
-    """Each news of node 0's agent asks all agents of a quiet job again."""
+    """Each notice that node 0's agent counts makes the operator ask all agents of a quiet job."""
     asked = [0, 0]
 
     class RestlessCluster(FakeCluster):
@@ -221,7 +221,7 @@ def test_agent_that_is_asked_again_and_again_answers_at_a_bounded_rate() -> None
             asked[pod.index] += 1
             await asyncio.sleep(0)
             told = revision + 1 if pod.index == 0 else 7
-            return AgentAnswer(agent_status(pod.index, revision=told, news=asked[0]))
+            return AgentAnswer(agent_status(pod.index, revision=told, unread_notices=asked[0]))
 
     async def body() -> None:
         watcher = AgentWatcher(RestlessCluster(), lambda _: None)
@@ -303,7 +303,7 @@ def test_cost_of_hostile_jobs_does_not_grow_with_their_number(jobs: int, size: i
     run_in_fake_time(body())
 
 
-def test_news_of_a_thousand_agents_at_once_wakes_their_job_a_few_times() -> None:
+def test_changes_of_a_thousand_agents_at_once_wake_their_job_a_few_times() -> None:
     woken: list[float] = []
 
     async def body() -> None:
@@ -317,7 +317,7 @@ def test_news_of_a_thousand_agents_at_once_wakes_their_job_a_few_times() -> None
 
     run_in_fake_time(body())
     assert len(woken) <= 16 + 5 * 10 + 1
-    assert woken[0] < 0.1  # The first news is never delayed.
+    assert woken[0] < 0.1  # The first change is never delayed.
     assert max(woken) <= 10.0  # A job that is not followed any more is not woken.
 
 

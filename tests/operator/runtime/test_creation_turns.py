@@ -44,7 +44,7 @@ class SlowCluster(FakeCluster):
         name = manifest["metadata"]["labels"]["ddp-trainer.dev/job-name"]
         if manifest["kind"] == "Pod":
             self.first_pod.setdefault(name, loop.time())
-            self._queue.add((manifest["metadata"]["namespace"], name), news=True)
+            self._queue.add((manifest["metadata"]["namespace"], name), urgent=True)
             async with self.pod_exists:
                 self.pod_exists.notify_all()
         return created
@@ -106,7 +106,7 @@ class Bench:
 
 @pytest.mark.parametrize("namespace", ["team-a", "team-b"])
 def test_small_job_waits_for_no_large_job(namespace: str) -> None:
-    """Four workers take jobs without news. Each would create all pods of one large job."""
+    """Four workers take jobs that are not urgent. Each would create all pods of one large job."""
 
     async def body() -> None:
         bench = Bench(per_second=80.0)

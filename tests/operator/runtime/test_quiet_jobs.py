@@ -22,7 +22,7 @@ NODES = 50
 class PollableCluster(FakeCluster):
     """Cluster whose agents hold a request until their revision differs or its time is up."""
 
-    def __init__(self, news: int | None) -> None:
+    def __init__(self, notices: int | None) -> None:
         super().__init__()
         self.open: list[int] = []
         """Nodes whose agents hold a request."""
@@ -30,7 +30,7 @@ class PollableCluster(FakeCluster):
         """Nodes in the order of the requests to their agents."""
         self._changed = asyncio.Condition()
         self.answers: dict[int, AgentStatus | None] = {
-            index: agent_status(index, news=None if index else news, revision=1)
+            index: agent_status(index, unread_notices=None if index else notices, revision=1)
             for index in range(NODES)
         }
 
@@ -59,16 +59,16 @@ class PollableCluster(FakeCluster):
 Change = Callable[[PollableCluster, AgentWatcher], Awaitable[None]]
 
 
-def open_requests(change: Change | None = None, *, news: int | None = 0) -> list[int]:
+def open_requests(change: Change | None = None, *, notices: int | None = 0) -> list[int]:
     """Return the nodes that hold a request a second after a change of a quiet job."""
     found: list[int] = []
 
     async def body() -> None:
-        cluster = PollableCluster(news)
+        cluster = PollableCluster(notices)
         watcher = AgentWatcher(cluster, lambda _: None)
         watcher.follow(KEY, pods())
         await asyncio.sleep(1)
-        assert sorted(cluster.open) == list(range(NODES))  # A job that starts has news.
+        assert sorted(cluster.open) == list(range(NODES))  # Statuses change while a job starts.
         await asyncio.sleep(60)
         if change is not None:
             assert cluster.open == [0]
@@ -92,21 +92,21 @@ def test_quiet_job_has_one_open_request() -> None:
 
 
 def test_agents_that_nobody_speaks_for_have_one_each() -> None:
-    """Node 0's agent belongs to an older version, which hears of no news."""
-    assert open_requests(news=None) == list(range(NODES))
+    """Node 0's agent belongs to an older version, which counts no notices."""
+    assert open_requests(notices=None) == list(range(NODES))
 
 
-async def ring(cluster: PollableCluster, watcher: AgentWatcher) -> None:
+async def notify(cluster: PollableCluster, watcher: AgentWatcher) -> None:
     del watcher
     await cluster.change(7, agent_status(7, phase="Failed", revision=2))
     await asyncio.sleep(1)
     assert cluster.open == [0]  # Only node 0's agent can say so.
-    await cluster.change(0, agent_status(0, news=1, revision=2))
+    await cluster.change(0, agent_status(0, unread_notices=1, revision=2))
 
 
 async def fail(cluster: PollableCluster, watcher: AgentWatcher) -> None:
     del watcher
-    await cluster.change(0, agent_status(0, news=0, phase="Failed", revision=2))
+    await cluster.change(0, agent_status(0, unread_notices=0, phase="Failed", revision=2))
 
 
 async def replace_node_0(cluster: PollableCluster, watcher: AgentWatcher) -> None:
@@ -116,9 +116,9 @@ async def replace_node_0(cluster: PollableCluster, watcher: AgentWatcher) -> Non
 
 @pytest.mark.parametrize(
     ("change", "asked"),
-    [(ring, range(NODES)), (fail, range(NODES)), (replace_node_0, range(1, NODES))],
+    [(notify, range(NODES)), (fail, range(NODES)), (replace_node_0, range(1, NODES))],
 )
-def test_news_of_any_agent_makes_the_operator_ask_all(change: Change, asked: range) -> None:
+def test_notice_of_any_agent_makes_the_operator_ask_all(change: Change, asked: range) -> None:
     assert open_requests(change) == list(asked)
 
 
@@ -143,12 +143,12 @@ def test_change_of_a_pod_makes_the_operator_ask_its_agent() -> None:
     assert open_requests(lose_readiness) == [0, 7]
 
 
-def test_job_with_news_becomes_quiet_again() -> None:
-    async def ring_and_wait(cluster: PollableCluster, watcher: AgentWatcher) -> None:
-        await ring(cluster, watcher)
+def test_job_with_a_notice_becomes_quiet_again() -> None:
+    async def notify_and_wait(cluster: PollableCluster, watcher: AgentWatcher) -> None:
+        await notify(cluster, watcher)
         await asyncio.sleep(60)
 
-    assert open_requests(ring_and_wait) == [0]
+    assert open_requests(notify_and_wait) == [0]
 
 
 def test_agents_of_a_large_job_hold_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,15 +163,15 @@ def test_agents_of_a_large_job_hold_no_request(monkeypatch: pytest.MonkeyPatch) 
         assert cluster.open == [0]
         assert sorted(cluster.asked)[-NODES + 1 :] == list(range(1, NODES))
         cluster.asked.clear()
-        await cluster.change(0, agent_status(0, news=0, phase="Training", revision=2))
+        await cluster.change(0, agent_status(0, unread_notices=0, phase="Training", revision=2))
         await asyncio.sleep(1)
-        assert set(cluster.asked) == {0}  # Nobody else has news.
+        assert set(cluster.asked) == {0}  # No other status has changed.
         for index in range(1, NODES):
             await cluster.change(index, agent_status(index, phase="Failed", revision=2))
         cluster.asked.clear()
-        await cluster.change(0, agent_status(0, news=1, phase="Training", revision=3))
+        await cluster.change(0, agent_status(0, unread_notices=1, phase="Training", revision=3))
         await asyncio.sleep(3)
-        # Each once: the news that the answers bring make nobody ask the others again.
+        # Each once: their changed statuses do not make the operator ask the others again.
         assert sorted(index for index in cluster.asked if index) == list(range(1, NODES))
         assert {status.phase for status in watcher.statuses(pods()[1:]).values()} == {"Failed"}
         await watcher.close()

@@ -50,7 +50,7 @@ def test_agents_that_never_answer_are_asked_less_often_the_more_there_are() -> N
         ready = [*pods[:7], replace(pods[7], ready=False), *pods[8:]]
         watcher.follow(KEY, ready)
         await asyncio.sleep(0.01)
-        assert cluster.requests[pods[7].name] == before + 1, "a change of the pod is news"
+        assert cluster.requests[pods[7].name] == before + 1, "a change of the pod ends the silence"
         await watcher.close()
 
     run_in_fake_time(body())

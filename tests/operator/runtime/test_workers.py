@@ -99,7 +99,7 @@ class CreatingController(Controller):
 
 
 @pytest.mark.parametrize("number", [2, 5, 8])
-def test_job_with_news_waits_for_no_new_job(number: int) -> None:
+def test_urgent_job_waits_for_no_new_job(number: int) -> None:
     controller = CreatingController()
 
     async def body() -> None:
@@ -110,7 +110,7 @@ def test_job_with_news_waits_for_no_new_job(number: int) -> None:
         tasks = [asyncio.ensure_future(one) for one in running]
         await asyncio.sleep(10.0)
         assert len(controller.seen) == number - number // 2
-        queue.add(KEY, news=True)
+        queue.add(KEY, urgent=True)
         await asyncio.sleep(1.0)
         assert controller.seen[KEY] == 10.0
         for task in tasks:

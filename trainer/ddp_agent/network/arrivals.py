@@ -1,0 +1,97 @@
+"""Messages of the agents of a job to node 0's agent, and the connections for them.
+
+Node 0's agent sends a challenge first: one line of random text. The signature of the answer covers
+it, so a recorded message is of no use on another connection.
+
+Process: agent (loop; thread of the notifier).
+"""
+
+import contextlib
+import socket
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ddp_wire.signatures import is_genuine, random_text, sign_arrival
+
+_CONNECT_SECONDS = 0.5
+"""Timeout of one connection attempt: the name may still resolve to a deleted pod."""
+_KEEPALIVE_SECONDS = 5
+_CHALLENGE_BYTES = len(random_text()) + 1
+
+
+class Arrival(BaseModel):
+    """Message of a node's agent to node 0's agent: it waits for the start of an attempt."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    job_uid: str
+    attempt: int
+    node_index: int
+    agent: str = ""
+    """Random name of the agent process, or "" if `unread`. A replaced pod has another one."""
+    unread: bool = Field(default=False, alias="news")  # Older agents send and sign "news".
+    """Whether this is a notice of an unread status. The agent does not wait then."""
+    signature: str = ""
+    """Signature with the job's secret, or "" in a job of an older operator."""
+
+    def send(self, link: socket.socket, secret: str) -> None:
+        """Wait for the challenge. Then sign this message, if the job has a secret, and send it.
+
+        Raises:
+            TimeoutError: The challenge has not come yet, within the timeout of the socket.
+            OSError: The connection broke.
+        """
+        challenge = _received_challenge(link)
+        signature = self._expected_signature(secret, challenge) if secret else ""
+        signed = self.model_copy(update={"signature": signature})
+        link.sendall(signed.model_dump_json(by_alias=True).encode() + b"\n")
+
+    def is_genuine(self, secret: str, challenge: str) -> bool:
+        """Return whether an agent of the job has answered this challenge with this message.
+
+        Without a secret, all messages count.
+        """
+        return not secret or is_genuine(self.signature, self._expected_signature(secret, challenge))
+
+    def _expected_signature(self, secret: str, challenge: str) -> str:
+        body = self.model_dump_json(by_alias=True, exclude={"signature"}).encode()
+        return sign_arrival(secret, challenge, body)
+
+
+def send_challenge(link: socket.socket) -> str:
+    """Send a new challenge on a new connection, without waiting, and return it."""
+    challenge = random_text()
+    with contextlib.suppress(OSError):  # The peer has gone, which the next read shows.
+        link.send(challenge.encode() + b"\n")
+    return challenge
+
+
+def _received_challenge(link: socket.socket) -> str:
+    line = link.recv(_CHALLENGE_BYTES)
+    if len(line) < _CHALLENGE_BYTES:  # So few bytes arrive at once.
+        raise ConnectionError("node 0's agent has closed the connection")
+    return line[:-1].decode("ascii", "replace")
+
+
+def connected(address: tuple[str, int]) -> socket.socket:
+    """Return a connection to the barrier at an address.
+
+    Raises:
+        OSError: Node 0's agent does not accept it within 0.5 s.
+    """
+    try:
+        return socket.create_connection(address, timeout=_CONNECT_SECONDS)
+    except TimeoutError as error:  # It would read as "no answer yet".
+        raise ConnectionError(str(error)) from error
+
+
+def keep_alive(link: socket.socket) -> None:
+    """Detect a lost peer within seconds, although the connection is idle for days."""
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _KEEPALIVE_SECONDS),
+        ("TCP_KEEPINTVL", _KEEPALIVE_SECONDS),
+        ("TCP_KEEPCNT", 3),
+    ):
+        if hasattr(socket, name):
+            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,75 @@
+"""Notify node 0's agent while an important status of this node is unread.
+
+The operator keeps one request per job open, to node 0's agent. It asks the other agents only while
+the job changes. An agent that has failed or ended, or whose ranks hang, waits 50 ms for a reader.
+If none has read the status by then, it sends a notice to the port of node 0's start barrier, again
+and again with growing pauses, until its status is read. Node 0's agent counts the notices in its
+own status. That answers the open request, and the operator asks all agents.
+
+A node that starts or trains sends no notice: node 0's agent trains only together with all the
+others, so its own status says the same.
+
+Process: agent of every other node (a thread).
+"""
+
+import contextlib
+import threading
+
+from ddp_agent.config import AgentConfig
+from ddp_agent.network.arrivals import Arrival, connected
+from ddp_agent.status.status_cell import AgentStatusCell
+from ddp_wire.contract import AgentPhase, AgentStatus
+
+_GRACE_SECONDS = 0.05
+"""Time in which an operator that waits for this agent reads a new status."""
+_LONGEST_PAUSE_SECONDS = 30.0
+_CHALLENGE_SECONDS = 5.0
+"""Longest wait for node 0's agent, which looks at its connections about ten times per second."""
+_NORMAL_PHASES = frozenset({AgentPhase.WAITING, AgentPhase.STARTING, AgentPhase.TRAINING})
+"""Phases of an attempt in which nothing has failed."""
+
+
+class UnreadStatusNotifier:
+    """Thread that sends the notices of every agent but node 0's."""
+
+    def __init__(self, config: AgentConfig, cell: AgentStatusCell) -> None:
+        self._config, self._cell = config, cell
+        self._thread = threading.Thread(target=self._run, name="unread-status", daemon=True)
+
+    def start(self) -> None:
+        """Watch the status until the process ends. Do nothing on node 0."""
+        if self._config.node_index != 0:
+            self._thread.start()
+
+    def _run(self) -> None:
+        known, pause = -1, _GRACE_SECONDS
+        while True:
+            status = self._cell.wait_for_change(known, pause)
+            if status.revision != known:
+                known, pause = status.revision, _GRACE_SECONDS
+                continue
+            # The operator still asks an agent that it has never read, again and again.
+            unread = self._cell.was_ever_read and not self._cell.is_read
+            if unread and _is_important(status):
+                self._notify(status.attempt)
+            pause = min(2.0 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _notify(self, attempt: int) -> None:
+        config = self._config
+        message = Arrival(
+            job_uid=config.job_uid,
+            attempt=attempt,
+            node_index=config.node_index,
+            unread=True,
+        )
+        with (
+            contextlib.suppress(OSError),  # Node 0 is being replaced: the next notice reaches it.
+            connected((config.rendezvous_host, config.barrier_port)) as link,
+        ):
+            link.settimeout(_CHALLENGE_SECONDS)
+            message.send(link, config.job_secret)
+
+
+def _is_important(status: AgentStatus) -> bool:
+    """Return whether the operator must act on a status that node 0's own status does not show."""
+    return status.phase not in _NORMAL_PHASES or status.hang is not None

@@ -1,0 +1,4 @@
+"""Processes of an attempt, as the agent starts, supervises and ends them.
+
+Process: agent.
+"""

@@ -1,0 +1,232 @@
+"""Start the processes of attempts, warm or cold, and stop them.
+
+Process: agent (loop).
+"""
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+
+from ddp_agent.clock import TICK_SECONDS, Ticker
+from ddp_agent.config import AgentConfig
+from ddp_agent.failures import read_failure
+from ddp_agent.orders import Interruption
+from ddp_agent.processes.launch import Launch, can_be_forked
+from ddp_agent.processes.log_mirror import LogMirror
+from ddp_agent.processes.supervise import ColdTree, ProcessTree, WarmTree
+from ddp_agent.processes.warm import (
+    READY_SECONDS,
+    Standby,
+    StandbyLostError,
+    StandbyUnusableError,
+    standby_environment,
+)
+from ddp_agent.status.xids import XidCounts, new_xids
+from ddp_wire.contract import Failure
+from ddp_wire.machine import memory_limit, out_of_memory_kills
+
+_log = logging.getLogger("ddp_agent")
+
+RESTART_GRACE_SECONDS = 1.0
+"""Seconds between SIGTERM and SIGKILL before a new attempt, which resumes from a checkpoint."""
+REMINDER_SECONDS = 5.0
+"""Seconds after SIGTERM to torchrun at which the agent signals remaining ranks directly, once."""
+_KILLED_CHILD = "is killed by signal: Killed"
+"""Part of torch's message if a data worker was killed."""
+_MESSAGE_CHARACTERS = 1024
+"""Maximum length of the message of a failure."""
+
+
+class Evidence:
+    """Counts of the container that explain a failure if they have grown since the start."""
+
+    def __init__(self, xids: Callable[[], XidCounts]) -> None:
+        """Read the counts before an attempt starts.
+
+        Args:
+            xids: Returns the XID errors of the GPUs until now.
+        """
+        self._xids = xids
+        self._memory_kills, self._xids_before = out_of_memory_kills(), xids()
+
+    def explain(self, failure: Failure) -> Failure:
+        """Return the failure with what the counts show of its cause."""
+        killed = failure.signal == "SIGKILL" or _KILLED_CHILD in failure.message
+        if killed and out_of_memory_kills() > self._memory_kills:
+            failure = _with_reason(failure, _memory_limit())
+            failure = failure.model_copy(update={"out_of_memory": True, "secondary": False})
+        found = new_xids(self._xids_before, self._xids())
+        return _with_reason(failure, found) if found else failure
+
+
+def _with_reason(failure: Failure, found: str) -> Failure:
+    found = found[:_MESSAGE_CHARACTERS]
+    message = failure.message[: max(0, _MESSAGE_CHARACTERS - len(found) - 2)]
+    return failure.model_copy(update={"message": f"{message}; {found}" if message else found})
+
+
+def _memory_limit() -> str:
+    found = memory_limit()
+    if found is None:
+        return "the kernel killed a process although this container has no memory limit"
+    limit, file = found
+    return f"the kernel killed a process at the memory limit of {limit / 2**20:,.0f} MiB ({file})"
+
+
+class AttemptProcess:
+    """The running processes of one attempt."""
+
+    def __init__(
+        self, tree: ProcessTree, launch: Launch, evidence: Evidence, stop_grace_seconds: float
+    ) -> None:
+        """Supervise a tree.
+
+        Args:
+            tree: Its processes.
+            launch: How it was started.
+            evidence: Counts of the container before the start.
+            stop_grace_seconds: Seconds between SIGTERM and SIGKILL when the run stops.
+        """
+        self._tree, self._launch, self._evidence = tree, launch, evidence
+        self._stop_grace_seconds = stop_grace_seconds
+
+    def poll(self) -> int | None:
+        """Return torchrun's exit code, negative for a signal, or None while it runs."""
+        return self._tree.poll()
+
+    def interrupt(self, interruption: Interruption, ticker: Ticker) -> None:
+        """Send SIGTERM and wait for the end, at most for the grace period."""
+        stop = interruption is Interruption.STOP
+        grace = self._stop_grace_seconds if stop else RESTART_GRACE_SECONDS
+        self._tree.signal(signal.SIGTERM)
+        now = ticker.clock.monotonic
+        began, reminded = now(), False
+        while self._tree.poll() is None and now() < began + grace:
+            if not reminded and now() > began + REMINDER_SECONDS:
+                # torchrun loses a signal that arrives while it starts its ranks (seen with 2.13).
+                self._tree.terminate_ranks()
+                reminded = True
+            ticker.tick()
+
+    def kill(self) -> None:
+        """Kill all remaining processes: they would use the next attempt's files and ports."""
+        if not self._tree.kill():
+            _log.error("some ranks of attempt %d do not end after SIGKILL", self._launch.attempt)
+
+    def failure(self, now: float) -> Failure | None:
+        """Return why the attempt failed, or None if it succeeded. Call it after the end."""
+        if self._tree.returncode == 0:
+            return None
+        launch = self._launch
+        failure = read_failure(launch.failure_file, launch.attempt, self._tree.returncode, now)
+        return self._evidence.explain(failure)
+
+
+class AttemptStarter:
+    """Starter of attempts: as forks of the standby, which it owns, or else as new processes."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        ticker: Ticker,
+        standby: Standby | None = None,
+        *,
+        xids: Callable[[], XidCounts] = dict,
+    ) -> None:
+        """Prepare to start attempts.
+
+        Args:
+            config: Configuration of the agent.
+            ticker: Clock of the agent's loop.
+            standby: Standby that has been started early. This object uses it or closes it.
+            xids: Returns the XID errors of the GPUs until now.
+        """
+        self._config, self._ticker, self._standby, self._xids = config, ticker, standby, xids
+        self._may_fork = config.standby
+        self._mirror: LogMirror | None = None
+        self._waits_since: float | None = None
+        self._has_replaced = False
+
+    def ensure_standby(self) -> None:
+        """Start a standby if attempts can be forked and none runs. Do not wait for its imports.
+
+        A standby that has ended, for example for lack of memory, is replaced.
+        """
+        wanted = self._may_fork and can_be_forked(self._config)
+        if self._standby is not None and not (wanted and self._standby.is_alive()):
+            self._close_standby()
+        if wanted and self._standby is None:
+            self._standby = Standby(standby_environment(os.environ))
+
+    def wait_ready(self) -> bool:
+        """Wait for the imports of a standby, for about one tick. Return whether they have ended.
+
+        Without a standby, or if they take too long, there is nothing to wait for. A standby that
+        has ended is replaced here, because the agent obeys orders between these calls.
+        """
+        if self._standby is None:
+            return True
+        clock = self._ticker.clock
+        self._waits_since = self._waits_since or clock.monotonic()
+        self._ticker.record()
+        if not self._standby.is_alive():
+            return self._replace_lost()
+        try:
+            ready = self._standby.wait_ready(TICK_SECONDS)
+        except StandbyLostError:
+            return self._replace_lost()
+        return ready or clock.monotonic() > self._waits_since + READY_SECONDS
+
+    def _replace_lost(self) -> bool:
+        """Replace a standby that has ended, once. Return whether there is nothing to wait for."""
+        self._close_standby()
+        if self._has_replaced:
+            _log.warning("two standbys have ended, so the attempt starts cold")
+            return True
+        _log.warning("the standby has ended, and another one starts")
+        self._has_replaced = True
+        self.ensure_standby()
+        return self._standby is None
+
+    def start(self, launch: Launch) -> AttemptProcess:
+        """Start the processes of an attempt, and the copying of its logs."""
+        evidence = Evidence(self._xids)
+        tree = self._start_warm(launch) or ColdTree(launch.command, launch.environment)
+        self._waits_since, self._has_replaced = None, False
+        self._mirror = LogMirror(launch.log_dir, launch.log_copy_dir)
+        return AttemptProcess(tree, launch, evidence, self._config.stop_grace_seconds)
+
+    def finish_logs(self) -> None:
+        """Let the copying of the attempt's logs come to its end, without waiting for it."""
+        if self._mirror is not None:
+            self._mirror.end()
+
+    def close(self) -> None:
+        """Kill the standby and wait for the last logs."""
+        self._close_standby()
+        if self._mirror is not None:
+            self._mirror.wait()
+
+    def _start_warm(self, launch: Launch) -> WarmTree | None:
+        """Fork the attempt from the standby. Return None without one that is ready."""
+        if self._standby is None:
+            return None
+        if self._standby.imports_seconds is not None:
+            try:
+                return WarmTree(self._standby, launch.arguments, launch.environment)
+            except StandbyLostError as error:
+                _log.warning("%s", error)
+            except StandbyUnusableError as error:
+                _log.warning("attempts of this pod start cold, because %s", error)
+                self._may_fork = False
+                self._close_standby()
+                return None
+        _log.warning("the standby is not usable, so attempt %d starts cold", launch.attempt)
+        self._close_standby()
+        return None
+
+    def _close_standby(self) -> None:
+        if self._standby is not None:
+            self._standby.close()
+            self._standby = None

@@ -1,0 +1,91 @@
+"""Read the heartbeats of this node's ranks, and derive the attempt's milestones from them.
+
+Process: agent (loop) and launcher.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ddp_wire.activity import ActivityRecord, read_activities
+from ddp_wire.contract import Heartbeat, LocalHeartbeat, RankPhase, Timeline
+
+_log = logging.getLogger(__name__)
+
+
+def read_heartbeats(directory: Path, attempt: int) -> list[LocalHeartbeat]:
+    """Return the newest heartbeat of each local rank in this attempt, sorted by local rank."""
+    found, records = [], read_activities(directory)
+    for path in sorted(directory.glob("*.json")):
+        try:
+            heartbeat = LocalHeartbeat.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            _log.debug("ignoring the unreadable heartbeat %s: %s", path, error)
+            continue
+        if heartbeat.attempt == attempt:
+            found.append(_with_record(heartbeat, records.get(heartbeat.local_rank)))
+    return sorted(found, key=lambda heartbeat: heartbeat.local_rank)
+
+
+def _with_record(heartbeat: LocalHeartbeat, record: ActivityRecord | None) -> LocalHeartbeat:
+    """Return the heartbeat with what the rank does now, and with the step that it has done."""
+    if record is None:
+        return heartbeat
+    idle = min(max(0.0, time.monotonic() - record.since), 1e9)
+    now = {"activity": record.activity.name.lower(), "idle_seconds": round(idle, 1)}
+    heartbeat = heartbeat.model_copy(update=now)
+    if record.step <= heartbeat.step:
+        return heartbeat
+    at = time.time() - time.monotonic() + record.since
+    return heartbeat.model_copy(update={"step": record.step, "at": max(at, heartbeat.at)})
+
+
+def all_joined(heartbeats: Sequence[Heartbeat], ranks: int) -> bool:
+    """Return whether every local rank has joined the process group."""
+    joined = {RankPhase.TRAINING, RankPhase.DONE}
+    return len(heartbeats) == ranks and all(one.phase in joined for one in heartbeats)
+
+
+def common_result(directory: Path, attempt: int, ranks: int) -> int | None:
+    """Return the exit code with which all local ranks exit after their work, or None before."""
+    found = read_heartbeats(directory, attempt)
+    results = {one.result for one in found if one.phase is RankPhase.DONE}
+    return results.pop() if all_done(found, ranks) and len(results) == 1 else None
+
+
+def all_done(heartbeats: Sequence[Heartbeat], ranks: int) -> bool:
+    """Return whether every local rank has done its work."""
+    return len(heartbeats) == ranks and all(one.phase is RankPhase.DONE for one in heartbeats)
+
+
+def none_starts(heartbeats: Sequence[Heartbeat]) -> bool:
+    """Return whether every rank that writes heartbeats has joined the process group.
+
+    A command may write them on some ranks only, or on none.
+    """
+    return all_joined(heartbeats, len(heartbeats))
+
+
+def all_spawned(log_dir: Path, ranks: int) -> bool:
+    """Return whether torchrun has started every local rank, which it does after the rendezvous.
+
+    For a command that writes no heartbeats, this is the only sign of training.
+    """
+    return len(list(log_dir.glob("*/attempt_0/*/stderr.log"))) >= ranks
+
+
+def extend_timeline(known: Timeline, heartbeats: Sequence[Heartbeat], ranks: int) -> Timeline:
+    """Return the timeline with the milestones that all local ranks have reached.
+
+    The time of a milestone is the time of the last rank.
+    """
+    joined = [one.joined_at for one in heartbeats if one.joined_at is not None]
+    stepped = [one.first_step_at for one in heartbeats if one.first_step_at is not None]
+    update = {
+        "joined": max(joined) if len(joined) == ranks else known.joined,
+        "stepped": max(stepped) if len(stepped) == ranks else known.stepped,
+    }
+    return known.model_copy(update=update)
