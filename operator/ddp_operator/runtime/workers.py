@@ -4,7 +4,7 @@ A worker takes a key, reconciles the job, and adds the key again when the job is
 it after a backoff. Events only add keys, so all decisions depend on the cache and not on the event.
 The resync lists everything and adds all keys, because a watch can lose an event.
 
-Half of the workers take only jobs with news, such as a rank that failed. So a recovery does not
+Half of the workers take only urgent jobs, such as one with a failed rank. So a recovery does not
 wait behind new jobs whose pods are being created.
 """
 
