@@ -7,7 +7,7 @@ from torch import nn
 
 from ddp_trainer.data.evaluation import evaluation_mode
 from ddp_trainer.run.evaluating import evaluate_run
-from ddp_trainer.tools.check import check_data
+from ddp_trainer.tools.check.samples import check_data
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import opened
 

@@ -18,7 +18,7 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.parallel.dtensor import laid_out_like
 from ddp_trainer.parallel.layout import has_gaps, has_overlap, make_dense
 from ddp_trainer.ranks.environment import Ranks
-from ddp_trainer.tools.check_run import check_run
+from ddp_trainer.tools.check.run import check_run
 from tests.trainer.layout_probes import STEPS, strategies, train
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import SGD, trained

@@ -11,7 +11,7 @@ from ddp_trainer.config import RunConfig
 from ddp_trainer.config.settings import resolve
 from ddp_trainer.errors import InputError
 from ddp_trainer.task import RunEnv
-from ddp_trainer.tools.check import check_batch_norm, check_shares
+from ddp_trainer.tools.check.samples import check_batch_norm, check_shares
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.sample_tasks import ProbeConfig, ProbeTask
 from tests.trainer.tasks.test_tasks import write_cifar_files

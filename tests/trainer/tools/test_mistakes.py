@@ -12,7 +12,7 @@ import pytest
 
 from ddp_trainer.config.settings import resolve
 from ddp_trainer.errors import InputError
-from ddp_trainer.tools.check_run import check_run
+from ddp_trainer.tools.check.run import check_run
 from tests.trainer import model_mistakes
 from tests.trainer.mistakes import MISTAKES
 

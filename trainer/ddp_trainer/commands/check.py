@@ -60,7 +60,7 @@ def run(
     config.batch_split(options.world_size)
 
     from ddp_trainer.observe.events import EventLog  # noqa: PLC0415 - it imports torch, slowly
-    from ddp_trainer.tools.check_run import check_run  # noqa: PLC0415
+    from ddp_trainer.tools.check.run import check_run  # noqa: PLC0415
 
     check_run(path, config, options.samples, options.world_size, EventLog(Ranks(), 0).emit)
     return ExitCode.OK

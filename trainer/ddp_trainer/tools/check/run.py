@@ -12,19 +12,19 @@ from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.run.building import build_task
 from ddp_trainer.run.state import task_state
 from ddp_trainer.task import Task
-from ddp_trainer.tools.check import (
+from ddp_trainer.tools.check.batch import check_batch
+from ddp_trainer.tools.check.model import check_model, check_optimizer
+from ddp_trainer.tools.check.passes import watch_passes
+from ddp_trainer.tools.check.ranks import check_other_rank
+from ddp_trainer.tools.check.reading import is_read_once, unrepeatable_sample
+from ddp_trainer.tools.check.samples import (
     check_batch_norm,
     check_data,
     check_shares,
     check_training,
     training_batch,
 )
-from ddp_trainer.tools.check_batch import check_batch
-from ddp_trainer.tools.check_model import check_model, check_optimizer
-from ddp_trainer.tools.check_passes import watch_passes
-from ddp_trainer.tools.check_ranks import check_other_rank
-from ddp_trainer.tools.check_reading import is_read_once, unrepeatable_sample
-from ddp_trainer.tools.check_step import check_task
+from ddp_trainer.tools.check.step import check_task
 
 Emit = Callable[..., None]
 """Writer of an event: its kind, and its fields by name."""

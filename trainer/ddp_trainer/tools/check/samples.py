@@ -19,7 +19,7 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.numerics.batch_norm import norms_in
 from ddp_trainer.seeds import derive_seed, seed_all
 from ddp_trainer.task import Data, HasCollate, HasMetrics, Indexed, Task, Weighted, is_indexed
-from ddp_trainer.tools.check_step import check_gradients, check_parts
+from ddp_trainer.tools.check.step import check_gradients, check_parts
 
 
 @dataclass(slots=True)
@@ -145,7 +145,7 @@ def check_shares(config: RunConfig, world_size: int) -> str | None:
 
 
 def check_training(task: Task, config: RunConfig, limit: int) -> str | None:
-    """Check the loss of the first batch as training uses it, see `tools.check_step`.
+    """Check the loss of the first batch as training uses it, see `tools.check.step`.
 
     Args:
         task: A task that was built for the CPU.

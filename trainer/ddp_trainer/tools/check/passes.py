@@ -12,7 +12,7 @@ from ddp_trainer.numerics.batch_norm import norms_in
 from ddp_trainer.numerics.buffers import BufferShapes, kept_buffers, slots_in
 from ddp_trainer.seeds import derive_seed, seed_all
 from ddp_trainer.task import Task, stateful
-from ddp_trainer.tools.check_step import is_close
+from ddp_trainer.tools.check.step import is_close
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.run.building import build_task
 from ddp_trainer.task import Data, HasMetrics, Task, is_indexed
-from ddp_trainer.tools.check_reading import first_samples, is_read_once
+from ddp_trainer.tools.check.reading import first_samples, is_read_once
 
 FIRST_SAMPLES = 8
 """Samples of a stream that are compared."""
