@@ -14,7 +14,7 @@ from ddp_trainer.commands.main import add_working_directory
 from ddp_trainer.config.settings import resolve
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.run.building import build_task
-from ddp_trainer.tools.check.samples import check_training
+from ddp_trainer.tools.check.first_batch import check_training
 from tests.trainer.runs import trained
 
 PAGE = Path(__file__).parents[2] / "docs" / "porting.md"

@@ -22,7 +22,7 @@ from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.run.state import gather
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import HasOptimizer
-from ddp_trainer.tools.check.reading import random_sample, unrepeatable_sample
+from ddp_trainer.tools.check.repeats import random_sample, unrepeatable_sample
 from ddp_trainer.tools.verify_buffers import BufferReport, compare_buffers
 from ddp_trainer.train import loop
 

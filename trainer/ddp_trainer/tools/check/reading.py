@@ -1,73 +1,44 @@
-"""Read samples twice with the same seeds: training must be able to repeat them."""
+"""Reading of samples, and failures that name the sample."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, cast
 
-from ddp_trainer.data.fingerprint import encode
 from ddp_trainer.data.loader import fetch
 from ddp_trainer.errors import InputError
 from ddp_trainer.seeds import derive_seed, seed_all
 from ddp_trainer.task import Data, is_indexed
 
-READ_TWICE = 16
-"""Samples that are read twice, evenly spread over indexed data, or the first ones of a stream."""
 
-
-def unrepeatable_sample(data: Data, name: str) -> str | None:
-    """Return a sentence if a sample differs although the trainer seeded all generators alike.
+def read_samples(data: Data, name: str, seed: int, limit: int) -> Iterator[tuple[int, Any]]:
+    """Yield each sample with its index.
 
     Args:
         data: Training or evaluation data.
-        name: Name of the data in the sentence.
+        name: Name of the data, for a message.
+        seed: Seed of the run.
+        limit: Maximum number of samples. They are spread evenly over indexed data.
 
     Raises:
-        InputError: If reading a sample changes the data set, or if data without an index begin
-            with other samples.
+        InputError: If a sample cannot be read.
     """
-    for place, read in _readers(data, name):
-        seed = derive_seed("check", place)
-        first = read(seed)
-        encoded = encode(first, values=True)
-        second = encode(read(seed), values=True)
-        if encode(first, values=True) != encoded:
-            raise InputError(
-                f"task: reading {place} again changes the sample that was read before: it is part"
-                " of the data set, so copy it before you change it"
-            )
-        if second == encoded:
-            continue
-        if not is_indexed(data):
-            raise InputError(
-                f"task: {place} is not the same when it is read twice with the same seeds, but all"
-                " ranks and attempts must read the same samples: shuffle by the global generators,"
-                " which the trainer seeds, or by the number that set_epoch receives"
-            )
-        return (
-            f"{place} is not the same when it is read twice with the same seeds, so a resumed run"
-            " gets other data: draw from the global generators of random, numpy or torch, which the"
-            " trainer seeds for each sample, and do not change the data set"
-        )
-    return None
+    if not is_indexed(data):
+        seed_all(derive_seed(seed, "check"))
+        yield from islice(enumerate(cast("Iterable[Any]", data)), limit)
+        return
+    size = len(data)
+    count = min(size, limit)
+    for index in (size * number // count for number in range(count)):
+        seed_all(derive_seed(seed, "check", index))
+        yield index, run_at(f"{name}[{index}]", partial(data.__getitem__, index))
 
 
-def random_sample(data: Data, name: str) -> str | None:
-    """Return the place of a sample that depends on the seed; None if none does.
-
-    Args:
-        data: Training or evaluation data.
-        name: Name of the data in the place.
-    """
-    for place, read in _readers(data, name):
-        one, other = (encode(read(derive_seed("check", place, n)), values=True) for n in (0, 1))
-        if one != other:
-            return place
-    return None
-
-
-def is_read_once(data: Data) -> bool:
-    """Return whether the data are an iterator, such as a generator, that has one pass only."""
-    return not is_indexed(data) and iter(cast("Iterable[Any]", data)) is data
+def collate_input(data: Data, samples: list[tuple[int, Any]]) -> Any:
+    """Return samples that were read one by one in the form that `collate` takes."""
+    if is_indexed(data) and hasattr(data, "__getitems__"):
+        return fetch(data, [index for index, _ in samples])
+    return [sample for _, sample in samples]
 
 
 def first_samples(data: Iterable[Any], count: int) -> list[Any]:
@@ -77,22 +48,22 @@ def first_samples(data: Iterable[Any], count: int) -> list[Any]:
     return list(islice(data, count))
 
 
-def _readers(data: Data, name: str) -> Iterator[tuple[str, Callable[[int], Any]]]:
-    """Yield places, each with a function that reads it after it has set a seed."""
-    if not is_indexed(data):
-        if not is_read_once(data):
-            yield f"the beginning of {name}", lambda seed: _stream(data, seed)
-        return
-    size, count = len(data), min(len(data), READ_TWICE)
-    for index in (size * number // count for number in range(count)):
-
-        def read(seed: int, index: int = index) -> Any:
-            seed_all(seed)
-            return fetch(data, [index])
-
-        yield f"{name}[{index}]", read
+def is_read_once(data: Data) -> bool:
+    """Return whether the data are an iterator, such as a generator, that has one pass only."""
+    return not is_indexed(data) and iter(cast("Iterable[Any]", data)) is data
 
 
-def _stream(data: Any, seed: int) -> list[Any]:
-    seed_all(seed)
-    return first_samples(data, READ_TWICE)
+def run_at(place: str, function: Callable[[], Any]) -> Any:
+    """Call a function. Raise its failure as an InputError that names the place."""
+    try:
+        return function()
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"check: {place}: {one_line(error)}") from error
+
+
+def one_line(error: Exception) -> str:
+    """Return the class and the first line of an error."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

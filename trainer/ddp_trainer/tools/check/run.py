@@ -13,17 +13,14 @@ from ddp_trainer.run.building import build_task
 from ddp_trainer.run.state import task_state
 from ddp_trainer.task import Task
 from ddp_trainer.tools.check.batch import check_batch
+from ddp_trainer.tools.check.division import check_batch_norm, check_shares
+from ddp_trainer.tools.check.first_batch import check_training, training_batch
 from ddp_trainer.tools.check.model import check_model, check_optimizer
 from ddp_trainer.tools.check.passes import watch_passes
 from ddp_trainer.tools.check.ranks import check_other_rank
-from ddp_trainer.tools.check.reading import is_read_once, unrepeatable_sample
-from ddp_trainer.tools.check.samples import (
-    check_batch_norm,
-    check_data,
-    check_shares,
-    check_training,
-    training_batch,
-)
+from ddp_trainer.tools.check.reading import is_read_once
+from ddp_trainer.tools.check.repeats import unrepeatable_sample
+from ddp_trainer.tools.check.samples import check_data
 from ddp_trainer.tools.check.step import check_task
 
 Emit = Callable[..., None]

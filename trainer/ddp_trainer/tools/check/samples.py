@@ -1,25 +1,22 @@
-"""Check a task's samples on the CPU in one process, before a job occupies many machines."""
+"""Check that samples are alike and finite, and that their losses are."""
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
 from ddp_trainer.config import RunConfig
 from ddp_trainer.data.evaluation import evaluation_mode
-from ddp_trainer.data.loader import collate_of, fetch
-from ddp_trainer.data.sampler import divided, shortest_pass
+from ddp_trainer.data.loader import collate_of
 from ddp_trainer.errors import InputError
-from ddp_trainer.numerics.batch_norm import norms_in
-from ddp_trainer.seeds import derive_seed, seed_all
-from ddp_trainer.task import Data, HasCollate, HasMetrics, Indexed, Task, Weighted, is_indexed
-from ddp_trainer.tools.check.step import check_gradients, check_parts
+from ddp_trainer.task import HasCollate, HasMetrics, Task, Weighted
+from ddp_trainer.tools.check.reading import collate_input, one_line, read_samples, run_at
 
 
 @dataclass(slots=True)
@@ -70,7 +67,7 @@ def check_data(task: Task, name: str, config: RunConfig, limit: int) -> DataSumm
     """
     summary = DataSummary()
     same_shapes = not isinstance(task, HasCollate)
-    samples = _samples(getattr(task, name), name, config.seed, limit)
+    samples = read_samples(getattr(task, name), name, config.seed, limit)
     size = config.micro_batch or min(config.global_batch, limit)
     with evaluation_mode(task.model):
         while batch := list(islice(samples, size)):
@@ -90,141 +87,22 @@ def check_data(task: Task, name: str, config: RunConfig, limit: int) -> DataSumm
     return summary
 
 
-def check_batch_norm(task: Task, config: RunConfig, world_size: int) -> None:
-    """Check that each BatchNorm of the model gets more than one sample in training.
-
-    Args:
-        task: A task that was built for the CPU.
-        config: The settings that divide the data.
-        world_size: Number of ranks that will train.
-
-    Raises:
-        InputError: If some rank would normalise a single sample by itself.
-    """
-    if not any(norm.training for norm in norms_in(task.model)):
-        return
-    micro_batch = config.batch_split(world_size).micro_batch
-    division = (
-        f"global_batch {config.global_batch}, micro_batch {micro_batch}, world size {world_size}"
-    )
-    # SyncBatchNorm counts the samples of all ranks.
-    shortest = partial(
-        shortest_pass,
-        world_size=world_size,
-        micro_batch=micro_batch,
-        together=config.sync_batch_norm,
-    )
-    alone = "check: BatchNorm would normalise a single sample by itself"
-    if shortest(config.global_batch) == 1:
-        raise InputError(
-            f"{alone}, because a forward pass has only one ({division}): raise global_batch or"
-            " micro_batch"
-        )
-    rest = _last_batch(task, config)
-    if rest and shortest(rest) == 1:
-        raise InputError(
-            f"{alone} at the end of each epoch, where {rest} of"
-            f" {len(cast('Indexed', task.train_data))} samples are left ({division}): use"
-            " data.drop_last=true or another global_batch"
-        )
-
-
-def check_shares(config: RunConfig, world_size: int) -> str | None:
-    """Return a sentence if ranks with fewer samples than others have the same weight; else None.
-
-    Gradients are weighted by counts, so it makes a difference only for averages of weights.
-    """
-    fewer, more = (f(divided(config.global_batch, world_size)) for f in (min, max))
-    if config.parallel.local_sgd.period is None or fewer == more:
-        return None
-    return (
-        f"parallel.local_sgd gives each rank the same weight in an average, but of global_batch"
-        f" {config.global_batch} some of the {world_size} ranks get {more} samples and others"
-        f" {fewer}: use a multiple of {world_size} to give each sample the same weight"
-    )
-
-
-def check_training(task: Task, config: RunConfig, limit: int) -> str | None:
-    """Check the loss of the first batch as training uses it, see `tools.check.step`.
-
-    Args:
-        task: A task that was built for the CPU.
-        config: The settings of the run.
-        limit: Maximum number of samples to use.
-
-    Returns:
-        A sentence about what several ranks do not accept, or None.
-
-    Raises:
-        InputError: If the loss has no gradient, or is not additive.
-    """
-    size = min(config.micro_batch or config.global_batch, limit)
-    batch = list(islice(_samples(task.train_data, "train_data", config.seed, size), size))
-
-    if not batch:
-        raise InputError(
-            'task: "train_data" is an iterator that ends after one pass, as a generator does; each'
-            " pass needs its own: return an object with __iter__"
-        )
-
-    def prepare(first: int, end: int) -> Any:
-        return collate_of(task)(_collate_input(task.train_data, batch[first:end]))
-
-    check_parts(task, prepare, len(batch))
-    return check_gradients(task, prepare(0, len(batch)), config)
-
-
-def training_batch(task: Task, config: RunConfig, limit: int) -> Any:
-    """Return a collated batch of training data.
-
-    Args:
-        task: A task that was built for the CPU.
-        config: The settings of the run.
-        limit: Maximum number of samples to use.
-    """
-    size = min(config.micro_batch or config.global_batch, limit)
-    samples = _samples(task.train_data, "train_data", config.seed, size)
-    return collate_of(task)(_collate_input(task.train_data, list(islice(samples, size))))
-
-
-def _last_batch(task: Task, config: RunConfig) -> int:
-    """Return the samples of the incomplete batch at the end of an epoch; 0 if there is none."""
-    if config.data.drop_last or not is_indexed(task.train_data):
-        return 0
-    whole, rest = divmod(len(task.train_data), config.global_batch)
-    ends_before = config.max_steps is not None and config.max_steps <= whole
-    return 0 if ends_before else rest
-
-
-def _samples(data: Data, name: str, seed: int, limit: int) -> Iterator[tuple[int, Any]]:
-    """Yield each sample with its index."""
-    if not is_indexed(data):
-        seed_all(derive_seed(seed, "check"))
-        yield from islice(enumerate(cast("Iterable[Any]", data)), limit)
-        return
-    size = len(data)
-    count = min(size, limit)
-    for index in (size * number // count for number in range(count)):
-        seed_all(derive_seed(seed, "check", index))
-        yield index, _run_at(f"{name}[{index}]", partial(data.__getitem__, index))
-
-
 def _check_loss(task: Task, name: str, batch: list[tuple[int, Any]], summary: DataSummary) -> None:
     """Compute the loss of a batch. If that fails, name the first sample that fails alone."""
     data = getattr(task, name)
     try:
-        total, *names = _loss(task, _collate_input(data, batch))
+        total, *names = _loss(task, collate_input(data, batch))
     except InputError:
         raise
     except Exception as error:
         for index, sample in batch:
-            single = _collate_input(data, [(index, sample)])
-            _run_at(f"{name}[{index}]", partial(_loss, task, single))
+            single = collate_input(data, [(index, sample)])
+            run_at(f"{name}[{index}]", partial(_loss, task, single))
         where = f"{name}[{batch[0][0]}] to [{batch[-1][0]}]"
-        raise InputError(f"check: {where}: {_one_line(error)}") from error
+        raise InputError(f"check: {where}: {one_line(error)}") from error
     if not math.isfinite(total.sum.item()):
         for index, sample in batch:
-            single = _collate_input(data, [(index, sample)])
+            single = collate_input(data, [(index, sample)])
             if not math.isfinite(_loss(task, single)[0].sum.item()):
                 raise InputError(f"check: the loss of {name}[{index}] is not finite")
         where = f"{name}[{batch[0][0]}] to [{batch[-1][0]}]"
@@ -232,13 +110,6 @@ def _check_loss(task: Task, name: str, batch: list[tuple[int, Any]], summary: Da
     _check_names(summary, names, where=f"{name}[{batch[0][0]}] to [{batch[-1][0]}]")
     summary.loss_sum += total.sum.item()
     summary.loss_count += total.count_tensor().item()
-
-
-def _collate_input(data: Data, samples: list[tuple[int, Any]]) -> Any:
-    """Return samples that were read one by one in the form that `collate` takes."""
-    if is_indexed(data) and hasattr(data, "__getitems__"):
-        return fetch(data, [index for index, _ in samples])
-    return [sample for _, sample in samples]
 
 
 def _check_names(summary: DataSummary, names: list[list[str]], where: str) -> None:
@@ -313,18 +184,3 @@ def _tensors(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _is_numeric_array(value: Any) -> bool:
     return isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf"
-
-
-def _run_at(place: str, function: Callable[[], Any]) -> Any:
-    """Call a function. Raise its failure as an InputError that names the place."""
-    try:
-        return function()
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"check: {place}: {_one_line(error)}") from error
-
-
-def _one_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -14,7 +14,7 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.run.building import build_task
 from ddp_trainer.task import Data, Weighted
-from ddp_trainer.tools.check.samples import check_training
+from ddp_trainer.tools.check.first_batch import check_training
 from ddp_trainer.tools.check.step import check_task
 
 Loss = Callable[[nn.Module, Any], Any]
