@@ -34,7 +34,7 @@ from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
-from ddp_trainer.tools.verify_buffers import compare_buffers
+from ddp_trainer.tools.verify.buffers import compare_buffers
 from ddp_wire.contract import CheckpointInfo
 
 

@@ -11,7 +11,7 @@ import torch
 
 from ddp_trainer.commands import verify as commands
 from ddp_trainer.errors import InputError
-from ddp_trainer.tools.verify import largest_difference
+from ddp_trainer.tools.verify.comparison import largest_difference
 from tests.trainer.rank_processes import Launcher
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from ddp_trainer.commands.main import main
 from ddp_trainer.run.run import Run
-from ddp_trainer.tools.verify import largest_difference
+from ddp_trainer.tools.verify.comparison import largest_difference
 from tests.trainer.rank_processes import Gang, Launcher
 from tests.trainer.user_tasks.table import TASKS, Strategy, UserTask, sample
 

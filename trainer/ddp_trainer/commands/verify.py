@@ -99,7 +99,8 @@ def run(
     # The ranks share the cores of the machine and are forks of this process. It must not start
     # threads, so it imports torch only after it has set OMP_NUM_THREADS.
     os.environ["OMP_NUM_THREADS"] = "1"
-    from ddp_trainer.tools.verify import Plan, verify  # noqa: PLC0415
+    from ddp_trainer.tools.verify.cases import Plan  # noqa: PLC0415
+    from ddp_trainer.tools.verify.run import verify  # noqa: PLC0415
 
     plan = Plan(options.steps, options.tolerance, ranks, strategies or STRATEGIES)
     verdict = verify(task, config, plan, optimizer_stated="optimizer" in stated)

@@ -1,0 +1,1 @@
+"""Comparison of several ranks with one process."""
