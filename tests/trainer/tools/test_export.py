@@ -12,7 +12,10 @@ from safetensors.torch import load_file
 
 from ddp_trainer.checkpoint import format as format_
 from ddp_trainer.errors import InputError, VolumeError
-from ddp_trainer.tools import export
+from ddp_trainer.tools.export.run import export
+from ddp_trainer.tools.export.source import find_checkpoint
+from ddp_trainer.tools.export.tracing import Call, TracedModel
+from ddp_trainer.tools.export.writers import WRITERS
 from tests.trainer.checkpoint.test_manager import saved
 from tests.trainer.checkpoint.test_planted_checkpoints import rewrite
 from tests.trainer.checkpoint.test_volume_errors import Forbidden
@@ -76,13 +79,13 @@ def test_export_reports_a_file_with_other_outputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = torch.ones(2, 3)
-    traced = export.TracedModel(Doubler(), export.Call((x,)), export.Call((x[:1],)))
+    traced = TracedModel(Doubler(), Call((x,)), Call((x[:1],)))
 
     def write_wrong_file(*_: Any) -> Any:
         return "model.bad", lambda x: x * 2.01
 
-    monkeypatch.setitem(export.WRITERS, "torch", write_wrong_file)
-    result = export.export(traced, ["torch"], tmp_path / "out", {})
+    monkeypatch.setitem(WRITERS, "torch", write_wrong_file)
+    result = export(traced, ["torch"], tmp_path / "out", {})
     assert result.failed == ["model.bad"]
     assert result.differences["model.bad"] == pytest.approx(0.01, rel=1e-3)
 
@@ -100,8 +103,8 @@ class Repeated(torch.nn.Module):
 
 def test_model_that_lists_a_module_twice_is_exported_in_all_formats(tmp_path: Path) -> None:
     x = torch.ones(2, 3)
-    traced = export.TracedModel(Repeated().eval(), export.Call((x,)), export.Call((x[:1],)))
-    result = export.export(traced, ["safetensors", "torch"], tmp_path / "out", {})
+    traced = TracedModel(Repeated().eval(), Call((x,)), Call((x[:1],)))
+    result = export(traced, ["safetensors", "torch"], tmp_path / "out", {})
     assert result.differences == {"model.safetensors": 0.0, "model.pt2": 0.0}
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == {
         "blocks.0.weight",
@@ -115,17 +118,17 @@ class Scaled(torch.nn.Module):
 
 
 def test_model_that_torch_cannot_trace_is_one_sentence(tmp_path: Path) -> None:
-    call = export.Call((torch.ones(2, 3),), {"factor": torch.full((2, 1), 3.0)})
-    traced = export.TracedModel(Scaled(), call, call)
+    call = Call((torch.ones(2, 3),), {"factor": torch.full((2, 1), 3.0)})
+    traced = TracedModel(Scaled(), call, call)
     sentence = (
         rf"export: torch\.export cannot trace the model at {re.escape(__file__)}:\d+ \(return"
         r" x \* factor if x\.sum\(\) > 0 else x\), \w+: .*; --formats=safetensors needs no trace"
     )
     with pytest.raises(InputError, match=sentence) as raised:
-        export.export(traced, ["safetensors", "torch"], tmp_path / "out", {})
+        export(traced, ["safetensors", "torch"], tmp_path / "out", {})
     assert "\n" not in str(raised.value)
     assert list(tmp_path.iterdir()) == []
-    result = export.export(traced, ["safetensors"], tmp_path / "out", {})
+    result = export(traced, ["safetensors"], tmp_path / "out", {})
     assert result.differences == {"model.safetensors": 0.0}
     metadata = json.loads((tmp_path / "out" / "metadata.json").read_text())
     assert metadata["named_inputs"]["factor"]["shape"] == ["batch", 1]
@@ -171,11 +174,11 @@ def test_export_reports_a_mistake_in_one_sentence(
 def test_export_names_the_missing_packages_for_onnx(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(export, "find_spec", lambda _: None)
-    call = export.Call((torch.ones(1, 2),))
-    traced = export.TracedModel(Doubler(), call, call)
+    monkeypatch.setattr("ddp_trainer.tools.export.run.find_spec", lambda _: None)
+    call = Call((torch.ones(1, 2),))
+    traced = TracedModel(Doubler(), call, call)
     with pytest.raises(InputError, match="onnx needs onnx, onnxscript, onnxruntime"):
-        export.export(traced, ["onnx"], tmp_path / "out", {})
+        export(traced, ["onnx"], tmp_path / "out", {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -191,9 +194,9 @@ def test_read_error_never_exports_an_older_checkpoint(
 
     for step in (10, 20):
         (tmp_path / f"step-000000{step}.attempt-1").mkdir()
-    monkeypatch.setattr(export, "verify_contents", fail)
+    monkeypatch.setattr("ddp_trainer.tools.export.source.verify_contents", fail)
     with pytest.raises(VolumeError, match=r"export: cannot read .*step-00000020"):
-        export.find_checkpoint(tmp_path, waits.append)
+        find_checkpoint(tmp_path, waits.append)
     assert set(tried) == {"step-00000020.attempt-1"}
     assert len(waits) == 4
 
@@ -201,7 +204,7 @@ def test_read_error_never_exports_an_older_checkpoint(
 def test_checkpoint_that_no_trainer_wrote_is_skipped(tmp_path: Path) -> None:
     saved(tmp_path, 10, 20)
     rewrite("state.json", b'{"step": 20}')(tmp_path)
-    assert export.find_checkpoint(tmp_path).name == "step-00000010.attempt-1"
+    assert find_checkpoint(tmp_path).name == "step-00000010.attempt-1"
 
 
 def test_missing_rights_never_export_an_older_checkpoint(
@@ -210,4 +213,4 @@ def test_missing_rights_never_export_an_older_checkpoint(
     saved(tmp_path, 10, 20)
     monkeypatch.setattr(format_, "crc32_of", Forbidden(format_.crc32_of, 20))
     with pytest.raises(InputError, match=r"step-00000020.*: it cannot be read \(Permission denied"):
-        export.find_checkpoint(tmp_path)
+        find_checkpoint(tmp_path)

@@ -74,19 +74,25 @@ def run(
 
     from ddp_trainer.observe.events import EventLog  # noqa: PLC0415
     from ddp_trainer.run.building import build_task  # noqa: PLC0415
-    from ddp_trainer.tools import export  # noqa: PLC0415
+    from ddp_trainer.tools.export.run import export  # noqa: PLC0415
+    from ddp_trainer.tools.export.source import (  # noqa: PLC0415
+        checkpoint_metadata,
+        find_checkpoint,
+        load_weights,
+    )
+    from ddp_trainer.tools.export.tracing import trace  # noqa: PLC0415
 
-    checkpoint = export.find_checkpoint(Path(source))
-    saved = export.checkpoint_metadata(checkpoint)
+    checkpoint = find_checkpoint(Path(source))
+    saved = checkpoint_metadata(checkpoint)
     path = options.task or environ.get(Env.TASK) or saved["task"]
     if path == saved["task"]:
         document = merge({"task": saved["config"]["task"]}, document)
     task, _ = build_task(path, resolve(document), Ranks(), torch.device("cpu"))
     averaged = options.weights == "average"
-    averaged = export.load_weights(task.model, checkpoint, averaged=averaged)
+    averaged = load_weights(task.model, checkpoint, averaged=averaged)
     metadata = {**saved, "averaged": averaged}
     folder = Path(options.output)
-    result = export.export(export.trace(task), formats, folder, metadata)
+    result = export(trace(task), formats, folder, metadata)
     events = EventLog(Ranks(), 0)
     for file, difference in result.differences.items():
         failed = file in result.failed

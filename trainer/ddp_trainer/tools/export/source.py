@@ -1,0 +1,79 @@
+"""The checkpoint that is exported: its choice, its weights and its metadata."""
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import nn
+
+from ddp_trainer.checkpoint.contents import verify_contents
+from ddp_trainer.checkpoint.format import (
+    AVERAGE,
+    MODEL,
+    STATE,
+    BrokenCheckpointError,
+    UnreadableCheckpointError,
+    names_in,
+    read_json,
+)
+from ddp_trainer.checkpoint.snapshot import put_model
+from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
+from ddp_trainer.errors import InputError
+from ddp_trainer.saved_state import SavedState
+
+
+def find_checkpoint(path: Path, sleep: Sleep = time.sleep) -> Path:
+    """Return a checkpoint, or the newest complete checkpoint of a run's directory, without changes.
+
+    Args:
+        path: The checkpoint, or the run's directory.
+        sleep: Function that waits between two tries to read.
+
+    Raises:
+        InputError: If there is no complete checkpoint, or the newest has an unknown format, or the
+            process has no right to read it.
+        VolumeError: If the volume fails. An older checkpoint would be a wrong result.
+    """
+    names = [path / str(name) for name in reversed(names_in(path)) if not name.suffix]
+    reasons = []
+    for candidate in names or [path]:
+        try:
+            retried(partial(verify_contents, candidate), sleep)
+        except UnreadableCheckpointError as error:
+            raise InputError(f"export: {candidate}: {error}") from error
+        except (BrokenCheckpointError, NotADirectoryError) as error:
+            reasons.append(f"{candidate.name}: {error}")
+        except OSError as error:
+            raise volume_error(f"export: cannot read {candidate}: {error}", error) from error
+        else:
+            return candidate
+    raise InputError(f"export: {path} holds no complete checkpoint ({'; '.join(reasons)})")
+
+
+def load_weights(model: nn.Module, checkpoint: Path, *, averaged: bool) -> bool:
+    """Load a checkpoint's weights into a newly built model.
+
+    Args:
+        model: The model, which is changed in place.
+        checkpoint: A complete checkpoint.
+        averaged: Whether to prefer the moving average of the weights if there is one.
+
+    Returns:
+        Whether the moving average was loaded.
+    """
+    tensors = load_file(checkpoint / MODEL)
+    average = checkpoint / AVERAGE
+    use_average = averaged and average.is_file()
+    if use_average:
+        tensors |= load_file(average)
+    put_model(model, tensors)
+    return use_average
+
+
+def checkpoint_metadata(checkpoint: Path) -> dict[str, Any]:
+    """Return the checkpoint's path, task, settings and position as metadata."""
+    state = SavedState.model_validate(read_json(checkpoint / STATE)).document()
+    kept = {key: state[key] for key in ("task", "config", "step", "epoch", "samples")}
+    return {"checkpoint": str(checkpoint), **kept}
