@@ -31,6 +31,7 @@ from ddp_trainer.observe.heartbeats import HeartbeatWriter
 from ddp_trainer.ranks import process_group
 from ddp_trainer.ranks.collectives import sum_over_ranks
 from ddp_trainer.ranks.environment import Ranks
+from ddp_trainer.report import stop_vote
 from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
@@ -226,7 +227,7 @@ def train_with_held_commit(given: list[str]) -> int:
 
 def report_until_stopped(_: None) -> int:
     """Report the steps of a plain loop until the ranks stop together. Print the last step."""
-    report._AGREE_SECONDS = 0.1
+    stop_vote._AGREE_SECONDS = 0.1
     torch.distributed.init_process_group("gloo")
     step = 0
     while not report.should_stop():
