@@ -20,7 +20,7 @@ from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import InputError
 from ddp_trainer.observe.history import HistoryWriter
 from ddp_trainer.observe.trace import REQUEST, Trace
-from ddp_trainer.ranks import timeouts
+from ddp_trainer.ranks import flight_recorder
 from ddp_trainer.trackers.tensorboard import TensorBoard
 from ddp_trainer.trackers.trackers import STATE_FILE, Trackers
 from ddp_wire import files
@@ -52,7 +52,7 @@ def write_profile(directory: Path) -> None:
 
 
 def write_flight_record(directory: Path) -> None:
-    timeouts._dump(0, {timeouts.PREFIX: f"{directory}/{timeouts.FOLDER}/rank-"})
+    flight_recorder.dump(0, {flight_recorder.PREFIX: f"{directory}/{flight_recorder.FOLDER}/rank-"})
 
 
 def open_run(directory: Path) -> None:
@@ -63,8 +63,8 @@ WRITES: dict[str, tuple[str, str, Act]] = {
     "history": (HISTORY_FILE, "secret", write_history),
     "TensorBoard": ("tensorboard", ".", lambda directory: TensorBoard(directory, 1)),
     "profile": ("profiles", ".", write_profile),
-    "folder of flight records": (timeouts.FOLDER, ".", write_flight_record),
-    "flight record": (f"{timeouts.FOLDER}/rank-0", "secret", write_flight_record),
+    "folder of flight records": (flight_recorder.FOLDER, ".", write_flight_record),
+    "flight record": (f"{flight_recorder.FOLDER}/rank-0", "secret", write_flight_record),
     "run's directory": (".", ".", open_run),
 }
 """Path of a link in the run's directory, its target among the victim's files, and the writer."""
@@ -282,10 +282,10 @@ def test_failed_save_names_the_path_of_the_checkpoint(
 def test_torch_writes_no_flight_record_through_a_link(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / timeouts.FOLDER
-    assert timeouts._may_dump(folder / "rank-0", tmp_path)
+    folder = tmp_path / flight_recorder.FOLDER
+    assert flight_recorder._may_dump(folder / "rank-0", tmp_path)
     (folder / "rank-0").symlink_to(tmp_path / "secret")
-    assert not timeouts._may_dump(folder / "rank-0", tmp_path)
+    assert not flight_recorder._may_dump(folder / "rank-0", tmp_path)
     assert "torch writes no flight record: " in capfd.readouterr().err
 
 

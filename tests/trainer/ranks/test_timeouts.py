@@ -13,31 +13,21 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from ddp_agent.failures import describe
-from ddp_trainer.config import RunConfig
-from ddp_trainer.config.settings import resolve
-from ddp_trainer.ranks import timeouts
+from ddp_trainer.ranks import flight_recorder, timeouts
 from ddp_trainer.ranks.environment import Ranks
+from ddp_trainer.ranks.flight_recorder import Wait
 from tests.trainer.rank_processes import Launcher
 
 TASK = "--task=sample_tasks:build"
 STALL = [TASK, "--global_batch=6", "--task.die_rank=1"]
 SOON = "--parallel.timeout_seconds=2"
-OLDER_NCCL = {timeouts.NEW_NCCL: "0"}
-RECORDING = OLDER_NCCL | {timeouts.RECORD_SIZE: timeouts.RECORDED}
-
-
-def config(debug: str = "off", directory: str | None = None) -> RunConfig:
-    found: RunConfig = resolve(
-        {"parallel": {"debug": debug}, "checkpoint": {"directory": directory}}
-    )
-    return found
 
 
 @pytest.mark.slow
 def test_timeout_names_the_missing_rank(launcher: Launcher, tmp_path: Path) -> None:
     die = ["--task.die_how=hang", "--task.die_after=4"]
     gang = launcher.train(*STALL, *die, SOON, world=3, DDP_CHECKPOINT_DIR=str(tmp_path))
-    folder = tmp_path / timeouts.FOLDER
+    folder = tmp_path / flight_recorder.FOLDER
     for rank in (0, 2):
         gang.processes[rank].join(60)
         assert gang.processes[rank].exitcode == 1
@@ -94,9 +84,9 @@ def test_only_rank_0_waits_for_the_readers_before_it_ends(
 ) -> None:
     own, waited_for = "in all_reduce of [2] (number 1)", list[int]()
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    monkeypatch.setattr(timeouts, "_unfinished", lambda: timeouts.Wait(own, 2.0, 2.0))
+    monkeypatch.setattr(timeouts, "newest_wait", lambda: Wait(own, 2.0, 2.0))
     monkeypatch.setattr(timeouts, "_exchange_waits", lambda *_: {0: own, 2: own})
-    monkeypatch.setattr(timeouts, "_dump", lambda *_: None)
+    monkeypatch.setattr(timeouts, "dump", lambda *_: None)
     monkeypatch.setattr(timeouts, "_wait_for_readers", waited_for.append)
     error = RuntimeError("[/gloo/transport/pair.cc:1] Timed out waiting 2000ms")
     ranks = Ranks(rank=rank, world_size=3, local_rank=rank, local_world_size=3)
@@ -111,8 +101,8 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> Any:
     store: Any = _distributed_c10d.HashStore()
     monkeypatch.setattr(timeouts, "PEER_SECONDS", 0.0)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    monkeypatch.setattr(timeouts, "_unfinished", lambda: timeouts.Wait("in all_reduce", 2.0, 2.0))
-    monkeypatch.setattr(timeouts, "_dump", lambda *_: None)
+    monkeypatch.setattr(timeouts, "newest_wait", lambda: Wait("in all_reduce", 2.0, 2.0))
+    monkeypatch.setattr(timeouts, "dump", lambda *_: None)
     default = "torch.distributed.distributed_c10d._get_default_store"
     monkeypatch.setattr(default, lambda: store)
     return store
@@ -149,7 +139,7 @@ def test_case_110_wait_of_a_task_for_its_own_collective_is_a_stall(entries: Any)
 def test_case_110_unknown_error_of_a_collective_before_its_timeout_is_secondary(
     entries: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timeouts, "_unfinished", lambda: timeouts.Wait("in all_reduce", 0.2, 2.0))
+    monkeypatch.setattr(timeouts, "newest_wait", lambda: Wait("in all_reduce", 0.2, 2.0))
     text = "[/src/third_party/gloo/gloo/transport/tcp/pair.cc:511] new in torch 9"
     error = raised_in("/site-packages/torch/autograd/graph.py", text)
     timeouts.raise_if_peer_failed(error, Ranks(1, 3, 1, 3), "rank 1")  # It raises nothing.
@@ -243,41 +233,6 @@ def test_long_list_of_missing_ranks_is_cut() -> None:
     )
 
 
-def test_environment_overrides_the_debug_level() -> None:
-    environ: dict[str, str] = {}
-    timeouts.configure(config(), environ, nccl=True)
-    assert environ == RECORDING
-    timeouts.configure(config("detail"), environ, nccl=True)
-    assert environ == RECORDING | {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "NCCL_DEBUG": "INFO"}
-    environ = {"NCCL_DEBUG": "WARN"}
-    timeouts.configure(config("info"), environ, nccl=True)
-    assert environ == RECORDING | {"TORCH_DISTRIBUTED_DEBUG": "INFO", "NCCL_DEBUG": "WARN"}
-
-
-@pytest.mark.parametrize("variable", [timeouts.RECORD_SIZE, timeouts.OLD_RECORD_SIZE])
-def test_users_size_of_the_flight_recorder_holds(variable: str) -> None:
-    environ = {variable: "9"}
-    timeouts.configure(config(), environ, nccl=True)
-    assert environ == OLDER_NCCL | {variable: "9"}
-
-
-def test_gloo_has_its_own_size_of_the_flight_recorder() -> None:
-    environ: dict[str, str] = {}
-    timeouts.configure(config(), environ, nccl=False)
-    assert environ == {}
-
-
-@pytest.mark.parametrize("variable", [None, timeouts.PREFIX, timeouts.OLD_PREFIX])
-def test_nccl_dumps_to_the_run_directory_unless_overridden(
-    tmp_path: Path, variable: str | None
-) -> None:
-    environ = {variable: "/tmp/mine-"} if variable else {}
-    timeouts.configure(config(directory=str(tmp_path / "run")), environ, nccl=True)
-    expected = "/tmp/mine-" if variable else f"{tmp_path}/run/flight-recorder/rank-"
-    assert environ == RECORDING | {timeouts.PREFIX: expected, timeouts.OLD_PREFIX: expected}
-    assert (tmp_path / "run" / timeouts.FOLDER).is_dir() == (variable is None)
-
-
 @pytest.mark.parametrize(
     "how",
     [
@@ -298,9 +253,9 @@ def test_agent_classifies_a_lost_peer_as_secondary(how: str) -> None:
 
 
 def test_unrelated_errors_raise_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(timeouts.PREFIX, raising=False)
+    monkeypatch.delenv(flight_recorder.PREFIX, raising=False)
     # Without a process group even a timeout of gloo is no stall.
     timeouts.raise_if_peer_failed(RuntimeError("[/gloo/pair.cc:1] Timed out"), Ranks(), "rank 0")
     timeouts.raise_if_peer_failed(RuntimeError("Connection closed by peer"), Ranks(), "rank 0")
     assert not dist.is_initialized()
-    assert timeouts.PREFIX not in os.environ
+    assert flight_recorder.PREFIX not in os.environ

@@ -1,49 +1,27 @@
 """Diagnosis of a failed collective: which ranks did not join it in time, or that a rank was lost.
 
-torch's flight recorder keeps the newest collectives of each rank. On a timeout every waiting rank
-writes the name of its collective to the rendezvous store, so that each rank sees which ranks are
-missing. It also dumps its flight recorder for `torchfrtrace`. NCCL's watchdog ends the process
-itself; torch then writes the dump to the same path.
+On a timeout every waiting rank writes the name of its collective to the rendezvous store, so that
+each rank sees which ranks are missing. It also dumps its flight recorder (`ranks.flight_recorder`).
 """
 
 import contextlib
-import json
 import os
 import re
-import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
-from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
-from ddp_trainer.config import RunConfig
 from ddp_trainer.errors import ReportedError
 from ddp_trainer.ranks.environment import Ranks
+from ddp_trainer.ranks.flight_recorder import Wait, dump, newest_wait
 from ddp_wire import collective_errors
-from ddp_wire.files import PlantedFileError, open_file, open_folder, open_to_read
 
-FOLDER = "flight-recorder"
-"""Folder in the run's directory with the newest dump `rank-N` of each rank that timed out."""
-PREFIX = "TORCH_FR_DUMP_TEMP_FILE"
-"""Variable with the path prefix of torch's dumps, to which torch appends the rank."""
-OLD_PREFIX = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
-"""Name of the same variable in older versions of torch."""
-RECORD_SIZE = "TORCH_FR_BUFFER_SIZE"
-"""Variable with the number of collectives that the flight recorder keeps."""
-OLD_RECORD_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
-"""Name of the same variable in older versions of torch."""
-NEW_NCCL = "TORCH_DIST_USE_NCCL2"
-"""Variable of torch from 2.15: `0` keeps the older implementation of NCCL's process group, whose
-timeouts and flight records this module knows. The newer one has not run on GPUs with it yet."""
-RECORDED = "2000"
-"""Default number under NCCL. It is gloo's default too, while NCCL's depends on torch's version."""
 PEER_SECONDS = 3.0
 """Time that a rank waits for the entries of other ranks after its own timeout."""
 STORE_HOST_SECONDS = 5.0
@@ -71,21 +49,7 @@ _ENDED = "ended"
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """Variable of torch: `True` if the launcher hosts the store, and not rank 0."""
 
-# The members used here are untyped or private.
-_dist: Any = dist
-_c10d: Any = _distributed_c10d
 T = TypeVar("T")
-
-
-class Wait(NamedTuple):
-    """A collective that this rank waits in."""
-
-    collective: str
-    """Name, sizes and number, for example `in all_reduce of [212] (number 14)`."""
-    seconds: float
-    """Seconds since it started."""
-    limit: float
-    """Timeout in seconds."""
 
 
 class StalledError(ReportedError):
@@ -94,53 +58,6 @@ class StalledError(ReportedError):
 
 class LostPeerError(ReportedError):
     """A lost connection, because another rank ended. That rank has the root cause."""
-
-
-def configure(config: RunConfig, environ: MutableMapping[str, str], *, nccl: bool) -> None:
-    """Set the debug levels and the path of dumps. Call it before the process group is created.
-
-    The user's own environment variables take precedence, with one exception: DDP over gloo crashes
-    at torch's level DETAIL (a segmentation fault in its logger, torch 2.11 to 2.13).
-
-    Args:
-        config: Configuration of the run.
-        environ: Environment, changed in place.
-        nccl: Whether the run uses NCCL.
-    """
-    level, directory = config.parallel.debug, config.checkpoint.directory
-    wanted: dict[str, str] = {NEW_NCCL: "0"} if nccl else {}
-    if nccl and OLD_RECORD_SIZE not in environ:
-        wanted[RECORD_SIZE] = RECORDED
-    if level != "off":
-        wanted |= {"TORCH_DISTRIBUTED_DEBUG": level.upper(), "NCCL_DEBUG": "INFO"}
-    if directory:
-        own = f"{directory}/{FOLDER}/rank-"
-        prefix = environ.get(PREFIX) or environ.get(OLD_PREFIX) or own
-        wanted |= {PREFIX: prefix, OLD_PREFIX: prefix}
-        dump = Path(prefix + environ.get("RANK", "0"))
-        if nccl and prefix == own and not _may_dump(dump, Path(directory)):
-            del wanted[PREFIX], wanted[OLD_PREFIX]
-    for name, value in wanted.items():
-        environ.setdefault(name, value)
-    _dist.set_debug_level_from_env()
-    if not nccl and _dist.get_debug_level() == _dist.DebugLevel.DETAIL:
-        _dist.set_debug_level(_dist.DebugLevel.INFO)
-
-
-def _may_dump(path: Path, directory: Path) -> bool:
-    """Create the folder of torch's dump, which torch does not. Return whether torch may dump.
-
-    It may not if a link is in the place of the folder or of the file, because it would follow it.
-    """
-    try:
-        with open_folder(path.parent, directory):
-            os.close(open_to_read(path))
-    except PlantedFileError as error:
-        print(f"warning: torch writes no flight record: {error}", file=sys.stderr, flush=True)
-        return False
-    except OSError:
-        pass  # The dump of an earlier attempt is rarely there.
-    return True
 
 
 def raise_if_peer_failed(error: Exception, ranks: Ranks, where: str) -> None:
@@ -158,7 +75,7 @@ def raise_if_peer_failed(error: Exception, ranks: Ranks, where: str) -> None:
         StalledError: If another rank did not join a collective in time.
         LostPeerError: If another rank has ended.
     """
-    newest = _unfinished() if dist.is_initialized() else None
+    newest = newest_wait() if dist.is_initialized() else None
     failed = isinstance(error, RuntimeError)
     lost = _PEER_LOST.search(str(error)) if failed else None
     if newest is not None and failed and _is_stall(error, newest, lost=bool(lost)):
@@ -197,10 +114,10 @@ def _stall(newest: Wait, ranks: Ranks) -> str:
     """Exchange the waits with the other ranks. Return the message of a stall."""
     own = newest.collective
     waits = _call_within(REPORT_SECONDS, partial(_waits_in_store, ranks.rank, own))
-    dump = _call_within(REPORT_SECONDS, partial(_dump, ranks.rank, os.environ))
+    dumped = _call_within(REPORT_SECONDS, partial(dump, ranks.rank, os.environ))
     message = f"waited {newest.seconds:.1f} s {own}, {_diagnosis(waits, ranks, own)}"
-    if dump:
-        message += f"; recorded collectives are in {dump.parent}"
+    if dumped:
+        message += f"; recorded collectives are in {dumped.parent}"
     if ranks.rank == 0 and waits:
         _call_within(STORE_HOST_SECONDS, partial(_wait_for_readers, _waiting(waits)))
     return message
@@ -221,19 +138,6 @@ def _call_within(seconds: float, call: Callable[[], T]) -> T | None:
     helper.start()
     helper.join(seconds)
     return found[0] if found else None
-
-
-def _unfinished() -> Wait | None:
-    """Return the newest collective that this rank waits in, or None without a record."""
-    record = json.loads(_c10d._dump_fr_trace_json(includeCollectives=True, onlyActive=True))  # noqa: SLF001
-    if not record.get("entries"):
-        return None
-    newest = record["entries"][-1]
-    name = newest["profiling_name"].removeprefix("gloo:")
-    sizes = " and ".join(map(str, newest["input_sizes"]))
-    collective = f"in {name} of {sizes} (number {newest['collective_seq_id']})"
-    seconds = time.time() - newest["time_created_ns"] / 1e9
-    return Wait(collective, seconds, newest["timeout_ms"] / 1e3)
 
 
 def _write_entry(rank: int, entry: str) -> None:
@@ -265,17 +169,6 @@ def _wait_for_readers(number: int) -> None:
     store: Any = distributed_c10d._get_default_store()  # noqa: SLF001
     while store.add(_READ_KEY, 0) < number:
         time.sleep(_POLL_SECONDS)
-
-
-def _dump(rank: int, environ: Mapping[str, str]) -> Path | None:
-    prefix = environ.get(PREFIX)
-    if prefix is None:
-        return None
-    path = Path(f"{prefix}{rank}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with os.fdopen(open_file(path, path.parent.parent, flags), "wb") as file:
-        file.write(_c10d._dump_fr_trace())  # noqa: SLF001
-    return path
 
 
 def _waiting(waits: Mapping[int, str]) -> int:

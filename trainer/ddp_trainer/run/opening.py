@@ -34,7 +34,7 @@ from ddp_trainer.observe.starvation import DataWaitMonitor
 from ddp_trainer.observe.stragglers import StragglerMonitor
 from ddp_trainer.observe.trace import Trace
 from ddp_trainer.observe.work import make_work_meter
-from ddp_trainer.ranks import process_group, timeouts
+from ddp_trainer.ranks import flight_recorder, process_group
 from ddp_trainer.ranks.agreement import Agreement
 from ddp_trainer.ranks.collectives import on_first_rank
 from ddp_trainer.ranks.environment import Ranks
@@ -128,7 +128,7 @@ def _join(config: RunConfig, ranks: Ranks) -> Group:
     device = process_group.choose_device(config.device, ranks)
     set_arithmetic(with_precision(config, device))
     split = config.batch_split(ranks.world_size)
-    timeouts.configure(config, os.environ, nccl=device.type == "cuda")
+    flight_recorder.configure(config, os.environ, nccl=device.type == "cuda")
     route = process_group.join(ranks, device, config.parallel.first_timeout)
     return Group(device, split, route)
 
