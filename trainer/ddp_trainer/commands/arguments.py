@@ -1,4 +1,4 @@
-"""Command-line arguments that most commands share: a task and the settings of a run."""
+"""Command-line arguments that commands share: a task, the settings of a run, and numbers."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -70,3 +70,41 @@ def stated_settings(
     if source:
         document = merge(document, read_document(source))
     return merge(document, read_overrides(rest))
+
+
+def check_positive(command: str, options: argparse.Namespace, *names: str) -> None:
+    """Check that options are 1 or more.
+
+    Args:
+        command: Name of the command, for the message.
+        options: Parsed options.
+        names: Names of the options, as attributes.
+
+    Raises:
+        InputError: If one of them is less.
+    """
+    for name in names:
+        if (value := getattr(options, name)) < 1:
+            flag = name.replace("_", "-")
+            raise InputError(f"{command}: --{flag} must be 1 or more, not {value}")
+
+
+def numbers(command: str, option: str, text: str, above: int = 0) -> list[int]:
+    """Return the numbers of a list in their order, without repetitions.
+
+    Args:
+        command: Name of the command, for the message.
+        option: Name of the option.
+        text: Numbers, separated by commas.
+        above: Largest number that is too small.
+
+    Raises:
+        InputError: If the text is not a list of such numbers.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > above for part in parts):
+        raise InputError(
+            f"{command}: --{option} must be integers above {above}, separated by commas, not"
+            f' "{text}"'
+        )
+    return list(dict.fromkeys(map(int, parts)))

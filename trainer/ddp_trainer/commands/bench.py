@@ -8,10 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_trainer.commands.arguments import add_run_to, task_and_config
+from ddp_trainer.commands.arguments import add_run_to, check_positive, numbers, task_and_config
 from ddp_trainer.config import RunConfig
 from ddp_trainer.config.settings import check, resolve
-from ddp_trainer.errors import InputError
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.tools.scaling.point import Point, strong_efficiency, table, weak_efficiency
@@ -63,17 +62,16 @@ def run(
     Raises:
         InputError: If the options, the task or the settings are wrong.
     """
-    for name in ("updates", "warmup", "repeats"):
-        if getattr(options, name) < 1:
-            raise InputError(f"bench: --{name} must be 1 or more, not {getattr(options, name)}")
+    check_positive("bench", options, "updates", "warmup", "repeats")
     task, config = task_and_config("bench", options, rest, environ)
     config = _block_config(config, options.warmup + options.updates)
     ranks = Ranks.from_environment(environ)
     if ranks.launched:
         return _measure(task, config, ranks, stop, options)
     _check_task(task, config)
+    sizes = sorted({1, *numbers("bench", "ranks", options.ranks)})
     try:
-        return _ScalingBenchmark(task, config, _world_sizes(options.ranks), options, stop).run()
+        return _ScalingBenchmark(task, config, sizes, options, stop).run()
     except _RanksFailedError as error:
         print(f"{error}\nbench: the ranks failed; their messages are above", file=sys.stderr)
         return ExitCode.FAILED
@@ -91,15 +89,6 @@ def _block_config(config: RunConfig, updates: int) -> RunConfig:
     length = {"max_steps": updates, "max_seconds": None, "epochs": None}
     stated = config.model_dump(mode="json", exclude_unset=True)
     return resolve(stated | length | {"checkpoint": {"directory": None}})
-
-
-def _world_sizes(text: str) -> list[int]:
-    sizes = [int(part) for part in text.split(",") if part.strip().isdecimal()]
-    if not sizes or len(sizes) != text.count(",") + 1 or 0 in sizes:
-        raise InputError(
-            f'bench: --ranks must be integers above 0, separated by commas, not "{text}"'
-        )
-    return sorted({1, *sizes})
 
 
 def _measure(

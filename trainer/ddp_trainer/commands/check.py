@@ -4,8 +4,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_trainer.commands.arguments import add_run_to, task_and_config
-from ddp_trainer.errors import InputError
+from ddp_trainer.commands.arguments import add_run_to, check_positive, task_and_config
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.stop import StopFlag
 from ddp_wire.contract import ExitCode
@@ -52,10 +51,7 @@ def run(
     Raises:
         InputError: If an option, a setting or a sample is wrong. The message names the first one.
     """
-    for name in ("samples", "world_size"):
-        if getattr(options, name) < 1:
-            flag = name.replace("_", "-")
-            raise InputError(f"check: --{flag} must be 1 or more, not {getattr(options, name)}")
+    check_positive("check", options, "samples", "world_size")
     path, config = task_and_config("check", options, rest, environ)
     config.batch_split(options.world_size)
 

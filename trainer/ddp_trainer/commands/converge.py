@@ -6,8 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_trainer.commands.arguments import add_run_to, task_and_config
-from ddp_trainer.errors import InputError
+from ddp_trainer.commands.arguments import add_run_to, numbers, task_and_config
 from ddp_trainer.stop import StopFlag
 from ddp_wire.contract import ExitCode
 
@@ -74,9 +73,11 @@ def run(
     """
     options.task = options.path or options.task
     task, config = task_and_config("converge", options, rest, environ)
-    world_sizes = sorted(_numbers("ranks", options.ranks))
+    world_sizes = sorted(numbers("converge", "ranks", options.ranks))
     batch = config.global_batch
-    batches = _numbers("batches", options.batches) if options.batches else [batch, 4 * batch]
+    batches = [batch, 4 * batch]
+    if options.batches:
+        batches = numbers("converge", "batches", options.batches)
     # The ranks share the cores of the machine and are forks of this process. It must not start
     # threads, so it imports torch only after it has set OMP_NUM_THREADS.
     threads = max(1, len(os.sched_getaffinity(0)) // world_sizes[-1])
@@ -108,17 +109,3 @@ def run(
     comparisons = compare(outcomes, Limits(options.within, options.worse))
     print(table(comparisons))
     return ExitCode.FAILED if any(row.problem for row in comparisons) else ExitCode.OK
-
-
-def _numbers(name: str, text: str) -> list[int]:
-    """Return the numbers of a list in their order, without repetitions.
-
-    Raises:
-        InputError: If the text is not a list of numbers.
-    """
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) for part in parts):
-        raise InputError(
-            f'converge: --{name} must be integers above 0, separated by commas, not "{text}"'
-        )
-    return list(dict.fromkeys(map(int, parts)))

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddp_trainer.commands.arguments import check_positive, numbers
 from ddp_trainer.config import StrategyName
 from ddp_trainer.config.settings import Document, merge, read_document, read_overrides, resolve
 from ddp_trainer.errors import InputError
@@ -16,7 +17,6 @@ STEPS = 20
 TOLERANCE = 1e-6
 RANKS = "2,4"
 """Default world sizes."""
-LEAST_RANKS = 2
 STRATEGIES: tuple[StrategyName, ...] = ("ddp", "zero1", "fsdp2")
 DEFAULTS: Document = {
     "device": "cpu",
@@ -90,12 +90,12 @@ def run(
     task = options.path or options.task or environ.get(Env.TASK)
     if not task:
         raise InputError(f"verify: set --task package.module:function or the variable {Env.TASK}")
-    if options.steps < 1:
-        raise InputError(f"verify: --steps must be 1 or more, not {options.steps}")
+    check_positive("verify", options, "steps")
     stated = read_document(options.config) if options.config else {}
     stated = merge(stated, read_overrides(rest))
     config = resolve(merge(DEFAULTS, stated))
-    strategies, ranks = _strategies(options.strategies), _ranks(options.ranks)
+    strategies = _strategies(options.strategies)
+    ranks = tuple(sorted(numbers("verify", "ranks", options.ranks, above=1)))
     # The ranks share the cores of the machine and are forks of this process. It must not start
     # threads, so it imports torch only after it has set OMP_NUM_THREADS.
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -110,20 +110,6 @@ def run(
     for name in wanted & verdict.refused.keys():
         raise InputError(verdict.refused[name])
     return ExitCode.OK
-
-
-def _ranks(text: str) -> tuple[int, ...]:
-    """Return the world sizes of a list, in ascending order.
-
-    Raises:
-        InputError: If the text is not a list of world sizes.
-    """
-    sizes = [int(part) for part in text.split(",") if part.strip().isdecimal()]
-    if len(sizes) != text.count(",") + 1 or min(sizes) < LEAST_RANKS:
-        raise InputError(
-            f'verify: --ranks must be integers above 1, separated by commas, not "{text}"'
-        )
-    return tuple(sorted(set(sizes)))
 
 
 def _strategies(text: str | None) -> tuple[StrategyName, ...]:
