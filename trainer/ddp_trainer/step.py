@@ -1,4 +1,18 @@
-"""One update: forward and backward passes, reduction, clipping, optimizer step."""
+"""One update: forward and backward passes, reduction, clipping, optimizer step.
+
+A task returns the sum of its losses and their count. The gradient of the mean over all samples is
+(gradient of the sum) / (count over all ranks), so the passes accumulate gradients of sums, and the
+count travels with them as the gradient of one more parameter (`parallel.objective`):
+
+1. Each micro-batch makes a forward and a backward pass. Only the last one reduces over the ranks.
+2. The reduced gradients are divided by the reduced count. The same kernel finds values that are not
+   finite (`numerics.guard`).
+3. Gradients are clipped, and the optimizer makes its step, unless the guard prevents it.
+4. The moving average, local SGD and the live buffers follow the new weights.
+
+A step needs no answer from the device, except where the guard must decide on the host. So the host
+runs ahead of a GPU.
+"""
 
 from collections.abc import Iterator
 from typing import cast

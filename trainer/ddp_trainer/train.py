@@ -1,4 +1,10 @@
-"""Training: open the run, loop over updates, close the run. Every start is a resume."""
+"""Training: open the run, loop over updates, close the run. Every start is a resume.
+
+The loop makes one update after another. Between two of them it does what is due, on all ranks in
+the same order: exchange requests and report, save a checkpoint, evaluate. No rank decides alone
+whether something is due: it depends on the step, which is equal on all ranks, or on a decision of
+the exchange. So no rank waits in a collective that another one does not join.
+"""
 
 import gc
 import sys

@@ -1,4 +1,16 @@
-"""Selection of the newest complete checkpoint, and its distribution to every rank."""
+"""Selection of the newest complete checkpoint, and its distribution to every rank.
+
+Rank 0 checks the checkpoints of a run from the newest to the oldest, until one is complete:
+
+- Damaged: a file is missing or differs from its checksum, or holds what no trainer writes. The
+  checkpoint is skipped and renamed, so that its name is free and it can be inspected.
+- The volume fails: this is no evidence of damage. The read is tried again for some seconds. Then
+  the attempt ends with an error, because an older checkpoint would lose progress.
+- Of an unknown format: a newer release wrote it. The attempt ends with an error.
+
+Then rank 0 reads the chosen one and sends it to the others, so that only rank 0 needs the volume.
+The JSON parts travel at once, the tensors a few at a time (`checkpoint.stream`).
+"""
 
 import itertools
 import os

@@ -1,4 +1,10 @@
-"""The checkpoints of one run: opening the directory, resuming, saving when due, retention."""
+"""The checkpoints of one run: opening the directory, resuming, saving when due, retention.
+
+The manager joins the parts that each know one thing: the claim of the directory by one attempt
+(`fence`), the choice of a checkpoint (`load`), the atomic write (`writer`) and the deletion of old
+ones (`retention`). It remembers which complete checkpoints this attempt has found or written, and
+deletes no others, because another attempt may have written them meanwhile.
+"""
 
 import contextlib
 import time

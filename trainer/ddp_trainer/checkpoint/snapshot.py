@@ -1,4 +1,11 @@
-"""Conversion of the state of a run to tensors and JSON, and back."""
+"""Conversion of the state of a run to tensors and JSON, and back.
+
+Names make a snapshot independent of strategy and world size. A tensor has the name of its parameter
+or buffer in the bare model, without what a wrapper adds. A tensor of the optimizer has the key of
+its state and the name of its parameter instead of torch's numbers, which depend on the order of
+parameters and on the rank. Tied weights appear once, under their first name. What is no tensor is
+JSON, so that a checkpoint can hold no code.
+"""
 
 from dataclasses import dataclass, field
 from itertools import chain

@@ -1,4 +1,10 @@
-"""Atomic writes: a checkpoint appears as a whole or not at all."""
+"""Atomic writes: a checkpoint appears as a whole or not at all.
+
+All files of a checkpoint are written to a folder with the suffix `.tmp`, and each is flushed. The
+manifest with their sizes and checksums is written last. Right before the rename the writer checks
+that its attempt still owns the directory (`checkpoint.fence`). The rename of the folder commits the
+checkpoint, and the parent folder is flushed, so that the rename survives a crash of the machine.
+"""
 
 import contextlib
 import json

@@ -1,4 +1,10 @@
-"""Exact evaluation: no padding, sums and counts over all ranks, one reduction at the end."""
+"""Exact evaluation: no padding, sums and counts over all ranks, one reduction at the end.
+
+Each sample counts once, on one rank. Ranks may have different numbers of micro-batches, so no
+collective may run in between, and the bare model is evaluated instead of its wrapper. Sums and
+counts are kept in fp64 on the device. The mean is taken of the reduced sums, so that it does not
+depend on how the samples are divided.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager

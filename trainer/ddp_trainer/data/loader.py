@@ -1,4 +1,11 @@
-"""Loaders: they turn portions into micro-batches, in this process or in worker processes."""
+"""Loaders: they turn portions into micro-batches, in this process or in worker processes.
+
+A sampler decides which samples each micro-batch of a rank has, and with which seed they are
+prepared: a portion (`data.sampler`). The loader only reads the portions in their order. So neither
+the number of workers nor their speed changes a batch, and a run that resumes with other workers
+gets the same data. An error in a worker travels as an `Unreadable`, which names the sample, and the
+rank raises it.
+"""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence

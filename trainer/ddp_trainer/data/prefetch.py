@@ -1,4 +1,11 @@
-"""Copy of batches to the device; on CUDA one batch ahead of the computation."""
+"""Copy of batches to the device; on CUDA one batch ahead of the computation.
+
+On CUDA a side stream copies the next batch from pinned memory while the compute stream works on the
+current one. Before a batch is used, the compute stream waits for its copy, and the allocator is
+told to keep the memory of each tensor until the compute stream is done with it. If a batch contains
+an object in which no tensor can be found, the compute stream copies it, because nothing could
+protect its memory.
+"""
 
 import copy
 import dataclasses

@@ -1,4 +1,10 @@
-"""Heartbeats: one small file per local rank, for the agent on the same node."""
+"""Heartbeats: one small file per local rank, for the agent on the same node.
+
+A heartbeat has the phase, the step, the newest checkpoint and the newest times. The training thread
+alone writes it, at each change of the phase and else about twice a second. So the agent sees a rank
+that is stuck by the age of its file. The activity record beside it (`ddp_wire.activity`) is shared
+memory that costs no system call, and tells which kind of work the rank is stuck in.
+"""
 
 import contextlib
 import os

@@ -1,4 +1,15 @@
-"""Detection of a rank that is slower than the others for a while, and makes all of them wait."""
+"""Detection of a rank that is slower than the others for a while, and makes all of them wait.
+
+The duration of an update says nothing, because all ranks wait for the slowest one. So each rank
+measures its own part, data and forward passes, and the exchange gives all ranks the times of all.
+A rank is slow in a reading if its part exceeds the median rank's
+
+- by a ratio, with and without regard to the ranks' different shares of a batch,
+- by more than the ranks usually differ from each other, and than times usually change,
+- by more than a small part of the update, because less is not worth a name.
+
+A straggler is named after three such readings in a row, and forgotten after three normal ones.
+"""
 
 from collections import deque
 from collections.abc import Sequence

@@ -1,4 +1,10 @@
-"""A gang of ranks that a command starts on this machine, connected over loopback."""
+"""A gang of ranks that a command starts on this machine, connected over loopback.
+
+The ranks are forks of the command, which has already imported torch, so that a start is quick. A
+fork of a process with threads can hang. So the command must have none, and rank 0 hosts the store
+of the process group, which has a thread. The command binds its port before the
+fork, so that no other process can take it. Each rank leaves its result in a file.
+"""
 
 import os
 import pickle

@@ -1,4 +1,14 @@
-"""Saving and restoring of a learner's state, with any strategy and world size."""
+"""Saving and restoring of a learner's state, with any strategy and world size.
+
+`gather` turns the shards of all ranks into whole tensors in the host memory of rank 0. `restore`
+lays whole tensors out as this run's strategy needs them. So a checkpoint says nothing about shards,
+and a run may resume with another strategy or world size. Three parts are special:
+
+- zero1 divides the optimizer's state by parameter, so rank 0 also takes what only others hold.
+- Buffers that each rank keeps to itself, and the residues of compression, are saved for each rank.
+  They are used only at the same world size.
+- Only the same kind of optimizer can use saved moments. Another one is refused.
+"""
 
 from dataclasses import replace
 from typing import Any
