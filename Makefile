@@ -57,7 +57,8 @@ test: $(READY) ## Run all that CI runs: checks, unit tests, a real API server, a
 
 .PHONY: test-fast
 test-fast: $(READY) ## Run the fast tests, which need neither root nor a cluster
-	$(BIN)/pytest -q -n auto --maxprocesses 4 -m 'not api and not cluster and not sweep and not slow'
+	$(BIN)/pytest -q -n auto --maxprocesses 4 --dist worksteal --durations=15 \
+	  -m 'not api and not cluster and not sweep and not slow'
 
 .PHONY: test-tasks
 test-tasks: $(READY) ## Run twelve users' tasks through check, verify, export and a resume after SIGKILL

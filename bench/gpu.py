@@ -1,6 +1,6 @@
 """Measure ResNet-50 and GPT-2 in bf16 on one GPU, beside a hand-written loop.
 
-    python -m bench.gpu [--seed 0] [--out docs/benchmarks] [--rounds 3] [--tiny]
+    python -m bench.gpu [--seed 0] [--out bench-results] [--rounds 3] [--tiny]
 
 The exit code is 1 if a goal is missed and 4 without a CUDA device. `--tiny` runs small models on
 the CPU to test the benchmark itself; its figures mean nothing.
@@ -212,7 +212,7 @@ def main() -> None:
     """Measure, write the page and check the goals."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=int(os.environ.get("DDP_SEED", "0")))
-    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
+    parser.add_argument("--out", type=Path, default=Path("bench-results"))
     parser.add_argument("--rounds", type=int, default=3, help="repeats of each loop")
     parser.add_argument("--tiny", action="store_true", help="small models on the CPU")
     options = parser.parse_args()
@@ -226,6 +226,7 @@ def main() -> None:
     known = cases(tiny=options.tiny)
     place = "CPU, tiny" if options.tiny else torch.cuda.get_device_name()
     day = datetime.now(UTC).date().isoformat()
+    options.out.mkdir(parents=True, exist_ok=True)
     page = ReportPage(options.out / f"{day}-gpu.md", known, place, options.rounds)
     torch.backends.cudnn.benchmark = True
     for case in known:

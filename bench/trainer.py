@@ -1,6 +1,6 @@
 """Measure the time per step of the product's loop beside a hand-written loop and other frameworks.
 
-    python -m bench.trainer [--seconds 600] [--seed 0] [--out docs/benchmarks]
+    python -m bench.trainer [--seconds 600] [--seed 0] [--out bench-results]
 
 Two ranks on this machine's CPU (gloo), or one per GPU (NCCL). The exit code is 1 if a goal is
 missed, and 3 if the machine was too noisy for a verdict.
@@ -55,7 +55,7 @@ def main() -> None:
         "--seconds", type=float, default=600, help="maximum seconds of timing per workload"
     )
     parser.add_argument("--seed", type=int, default=int(os.environ.get("DDP_SEED", "0")))
-    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
+    parser.add_argument("--out", type=Path, default=Path("bench-results"))
     options = parser.parse_args()
     started, load, host = time.monotonic(), os.getloadavg()[0], Host()
     found = measure(options.seconds, options.seed)

@@ -1,8 +1,17 @@
 """Settings that apply to all tests."""
 
+import importlib
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
 from hypothesis import HealthCheck, settings
 
 from tests.harness.ending import clean_up_when_terminated
+
+# Must be set before the first import of torch or NumPy: all processes of tests share the cores.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # Deadlines are off because a slow machine is no fault of the code. All other settings are
 # Hypothesis' defaults.
@@ -15,3 +24,20 @@ settings.load_profile("untimed")
 def pytest_configure() -> None:
     """Let SIGTERM stop the cluster and the processes that the tests started."""
     clean_up_when_terminated()
+
+
+def _defer_grammar_of_iris() -> None:
+    """Build the grammar of IRIs when a schema needs it: jsonschema imports it, which takes 2 s."""
+    name = "rfc3987_syntax"
+    stub = ModuleType(name)
+
+    def is_valid_syntax(term: str, value: str) -> Any:
+        if sys.modules.get(name) is stub:
+            del sys.modules[name]
+        return importlib.import_module(name).is_valid_syntax(term, value)
+
+    vars(stub)["is_valid_syntax"] = is_valid_syntax
+    sys.modules.setdefault(name, stub)
+
+
+_defer_grammar_of_iris()

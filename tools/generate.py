@@ -12,6 +12,7 @@ from tools.dashboards.build import build_dashboards
 from tools.dashboards.page import build_dashboards_page
 from tools.metrics_page import build_metrics_page
 from tools.operator_policy import build_operator_rules
+from tools.reference.pages import build_pages
 from tools.values_page import build_values_page
 
 ROOT = Path(__file__).parents[1]
@@ -35,6 +36,7 @@ def generated() -> dict[Path, str]:
         ),
         ROOT / "docs" / "reference" / "metrics.md": build_metrics_page(),
         **{ROOT / "charts" / "dashboards" / name: text for name, text in dashboards.items()},
+        **{ROOT / "docs" / "reference" / name: text for name, text in build_pages().items()},
     }
 
 

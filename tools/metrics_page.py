@@ -18,7 +18,7 @@ Prometheus without authentication.
 | `http://WORKER-POD:8470/metrics` | metrics of the ranks and GPUs of that pod, also for a job that sets `command` |
 
 The series of a job end when the job is deleted, and those of a rank when its pod is. `ddpjob` is the
-name of the job. [Operations](../operate/operations.md#metrics) describes how Prometheus scrapes them."""  # noqa: E501
+name of the job. [Monitoring](../operate/monitoring.md#metrics) describes how Prometheus scrapes them."""  # noqa: E501
 _SECTIONS = {
     "Operator": metrics.FAMILIES,
     "Jobs, from the operator": job_metrics.FAMILIES,

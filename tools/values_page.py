@@ -25,9 +25,10 @@ helm upgrade ddp-trainer charts/ --namespace ddp-system --reset-then-reuse-value
 helm uninstall ddp-trainer --namespace ddp-system
 ```
 
-`helm uninstall` keeps the CRD and with it all jobs, unless `crds.keep` is false. [Operations](../docs/operate/operations.md) describes
-replicas, metrics, rights and namespaces, [security](../docs/operate/security.md) the threats, and [upgrades](../docs/operate/upgrade.md) what an
-upgrade changes. [A comparison](../docs/develop/chart.md) lists what the charts of cert-manager and KubeRay have.
+`helm uninstall` keeps the CRD and with it all jobs, unless `crds.keep` is false. [Installation](../docs/operate/install.md)
+describes replicas and namespaces, [monitoring](../docs/operate/monitoring.md) the metrics, [rights](../docs/operate/rights.md) the rights,
+[security](../docs/operate/security.md) the threats, and [upgrades](../docs/operate/upgrade.md) what an
+upgrade changes.
 
 ## Values
 

@@ -1,7 +1,6 @@
 """Tests of values.yaml, of its schema and of the pages about it, which name the same values."""
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,20 +55,3 @@ def test_schema_and_page_name_the_same_values() -> None:
         if f"{row}.".startswith(f"{name}.") or f"{name}.".startswith(f"{row}.")
     }
     assert named == related
-
-
-def test_comparison_with_other_charts_names_values_that_exist() -> None:
-    text = (ROOT / "docs" / "develop" / "chart.md").read_text("utf-8").partition("## Chart.yaml")[0]
-    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line]
-    rows = [row for row in rows if row[2] not in {"here", "---"}]
-    assert len(rows) > 50
-    known = [value.name for value in read_values()]
-    for *others, here, reason in rows:
-        assert here, others
-        assert reason or here not in {"no", "fixed", "always"}, others
-        cells = others if here.startswith(("=", "as ")) else [here]
-        named = [n for cell in cells for n in re.findall(r"`([A-Za-z][\w.]*)`", cell)]
-        missing = [n for n in named if not any(f"{k}.".startswith(f"{n}.") for k in known)]
-        # The same value may have another name in one of the other charts.
-        some = cells is others and len(missing) < len(named)
-        assert some or not missing, (others, missing)

@@ -31,14 +31,17 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def namespace(request: pytest.FixtureRequest, cluster: Cluster) -> str:
-    """Create a namespace with a shared claim for this test alone and return its name."""
+def namespace(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[str]:
+    """Yield the name of a new namespace with a shared claim, and delete its jobs after the test."""
     test: str = request.node.name
     words = re.sub(r"[^a-z0-9]+", "-", test.lower().removeprefix("test_"))
     # A label has at most 63 characters. The checksum keeps names with the same start distinct.
     name = f"{words[:40].strip('-')}-{zlib.crc32(test.encode()):08x}"
     install.create_namespace(cluster, name)
-    return name
+    yield name
+    # A job that still trained would take CPU time from the next test.
+    delete = ("delete", "ddpjobs", "--all", "--wait=false")
+    cluster.kubectl("-n", name, *delete, check=False)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

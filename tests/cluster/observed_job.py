@@ -15,7 +15,7 @@ _NAME = "observed"
 _MOUNT = "/observed"
 
 
-def observed_job(cluster: Cluster, namespace: str, name: str = "digits", **config: Any) -> Job:
+def observed_job(cluster: Cluster, namespace: str, **config: Any) -> Job:
     """Create the job with changed settings of its run."""
     config_map = {
         "apiVersion": "v1",
@@ -25,7 +25,7 @@ def observed_job(cluster: Cluster, namespace: str, name: str = "digits", **confi
         "binaryData": {"libnvidia-ml.so.1": base64.b64encode(_library()).decode()},
     }
     cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(config_map))
-    manifest = long_job(name, **config)
+    manifest = long_job("digits", **config)
     manifest["spec"] |= {
         "task": "observed_task:build",
         "env": [{"name": path, "value": _MOUNT} for path in ("PYTHONPATH", "LD_LIBRARY_PATH")],

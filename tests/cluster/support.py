@@ -46,6 +46,9 @@ def long_job(name: str = "digits", epochs: int = 60, **config: Any) -> JSON:
     return manifest
 
 
+ENDLESS_EPOCHS = 100_000
+"""Epochs of a run that outlasts its test."""
+
 BARRIER_SCRIPT = """
 import torch.distributed as dist
 dist.init_process_group("gloo")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.registry import Registry, running_registry
-from tests.cluster.support import STEADY_SCRIPT, Job, long_job, script_job
-from tests.cluster.test_upgrade import ENDLESS_EPOCHS, worker_images
+from tests.cluster.support import ENDLESS_EPOCHS, STEADY_SCRIPT, Job, long_job, script_job
+from tests.cluster.test_upgrade import worker_images
 from tests.fault_player.faults import delete_pod
 from tests.harness import images, install
 from tests.harness.cluster import Cluster

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.support import Job, long_job, script_job
-from tests.cluster.test_upgrade import ENDLESS_EPOCHS, helm_upgrade
+from tests.cluster.support import ENDLESS_EPOCHS, Job, long_job, script_job
+from tests.cluster.test_upgrade import helm_upgrade
 from tests.harness import install
 from tests.harness.cluster import Cluster
 from tests.harness.install import RELEASE, SYSTEM_NAMESPACE, eventually

@@ -6,14 +6,11 @@ import json
 import pytest
 
 from tests.cluster.support import (
-    STEADY_SCRIPT,
     Job,
     long_job,
     operator_requests,
     sample,
-    script_job,
 )
-from tests.fault_player.faults import kill_rank
 from tests.harness.cluster import Cluster
 from tests.harness.install import eventually
 
@@ -67,44 +64,6 @@ def test_sample_job_completes_and_leaves_no_objects(cluster: Cluster, namespace:
     eventually(lambda: not job.kubectl("get", kinds, "-o", "name"), "all objects deleted", 60)
 
 
-def test_killed_rank_costs_one_attempt_and_status_names_it(
-    cluster: Cluster, namespace: str
-) -> None:
-    # The status shows the first checkpoint up to 5 s late, and the run must not be over by then.
-    job = Job.apply(cluster, namespace, long_job(epochs=120))
-    job.wait_for_checkpoint()
-    before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in job.pods()}
-    kill_rank(job, 2)
-    eventually(lambda: job.status["attempt"] == 2, "attempt 2", 30)
-    status = job.wait_for("Completed", 180)
-    assert status["attempt"] == 2
-    assert status["restarts"] == 1
-    assert status["resumedFromStep"] > 0
-    failure = status["lastFailure"]
-    assert failure["attempt"] == 1
-    assert failure["rank"] == 2
-    assert failure["signal"] == "SIGKILL"
-    assert failure["node"] in cluster.node_names
-    assert failure["message"] == "rank 2 on digits-1 was killed by SIGKILL"
-    after = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in job.pods()}
-    assert after == before  # In place: no pod was replaced.
-
-
-def test_failing_script_fails_the_job_with_its_last_traceback_line(
-    cluster: Cluster, namespace: str
-) -> None:
-    script = "raise ValueError('no data under /data')"
-    job = Job.apply(cluster, namespace, script_job("failing", script, maxRestarts=0))
-    status = job.wait_for("Failed", 120)
-    assert "ValueError: no data under /data" in job.row("-o", "wide")["MESSAGE"]
-    assert status["lastFailure"]["exitCode"] == 1
-    assert "Traceback" in status["lastFailure"]["traceback"]
-    # The pods end to free their nodes, and remain so that a user can read their logs.
-    ended = {"Succeeded", "Failed"}
-    eventually(lambda: {p["status"]["phase"] for p in job.pods()} <= ended, "pods end", 60)
-    assert len(job.pods()) == 2
-
-
 def test_unknown_setting_of_the_loop_starts_no_pod_and_one_of_the_task_is_not_retried(
     cluster: Cluster, namespace: str
 ) -> None:
@@ -120,37 +79,6 @@ def test_unknown_setting_of_the_loop_starts_no_pod_and_one_of_the_task_is_not_re
     status = job.wait_for("Failed", 120)
     assert status["attempt"] == 1
     assert '"task.widht"' in job.row()["MESSAGE"]
-
-
-def test_unchanged_job_causes_no_requests(cluster: Cluster, namespace: str) -> None:
-    job = Job.apply(cluster, namespace, script_job("steady", STEADY_SCRIPT))
-    job.wait_for("Running")
-    # The last request of a start records that the spec trains, after a minute for a command.
-    eventually(lambda: "trainedSpecHash" in job.status, "the record of the spec", 120)
-    window = 60.0
-    quiet_from = len(operator_requests(cluster))
-    with pytest.raises(TimeoutError):
-        eventually(lambda: len(operator_requests(cluster)) > quiet_from, "a request", window)
-    row = job.row()
-    assert (row["STATUS"], row["READY"], row["ATTEMPT"]) == ("Running", "2/2", "1")
-    job.kubectl("delete", "ddpjob", job.name)
-
-
-def test_suspend_deletes_the_pods_and_resume_continues_from_the_checkpoint(
-    cluster: Cluster, namespace: str
-) -> None:
-    manifest = sample()
-    manifest["spec"]["config"] |= {"epochs": 40}
-    job = Job.apply(cluster, namespace, manifest)
-    eventually(lambda: job.status.get("lastCheckpoint", {}).get("step", 0) > 0, "a checkpoint", 120)
-    job.kubectl("patch", "ddpjob", job.name, "--type=merge", "-p", '{"spec":{"suspend":true}}')
-    eventually(lambda: not job.pods(), "pods gone", 90)
-    job.wait_for("Suspended", 30)
-    saved = job.status["lastCheckpoint"]["step"]
-    job.kubectl("patch", "ddpjob", job.name, "--type=merge", "-p", '{"spec":{"suspend":false}}')
-    status = job.wait_for("Completed", 180)
-    assert status["restarts"] == 0
-    assert status["resumedFromStep"] >= saved
 
 
 @pytest.mark.sweep

@@ -6,7 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.support import STEADY_SCRIPT, Job, long_job, query_agent, script_job
+from tests.cluster.support import (
+    ENDLESS_EPOCHS,
+    Job,
+    long_job,
+    query_agent,
+)
 from tests.fault_player.faults import kill_container, kill_rank
 from tests.harness.cluster import Cluster
 from tests.harness.install import RELEASE, SYSTEM_NAMESPACE, eventually, operator_pods
@@ -26,8 +31,6 @@ DEFAULT_TOLERATIONS = [
 
 After a long outage the node controller marks nodes as lost until their next heartbeat.
 """
-ENDLESS_EPOCHS = 100_000
-"""Epochs of a run that outlasts its test."""
 
 
 def operator(cluster: Cluster, *args: str) -> str:
@@ -80,20 +83,6 @@ def restarts(job: Job) -> dict[str, int]:
     """Return the container restarts of each pod, by the pod's uid."""
     statuses = [(p["metadata"]["uid"], p["status"]["containerStatuses"]) for p in job.pods()]
     return {uid: sum(one["restartCount"] for one in found) for uid, found in statuses}
-
-
-def test_operator_rollout_disturbs_no_job(cluster: Cluster, namespace: str) -> None:
-    job = Job.apply(cluster, namespace, script_job("steady", STEADY_SCRIPT))
-    job.wait_for("Running")
-    before, old = restarts(job), leader(cluster)
-    operator(cluster, "rollout", "restart", f"deployment/{RELEASE}")
-    operator(cluster, "rollout", "status", f"deployment/{RELEASE}", "--timeout=120s")
-    eventually(lambda: leader(cluster) not in {"", old}, "another replica leads", 60)
-    assert job.status["attempt"] == 1
-    job.kubectl("patch", "ddpjob", job.name, "--type=merge", "-p", '{"spec":{"suspend":true}}')
-    eventually(lambda: job.reason == "Suspended", "the new leader suspends the job", 60)
-    assert set(restarts(job)) <= set(before)
-    assert not any(before.values())
 
 
 @pytest.fixture

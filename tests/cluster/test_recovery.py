@@ -1,52 +1,23 @@
-"""Tests of recovery on two real nodes and of the cause in the status."""
+"""Tests of recovery on two real nodes and of the cause in the status.
+
+All faults but one hit the same run, one after another. Each test compares the status with that at
+its own start, so that each can also run alone.
+"""
+
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.cluster.support import Job, long_job, script_job
+from tests.cluster.support import ENDLESS_EPOCHS, Job, long_job, script_job
 from tests.fault_player.faults import delete_pod, kill_rank
+from tests.harness import install
 from tests.harness.cluster import Cluster
 from tests.harness.install import RELEASE, SYSTEM_NAMESPACE, eventually, operator_pods
 
 pytestmark = pytest.mark.cluster
 
-
-def check_deleted_pod_is_replaced(cluster: Cluster, namespace: str, index: int) -> None:
-    job = Job.apply(cluster, namespace, long_job())
-    job.wait_for_checkpoint()
-    before = job.uids()
-    victim = f"digits-{index}"
-    delete_pod(job, victim)
-    status = job.wait_for("Completed", 180)
-    assert status["attempt"] == 2
-    assert (status["restarts"], status["infrastructureRestarts"]) == (0, 1)
-    assert status["lastFailure"]["pod"] == victim
-    assert status["resumedFromStep"] > 0
-    after = job.uids()
-    assert {name for name, uid in after.items() if uid != before[name]} == {victim}
-
-
-@pytest.mark.sweep
-def test_operator_replaces_a_deleted_worker_pod(cluster: Cluster, namespace: str) -> None:
-    check_deleted_pod_is_replaced(cluster, namespace, 1)
-
-
-def test_operator_replaces_the_deleted_pod_of_rank_0(cluster: Cluster, namespace: str) -> None:
-    check_deleted_pod_is_replaced(cluster, namespace, 0)
-
-
-def test_operator_recovers_a_rank_killed_while_it_was_down(
-    cluster: Cluster, namespace: str
-) -> None:
-    job = Job.apply(cluster, namespace, long_job())
-    job.wait_for_checkpoint()
-    scale = ("-n", SYSTEM_NAMESPACE, "scale", "deployment", RELEASE)
-    cluster.kubectl(*scale, "--replicas=0")
-    eventually(lambda: not operator_pods(cluster), "the operator is gone", 60)
-    kill_rank(job, 1)
-    cluster.kubectl(*scale, "--replicas=1")
-    status = job.wait_for("Completed", 180)
-    assert (status["attempt"], status["restarts"]) == (2, 1)
-    assert status["lastFailure"]["signal"] == "SIGKILL"
+COUNTERS = ("attempt", "restarts", "infrastructureRestarts", "freeRestarts")
 
 
 MEMORY_SCRIPT = """
@@ -68,3 +39,100 @@ def test_status_reports_out_of_memory_kill(cluster: Cluster, namespace: str) -> 
     assert failure["reason"] == "OOMKilled"
     assert failure["pod"] == "greedy-1"
     assert "memory limit" in failure["message"]
+
+
+@pytest.fixture(scope="module")
+def endless_run(cluster: Cluster) -> Iterator[Job]:
+    """Yield a job of two pods with two ranks each that trains until the last test has ended."""
+    install.create_namespace(cluster, "recovery")
+    manifest = long_job(epochs=ENDLESS_EPOCHS)
+    manifest["spec"]["maxRestarts"] = 99
+    job = Job.apply(cluster, "recovery", manifest)
+    yield job
+    job.kubectl("delete", "ddpjob", job.name)
+
+
+@pytest.fixture
+def run(endless_run: Job) -> Job:
+    """Return the run once its attempt has saved a checkpoint."""
+    eventually(lambda: has_saved(endless_run), "the attempt has saved a checkpoint", 120)
+    return endless_run
+
+
+def has_saved(job: Job) -> bool:
+    """Return whether the newest checkpoint is of the current attempt."""
+    status = job.status
+    path = str(status.get("lastCheckpoint", {}).get("path"))
+    return path.endswith(f".attempt-{status.get('attempt')}")
+
+
+def counters(job: Job) -> list[int]:
+    status = job.status
+    return [int(status.get(name, 0)) for name in COUNTERS]
+
+
+def wait_for_next_attempt(job: Job, before: list[int]) -> dict[str, Any]:
+    """Wait until the next attempt has saved a checkpoint, and return the status."""
+    eventually(lambda: counters(job)[0] > before[0], "the next attempt", 60)
+    eventually(lambda: has_saved(job), "the next attempt has saved a checkpoint", 120)
+    status = job.status
+    assert status["attempt"] == before[0] + 1
+    assert status["resumedFromStep"] > 0
+    return status
+
+
+def charged(job: Job, before: list[int]) -> list[int]:
+    """Return by how much the counters of attempts and of each kind of restart have grown."""
+    return [now - then for now, then in zip(counters(job), before, strict=True)]
+
+
+def test_killed_rank_restarts_all_ranks_in_place_and_status_names_it(
+    cluster: Cluster, run: Job
+) -> None:
+    before, uids = counters(run), run.uids()
+    kill_rank(run, 2)
+    failure = wait_for_next_attempt(run, before)["lastFailure"]
+    assert charged(run, before) == [1, 1, 0, 0]
+    assert failure["attempt"] == before[0]
+    assert (failure["rank"], failure["signal"]) == (2, "SIGKILL")
+    assert failure["node"] in cluster.node_names
+    assert failure["message"] == "rank 2 on digits-1 was killed by SIGKILL"
+    assert run.uids() == uids  # In place: no pod was replaced.
+
+
+@pytest.mark.parametrize(
+    "victim", ["digits-0", pytest.param("digits-1", marks=pytest.mark.sweep)], ids=["0", "1"]
+)
+def test_operator_replaces_a_deleted_pod(run: Job, victim: str) -> None:
+    before, uids = counters(run), run.uids()
+    delete_pod(run, victim)
+    failure = wait_for_next_attempt(run, before)["lastFailure"]
+    assert charged(run, before) == [1, 0, 1, 0]
+    assert failure["pod"] == victim
+    assert {name for name, uid in run.uids().items() if uid != uids[name]} == {victim}
+
+
+def test_operator_recovers_a_rank_killed_while_it_was_down(cluster: Cluster, run: Job) -> None:
+    before = counters(run)
+    scale = ("-n", SYSTEM_NAMESPACE, "scale", "deployment", RELEASE)
+    cluster.kubectl(*scale, "--replicas=0")
+    try:
+        eventually(lambda: not operator_pods(cluster), "the operator is gone", 60)
+        kill_rank(run, 1)
+    finally:
+        cluster.kubectl(*scale, "--replicas=1")
+    failure = wait_for_next_attempt(run, before)["lastFailure"]
+    assert charged(run, before) == [1, 1, 0, 0]
+    assert failure["signal"] == "SIGKILL"
+
+
+def test_suspend_deletes_the_pods_and_resume_continues_from_the_checkpoint(run: Job) -> None:
+    before = counters(run)
+    run.kubectl("patch", "ddpjob", run.name, "--type=merge", "-p", '{"spec":{"suspend":true}}')
+    eventually(lambda: not run.pods(), "pods gone", 90)
+    run.wait_for("Suspended", 30)
+    saved = run.saved_step
+    run.kubectl("patch", "ddpjob", run.name, "--type=merge", "-p", '{"spec":{"suspend":false}}')
+    status = wait_for_next_attempt(run, before)
+    assert charged(run, before) == [1, 0, 0, 1]
+    assert status["resumedFromStep"] >= saved

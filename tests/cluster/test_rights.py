@@ -37,6 +37,13 @@ def granted(cluster: Cluster) -> set[Right]:
 
 def use_rare_rights(cluster: Cluster, namespace: str) -> None:
     """Bring about what few jobs need: repaired children, a refused write, ends of pods and jobs."""
+    unmountable = {
+        "volumes": [{"name": "data", "secret": {"secretName": "missing"}}],
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+    }
+    Job.apply(cluster, namespace, script_job("waiting", "pass", nodes=1, **unmountable))
+    short = script_job("short", "pass", nodes=1, procsPerNode=1, ttlSecondsAfterFinished=1)
+    Job.apply(cluster, namespace, short)
     job = Job.apply(cluster, namespace, script_job("steady", STEADY_SCRIPT))
     job.wait_for("Running")
     selector = '{"spec":{"selector":{"ddp-trainer.dev/job-uid":"none"}}}'
@@ -65,15 +72,8 @@ def use_rare_rights(cluster: Cluster, namespace: str) -> None:
     eventually(was_read, "an edit just before a status write", 180, every=0.0)
     job.kubectl("patch", "ddpjob", "steady", "--type=merge", "-p", '{"spec":{"suspend":true}}')
     eventually(lambda: Right("", "pods", "delete") in used(cluster), "pods of a suspended job")
-    unmountable = {
-        "volumes": [{"name": "data", "secret": {"secretName": "missing"}}],
-        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-    }
-    Job.apply(cluster, namespace, script_job("waiting", "pass", nodes=1, **unmountable))
     listed = Right("", "events", "list")
     eventually(lambda: listed in used(cluster), "a look at the Events of a waiting pod", 60)
-    short = script_job("short", "pass", nodes=1, procsPerNode=1, ttlSecondsAfterFinished=1)
-    Job.apply(cluster, namespace, short)
     eventually(lambda: Right(*JOBS, "delete") in used(cluster), "an expired job", 120)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.support import Job, long_job
+from tests.cluster.support import ENDLESS_EPOCHS, Job, long_job
 from tests.fault_player.faults import delete_pod
 from tests.harness import images, install
 from tests.harness.cluster import Cluster
@@ -22,7 +22,6 @@ ONE_MORE_SETTING = (
     " && grep -q amsgrad learning.py"
 )
 """A script that gives the trainer of an image one more setting, as a later version has."""
-ENDLESS_EPOCHS = 100_000
 
 
 def helm_upgrade(cluster: Cluster, *flags: str) -> None:

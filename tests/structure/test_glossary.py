@@ -10,8 +10,6 @@ GLOSSARY = ROOT / "docs" / "develop" / "glossary.md"
 HOMES = (ROOT / "operator", ROOT / "trainer")
 PRODUCT = ("operator", "trainer", "charts", "manifests", "docs", "README.md", "CONTRIBUTING.md")
 TEXT = {".py", ".md", ".yaml", ".tpl", ".json", ".txt"}
-DATED = ROOT / "docs" / "benchmarks"
-"""Dated records of measurements: they keep the words of their day."""
 OLD_FIELDS = ("toldMilliseconds", '"news"', "`news`")
 """Old JSON names, which older releases write or read, as code and documents quote them."""
 
@@ -62,8 +60,7 @@ def product_files() -> Iterator[Path]:
     for name in PRODUCT:
         place = ROOT / name
         for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
-            dated = DATED in file.parents
-            if file.is_file() and file.suffix in TEXT and file != GLOSSARY and not dated:
+            if file.is_file() and file.suffix in TEXT and file != GLOSSARY:
                 yield file
 
 

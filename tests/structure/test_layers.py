@@ -18,6 +18,7 @@ FORBIDDEN = {
     "Only handlers and app": ("operator/ddp_operator/runtime/health.py", "kopf"),
     "Only the cluster layer": ("operator/ddp_operator/reconcile/plan.py", "asyncio"),
     "The trainer's layers": ("trainer/ddp_trainer/errors.py", "ddp_trainer.config"),
+    "The modules of a run": ("trainer/ddp_trainer/run/run.py", "ddp_trainer.run.saving"),
     "The agent's layers": ("trainer/ddp_agent/config.py", "ddp_agent.main"),
     "Operator, agent and trainer": ("trainer/ddp_trainer/seeds.py", "ddp_agent.config"),
     "ddp_wire imports no other": ("trainer/ddp_wire/machine.py", "ddp_trainer.errors"),

@@ -1,10 +1,7 @@
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# Must be set before the import of torch or NumPy. All ranks of a test share two cores.
-os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest

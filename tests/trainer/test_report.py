@@ -1,4 +1,4 @@
-"""Reports of a plain script to its job, and the examples of docs/use/jobs.md."""
+"""Reports of a plain script to its job, and the examples of docs/use/command-reports.md."""
 
 import atexit
 import json
@@ -234,10 +234,10 @@ def test_all_ranks_stop_at_the_same_step(launcher: Launcher, tmp_path: Path) -> 
 
 
 def example(number: int) -> str:
-    """Return an example of docs/use/jobs.md."""
-    page = (Path(__file__).parents[2] / "docs" / "use" / "jobs.md").read_text(encoding="utf-8")
-    section = page.partition("## Reports of a command")[2].partition("\n## ")[0]
-    found: list[str] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    """Return an example of docs/use/command-reports.md."""
+    page = Path(__file__).parents[2] / "docs" / "use" / "command-reports.md"
+    text = page.read_text(encoding="utf-8")
+    found: list[str] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     return found[number]
 
 
@@ -246,7 +246,7 @@ def test_plain_script_of_the_documentation_reports_and_resumes(
 ) -> None:
     file = tmp_path / "claim" / "run" / "state.pt"
     monkeypatch.setenv("DDP_CHECKPOINT_DIR", str(file.parent))
-    script = compile(example(0), "docs/use/jobs.md", "exec")
+    script = compile(example(0), "docs/use/command-reports.md", "exec")
     assert not report.should_stop()
     signal.raise_signal(signal.SIGTERM)
     with pytest.raises(SystemExit) as stopped:

@@ -6,7 +6,7 @@ from typing import Any
 _TEXT = """\
 # Dashboards
 
-This page is generated from the dashboards in `charts/dashboards/`. [Operations](../operate/operations.md#dashboards) describes how Grafana
+This page is generated from the dashboards in `charts/dashboards/`. [Monitoring](../operate/monitoring.md#dashboards) describes how Grafana
 finds them. Each panel shows its sentence as a tooltip, and without data the usual reason why there is none."""  # noqa: E501
 _READERS = {
     "ddp-trainer-fleet": "For an administrator of the cluster.",

@@ -30,16 +30,7 @@ def queries(dashboard: Mapping[str, Any], values: Mapping[str, str] | None = Non
         KeyError: An expression has a variable without a value.
     """
     known = {**VALUES, **(values or {})}
-    return [fill(expression, known) for expression in _expressions(dashboard)]
-
-
-def fill(expression: str, values: Mapping[str, str]) -> str:
-    """Return an expression with values in place of its variables.
-
-    Raises:
-        KeyError: A variable has no value.
-    """
-    return _VARIABLE.sub(lambda found: values[found[1] or found[2]], expression)
+    return [_fill(expression, known) for expression in _expressions(dashboard)]
 
 
 def panels(dashboard: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -60,3 +51,7 @@ def _expressions(dashboard: Mapping[str, Any]) -> Iterator[str]:
             found = _LABEL_VALUES.fullmatch(variable["query"]["query"])
             assert found is not None, variable
             yield found[1]
+
+
+def _fill(expression: str, values: Mapping[str, str]) -> str:
+    return _VARIABLE.sub(lambda found: values[found[1] or found[2]], expression)

@@ -10,7 +10,9 @@ class ExitCode(IntEnum):
     """Exit codes of ranks and agents that the operator distinguishes."""
 
     OK = 0
+    """Success: the run, or the command, is complete."""
     FAILED = 1
+    """Any other failure. A retry may succeed: the attempt counts as failed."""
     BAD_INPUT = 2
     """Invalid input: the run cannot succeed with this spec. Never retried."""
     VOLUME_FAILED = 74

@@ -64,7 +64,7 @@ class Settings(BaseModel):
     health_port: int = Field(default=8080, ge=1, le=65535)
     """TCP port of /healthz, /readyz and /metrics."""
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
-    """Lowest level that is logged."""
+    """Lowest level that is logged: DEBUG, INFO, WARNING or ERROR."""
     log_format: str = Field(default="text", pattern="^(text|json)$")
     """Log format: text lines, or one JSON object per line."""
     identity: str = Field(default_factory=socket.gethostname, min_length=1)

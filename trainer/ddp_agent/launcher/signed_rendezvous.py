@@ -2,7 +2,7 @@
 
 torch keeps the state of the rendezvous pickled in a store. The store accepts everybody who reaches
 its port, and each node unpickles what it finds there, so a stranger could execute code on all of
-them. torch has no setting for it (docs/operate/security.md).
+them. torch has no setting for it (docs/operate/network-policy.md).
 
 Process: launcher.
 """

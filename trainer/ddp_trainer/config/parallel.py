@@ -81,7 +81,8 @@ class ParallelConfig(Section):
     ranks and may compile. Default: timeout_seconds."""
     debug: DebugLevel = "off"
     """How much NCCL and torch log about communication. detail is slow: with NCCL, torch also
-    compares all ranks' collectives before each one. Environment variables take precedence."""
+    compares all ranks' collectives before each one. Sets NCCL_DEBUG and TORCH_DISTRIBUTED_DEBUG,
+    unless they are set."""
     agree_seconds: PositiveFloat = 5.0
     """Approximate seconds between two decisions of all ranks whether to stop or save."""
     allow_mixed: bool = False

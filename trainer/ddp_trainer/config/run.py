@@ -61,7 +61,8 @@ class CheckpointConfig(Section):
     """Whether to train from the beginning if checkpoints exist but none of them is usable. They are
     moved to a folder set-aside-N. Otherwise the run ends with an error."""
     timeout_seconds: PositiveInt = 3600
-    """Longest wait of the other ranks, in seconds, while rank 0 writes or reads a checkpoint."""
+    """Longest wait of the other ranks, in seconds, while rank 0 writes or reads a checkpoint. In a
+    job, spec.hang.checkpointSeconds ends the attempt earlier by default: raise both."""
 
 
 class LogConfig(Section):

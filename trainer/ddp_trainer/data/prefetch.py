@@ -2,7 +2,7 @@
 
 On CUDA a side stream copies the next batch from pinned memory while the compute stream works on the
 current one. Before a batch is used, the compute stream waits for its copy, and the allocator
-must keep the memory of each tensor until the compute stream is done with it. If a batch contains
+keeps the memory of each tensor until the compute stream is done with it. If a batch contains
 an object in which no tensor can be found, the compute stream copies it, because nothing could
 protect its memory.
 """
