@@ -28,7 +28,7 @@ _PROGRAMS = """\
 | `ddpjob run` | 0 when the job completes, 1 when it fails, 2 for invalid input, 130 after Ctrl-C |
 | `ddpjob report` | 0, and 2 without such a job or directory |
 | `ddp-operator` | 0 after SIGTERM, 1 for an invalid setting, after the loss of its Lease and after an error |
-| `torchrun` without the agent | 1, whatever code the ranks had |"""  # noqa: E501
+| `torchrun` without the agent | 1, for any exit code of the ranks |"""  # noqa: E501
 _HEAD = ("exit code", "name", "meaning")
 
 
