@@ -1,10 +1,10 @@
-"""The table of docs/fault-matrix.md: faults, and the tests that play them."""
+"""The table of docs/develop/fault-matrix.md: faults, and the tests that play them."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-MATRIX = Path(__file__).parents[2] / "docs" / "fault-matrix.md"
+MATRIX = Path(__file__).parents[2] / "docs" / "develop" / "fault-matrix.md"
 _CELLS = 4
 _HEADS = {"fault", "---"}
 _TEST = re.compile(r"`(tests/\S+?\.py)::(\w+)`")

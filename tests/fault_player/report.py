@@ -2,8 +2,8 @@
 
     pytest -p tests.fault_player.report -q -m api
 
-The line of a test that docs/fault-matrix.md names begins with the fault. With `--faults` only those
-tests run, and those marked `sweep`.
+The line of a test that docs/develop/fault-matrix.md names begins with the fault. With `--faults`
+only those tests run, and those marked `sweep`.
 """
 
 from collections import Counter

@@ -10,7 +10,7 @@ STEPS = 2
 MOST_WORDS = 2500
 MOST_README_WORDS = 900
 GENERATED = DOCS / "reference"
-FAULTS = DOCS / "fault-matrix.md"
+FAULTS = DOCS / "develop" / "fault-matrix.md"
 """One table, whose rows `test_fault_matrix.py` ties to tests. It has no text to split."""
 
 
@@ -71,3 +71,13 @@ def test_unlinked_pages_are_found(tmp_path: Path) -> None:
     names = {page.name for page in reachable(tmp_path / "index.md", 1)}
     assert names == {"index.md", "a.md", "README.md"}
     assert tmp_path / "folder" / "c.md" in reachable(tmp_path / "index.md", 2)
+
+
+def test_tests_that_pages_name_exist() -> None:
+    named = {
+        path
+        for page in DOCS.rglob("*.md")
+        for path in re.findall(r"`(tests/[\w/.-]+\.py)`", page.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 40
+    assert {path for path in named if not (ROOT / path).exists()} == set()
