@@ -53,14 +53,6 @@ TWO = ("--ranks=2", "--strategies=ddp")
 CASES = [("ddp", "1"), ("ddp", "4"), ("zero1", "1"), ("fsdp2", "1")]
 
 
-@pytest.mark.parametrize("text", ["1,2", "", "2,x", "-2"])
-def test_wrong_world_sizes_are_one_sentence(text: str) -> None:
-    sentence = f'verify: --ranks must be integers above 1, separated by commas, not "{text}"'
-    with pytest.raises(InputError, match=sentence):
-        commands._ranks(text)
-    assert commands._ranks("4, 3,4") == (3, 4)
-
-
 def test_wrong_strategies_are_one_sentence() -> None:
     sentence = 'from ddp, zero1, fsdp2, separated by commas, not "ddp,fsdp"'
     with pytest.raises(InputError, match=sentence):

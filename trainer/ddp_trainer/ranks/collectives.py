@@ -107,7 +107,7 @@ def errors_of_first_rank(device: torch.device) -> Iterator[None]:
         yield
     except ReportedError as error:
         failed = error
-    answer = {"error": str(failed), "code": failed.code} if failed else {}
-    answer = broadcast_json(answer, device)
+    own = {"error": str(failed), "code": failed.code} if failed else {}
+    answer: dict[str, Any] = broadcast_json(own, device)
     if answer:
         raise reported_error(answer["code"], answer["error"]) from failed
