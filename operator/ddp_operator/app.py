@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import Key, NotLeadingError, Request, namespace_of
-from ddp_operator.cluster.kube import KubeCluster
+from ddp_operator.cluster.kube.cluster import KubeCluster
 from ddp_operator.handlers import NoMemories, build_registry, build_settings
 from ddp_operator.runtime import logs
 from ddp_operator.runtime.agent_watcher import AgentWatcher

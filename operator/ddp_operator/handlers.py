@@ -15,7 +15,7 @@ from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 
 from ddp_operator.api.base import API_GROUP, API_VERSION_NAME, KIND, PLURAL
 from ddp_operator.cluster.base import Key, Manifest
-from ddp_operator.cluster.used_fields import keep_used_fields
+from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_wire import contract

@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 from ddp_operator.api.pod_policy import PodTemplatePolicy
 from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest, Request, Snapshot
-from ddp_operator.cluster.kube import KubeCluster
+from ddp_operator.cluster.kube.cluster import KubeCluster
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from tests.api.client import Api, operator_client

@@ -19,7 +19,7 @@ from ddp_operator.builders import names
 from ddp_operator.builders.network import PolicyPeer
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import Manifest
-from ddp_operator.cluster.used_fields import keep_used_fields
+from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from ddp_operator.reconcile.children import fresh_pods
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import Action, Plan

@@ -12,7 +12,7 @@ import pytest
 from ddp_operator import app
 from ddp_operator.app import WatchError
 from ddp_operator.cluster.base import Key, Manifest
-from ddp_operator.cluster.used_fields import keep_used_fields
+from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from ddp_operator.handlers import NoMemories, build_registry, build_settings
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.queue import WorkQueue

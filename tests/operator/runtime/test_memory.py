@@ -14,7 +14,7 @@ from yarl import URL
 
 from ddp_operator.builders.pod import build_pod
 from ddp_operator.cluster.base import Listing, Manifest, Snapshot
-from ddp_operator.cluster.lists import list_decoder
+from ddp_operator.cluster.kube.lists import list_decoder
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.memory import collect_garbage_less_often, release_memory
 from tests.operator.support import DEFAULTS, active_job, pod_manifest

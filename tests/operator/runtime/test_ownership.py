@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.builders.service import build_service
-from ddp_operator.cluster.used_fields import keep_used_fields
+from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from ddp_operator.runtime.ownership import selects
 from tests.operator.support import active_job
 

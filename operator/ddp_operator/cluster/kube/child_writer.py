@@ -13,9 +13,9 @@ from ddp_operator.cluster.base import (
     NameTakenError,
     owner_uids,
 )
-from ddp_operator.cluster.documents import COMPONENT, lost_fields
-from ddp_operator.cluster.paths import object_path
-from ddp_operator.cluster.used_fields import keep_used_fields
+from ddp_operator.cluster.kube.documents import COMPONENT, lost_fields
+from ddp_operator.cluster.kube.paths import object_path
+from ddp_operator.cluster.kube.used_fields import keep_used_fields
 
 ALREADY_EXISTS = "AlreadyExists"
 _STRICT = {"fieldValidation": "Strict"}

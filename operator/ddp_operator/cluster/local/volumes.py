@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_operator.cluster.base import ClusterError, Manifest
-from ddp_operator.cluster.local_paths import inside
+from ddp_operator.cluster.local.paths import inside
 
 ConfigMaps = Mapping[str, Mapping[str, str]]
 """Text by file name, by ConfigMap name."""

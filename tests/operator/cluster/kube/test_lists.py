@@ -7,11 +7,12 @@ import pytest
 from aiohttp import web
 from kubernetes.aio import client
 
-from ddp_operator.cluster import kube, lists
 from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import ClusterError, Manifest
-from ddp_operator.cluster.kube import PAGE, KubeCluster
-from ddp_operator.cluster.lists import Decode, list_decoder
+from ddp_operator.cluster.kube import cluster as kube_cluster
+from ddp_operator.cluster.kube import lists
+from ddp_operator.cluster.kube.cluster import PAGE, KubeCluster
+from ddp_operator.cluster.kube.lists import Decode, list_decoder
 from tests.operator.fake_api import FakeApi, refusal
 
 LABELS = {"job": "digits"}
@@ -98,7 +99,7 @@ async def test_relist_is_decoded_outside_the_event_loop(
         return decode
 
     monkeypatch.setattr(lists, "LARGE", 1)
-    monkeypatch.setattr(kube, "list_decoder", decoder)
+    monkeypatch.setattr(kube_cluster, "list_decoder", decoder)
     assert len((await cluster.snapshot(None)).pods.items) == len(PODS)
     assert len(threads) == 1
     assert threading.main_thread() not in threads

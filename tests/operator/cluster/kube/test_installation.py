@@ -13,7 +13,7 @@ from kubernetes.aio import client
 
 from ddp_operator.api.job import parse_job
 from ddp_operator.cluster.agents import Agents
-from ddp_operator.cluster.installation import JOB, InstallationClient, InstallationError
+from ddp_operator.cluster.kube.installation import JOB, InstallationClient, InstallationError
 from tests.operator.fake_api import FakeApi, refusal
 
 DEPLOYMENT = ("ddp-system", "ddp-trainer")

@@ -4,7 +4,7 @@ Without it the pods of a killed `ddpjob run` would train on for ever, and hold t
 separate program, because a function that runs between fork and exec is unsafe where there are
 threads.
 
-    python3 local_guard.py PARENT COMMAND [ARGUMENT ...]
+    python3 guard.py PARENT COMMAND [ARGUMENT ...]
 """
 
 import contextlib

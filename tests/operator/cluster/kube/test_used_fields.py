@@ -6,7 +6,7 @@ from typing import Any
 from ddp_operator.api.job import parse_job
 from ddp_operator.builders.network import build_network_policy
 from ddp_operator.builders.pod import build_pod
-from ddp_operator.cluster.used_fields import keep_used_fields
+from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from tests.operator.support import (
     AGENT_CLIENTS,
     DEFAULTS,

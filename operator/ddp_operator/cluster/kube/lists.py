@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from ddp_operator.cluster.base import Manifest
-from ddp_operator.cluster.used_fields import keep_used_fields
+from ddp_operator.cluster.kube.used_fields import keep_used_fields
 
 Decode = Callable[[bytes], Manifest]
 """Decoder of a response. It raises ValueError for a text that it cannot decode."""

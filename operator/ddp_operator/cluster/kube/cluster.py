@@ -31,8 +31,8 @@ from ddp_operator.cluster.base import (
     Request,
     Snapshot,
 )
-from ddp_operator.cluster.child_writer import create_child
-from ddp_operator.cluster.documents import (
+from ddp_operator.cluster.kube.child_writer import create_child
+from ddp_operator.cluster.kube.documents import (
     COMPONENT,
     event_document,
     namespace_in,
@@ -41,10 +41,10 @@ from ddp_operator.cluster.documents import (
     resource_of,
     status_document,
 )
-from ddp_operator.cluster.fair_semaphore import FairSemaphore
-from ddp_operator.cluster.lists import Decode, DecoderThread, decode_nothing, list_decoder
-from ddp_operator.cluster.paths import object_path
-from ddp_operator.cluster.used_fields import keep_used_fields
+from ddp_operator.cluster.kube.fair_semaphore import FairSemaphore
+from ddp_operator.cluster.kube.lists import Decode, DecoderThread, decode_nothing, list_decoder
+from ddp_operator.cluster.kube.paths import object_path
+from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.world import PodView
 from ddp_wire import contract

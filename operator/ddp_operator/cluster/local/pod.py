@@ -18,7 +18,7 @@ from ddp_wire.contract import Env
 from ddp_wire.expansion import expand
 from ddp_wire.processes import descendants
 
-_GUARD = (sys.executable, "-I", "-S", str(Path(__file__).with_name("local_guard.py")))
+_GUARD = (sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")))
 PROBE_SECONDS = 0.25
 """Seconds between two readiness probes."""
 _NOT_STARTED = 128

@@ -11,7 +11,6 @@ from typing import Any
 
 import aiohttp
 
-from ddp_operator.cluster import local_share
 from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import (
     AgentAnswer,
@@ -21,11 +20,12 @@ from ddp_operator.cluster.base import (
     Listing,
     Manifest,
 )
-from ddp_operator.cluster.local_network import LocalNetwork
-from ddp_operator.cluster.local_paths import inside
-from ddp_operator.cluster.local_pod import LocalPod, container_environment
-from ddp_operator.cluster.local_shape import CHECKPOINT_VOLUME, check_shape
-from ddp_operator.cluster.local_volumes import (
+from ddp_operator.cluster.local import share
+from ddp_operator.cluster.local.network import LocalNetwork
+from ddp_operator.cluster.local.paths import inside
+from ddp_operator.cluster.local.pod import LocalPod, container_environment
+from ddp_operator.cluster.local.shape import CHECKPOINT_VOLUME, check_shape
+from ddp_operator.cluster.local.volumes import (
     ConfigMaps,
     check_volumes,
     with_local_paths,
@@ -270,8 +270,8 @@ class LocalCluster:
             claims = [v["persistentVolumeClaim"] for v in _checkpoint_volumes(manifest)]
             claim = inside(self._home / "volumes", claims[0]["claimName"], CLAIM_FIELD)
             environment[Env.CHECKPOINT_DIR] = str(inside(claim, str(subpath), PATH_FIELD))
-        share = local_share.share_of_pod(environment, os.environ, self._gpus, cpu_count())
-        variables = {**os.environ, **share, **environment}
+        own_part = share.share_of_pod(environment, os.environ, self._gpus, cpu_count())
+        variables = {**os.environ, **own_part, **environment}
         log_file = self.log_file(manifest["metadata"]["name"])
         return LocalPod(manifest, home, log_file, variables, self._publish)
 

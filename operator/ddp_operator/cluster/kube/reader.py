@@ -12,7 +12,7 @@ from ddp_operator.api.job import parse_job
 from ddp_operator.builders.names import pod_name
 from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import ClusterError, Manifest, NoClusterError
-from ddp_operator.cluster.kube import KubeCluster
+from ddp_operator.cluster.kube.cluster import KubeCluster
 from ddp_wire.contract import WORKER_CONTAINER
 
 LOG_LINES = 500_000

@@ -9,7 +9,7 @@ import pytest
 
 from ddp_operator.builders.pod import build_pod
 from ddp_operator.cluster.base import ClusterError
-from ddp_operator.cluster.local import LocalCluster, check_runs_locally
+from ddp_operator.cluster.local.cluster import LocalCluster, check_runs_locally
 from tests.operator.builders.test_overlay import PLACES, WRONG
 from tests.operator.support import DEFAULTS, new_job
 

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from ddp_operator.cluster.base import ClusterError
-from ddp_operator.cluster.local_network import FIRST_HOST, LocalNetwork
+from ddp_operator.cluster.local.network import FIRST_HOST, LocalNetwork
 from ddp_wire import contract
 
 

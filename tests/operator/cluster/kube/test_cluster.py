@@ -15,7 +15,7 @@ from ddp_operator.cluster.base import (
     NotLeadingError,
     Request,
 )
-from ddp_operator.cluster.kube import KubeCluster, use_proxy_of_environment
+from ddp_operator.cluster.kube.cluster import KubeCluster, use_proxy_of_environment
 from tests.operator.fake_api import FakeApi, refusal
 
 NAME = ("ddp-system", "ddp-trainer-operator")

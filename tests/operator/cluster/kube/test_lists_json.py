@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ddp_operator.cluster.base import Manifest
-from ddp_operator.cluster.lists import LARGE, DecoderThread, decode_list, decode_nothing
-from ddp_operator.cluster.used_fields import keep_used_fields
+from ddp_operator.cluster.kube.lists import LARGE, DecoderThread, decode_list, decode_nothing
+from ddp_operator.cluster.kube.used_fields import keep_used_fields
 
 ITEMS: list[Manifest] = [{"a": [{"b": ']}, \\"'}]}, {}, {"é": None}]
 METADATA = {"resourceVersion": "9", "continue": ""}

@@ -4,8 +4,8 @@ from http import HTTPStatus
 
 from ddp_operator.api.base import API_GROUP, API_VERSION, KIND, PLURAL
 from ddp_operator.cluster.base import ClusterError, Key, Manifest
-from ddp_operator.cluster.kube import KubeCluster
-from ddp_operator.cluster.paths import object_path
+from ddp_operator.cluster.kube.cluster import KubeCluster
+from ddp_operator.cluster.kube.paths import object_path
 
 JOB: Manifest = {
     "apiVersion": API_VERSION,

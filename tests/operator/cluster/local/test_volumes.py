@@ -8,8 +8,8 @@ import pytest
 from ddp_operator.builders.pod import build_pod
 from ddp_operator.cli.manifest import read_job_file
 from ddp_operator.cluster.base import ClusterError
-from ddp_operator.cluster.local import check_runs_locally
-from ddp_operator.cluster.local_volumes import check_volumes, with_local_paths, write_volumes
+from ddp_operator.cluster.local.cluster import check_runs_locally
+from ddp_operator.cluster.local.volumes import check_volumes, with_local_paths, write_volumes
 from tests.operator.support import DEFAULTS, new_job
 
 CODE = {"code": {"a.py": "A = 1\n", "b.txt": "text"}}

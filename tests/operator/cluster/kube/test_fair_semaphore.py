@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_operator.cluster.fair_semaphore import FairSemaphore
+from ddp_operator.cluster.kube.fair_semaphore import FairSemaphore
 from tests.operator.fake_time import run_in_fake_time
 
 

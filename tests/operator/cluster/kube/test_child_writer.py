@@ -10,8 +10,8 @@ from ddp_operator.builders.network import build_network_policy
 from ddp_operator.builders.pod import build_pod
 from ddp_operator.builders.service import build_service
 from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest, NameTakenError
-from ddp_operator.cluster.child_writer import create_child, other_writer
-from ddp_operator.cluster.documents import refusal
+from ddp_operator.cluster.kube.child_writer import create_child, other_writer
+from ddp_operator.cluster.kube.documents import refusal
 from tests.operator.fake_time import run_in_fake_time
 from tests.operator.support import AGENT_CLIENTS, DEFAULTS, active_job
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator.cluster.local_share import share_of_pod, too_few, visible_gpus
+from ddp_operator.cluster.local.share import share_of_pod, too_few, visible_gpus
 from ddp_wire.variables import Env
 
 FOUR = ["0", "1", "2", "3"]

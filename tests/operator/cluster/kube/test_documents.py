@@ -8,7 +8,7 @@ import pytest
 
 from ddp_operator.builders.network import build_network_policy
 from ddp_operator.builders.service import build_service
-from ddp_operator.cluster.documents import lost_fields, refusal
+from ddp_operator.cluster.kube.documents import lost_fields, refusal
 from tests.operator.support import AGENT_CLIENTS, new_job
 
 POLICY = build_network_policy(new_job(), AGENT_CLIENTS)
