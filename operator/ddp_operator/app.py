@@ -18,6 +18,8 @@ from prometheus_client import CollectorRegistry
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import Key, NotLeadingError, Request, namespace_of
 from ddp_operator.cluster.kube.cluster import KubeCluster
+from ddp_operator.cluster.kube.connection import ApiConnection
+from ddp_operator.cluster.kube.leases import KubeLeases
 from ddp_operator.handlers import NoMemories, build_registry, build_settings
 from ddp_operator.runtime import logs
 from ddp_operator.runtime.agent_watcher import AgentWatcher
@@ -96,9 +98,10 @@ async def _run_with_election(
 ) -> None:
     activity = Activity()
     # Separate connections, so that a renewal never waits for other requests.
-    leases = await KubeCluster.connect(in_flight=2, on_request=metrics.record_request)
+    lease_api = await ApiConnection.connect(in_flight=2, on_request=metrics.record_request)
     identity = f"{settings.identity}_{uuid.uuid4().hex[:8]}"
     timing = Timing(settings.lease_seconds, settings.renew_seconds, settings.retry_seconds)
+    leases = KubeLeases(lease_api)
     elector = Elector(leases, namespace, settings.lease_name, identity, timing)
     observe = _observer(activity, metrics)
     cluster = await KubeCluster.connect(may_write=elector.check, on_request=observe)
@@ -114,7 +117,7 @@ async def _run_with_election(
     finally:
         await health.cleanup()
         await cluster.close()
-        await leases.close()
+        await lease_api.close()
 
 
 async def _reconcile_jobs(

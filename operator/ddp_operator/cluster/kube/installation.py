@@ -4,7 +4,7 @@ from http import HTTPStatus
 
 from ddp_operator.api.base import API_GROUP, API_VERSION, KIND, PLURAL
 from ddp_operator.cluster.base import ClusterError, Key, Manifest
-from ddp_operator.cluster.kube.cluster import KubeCluster
+from ddp_operator.cluster.kube.connection import ApiConnection
 from ddp_operator.cluster.kube.paths import object_path
 
 JOB: Manifest = {
@@ -21,7 +21,7 @@ class InstallationError(Exception):
     """Defect of an installation, as one sentence."""
 
 
-class InstallationClient(KubeCluster):
+class InstallationClient(ApiConnection):
     """Client that checks whether jobs can be created and whether the operator is ready."""
 
     async def check_jobs(self, namespace: str) -> None:
@@ -33,7 +33,7 @@ class InstallationClient(KubeCluster):
         """
         path = object_path(KIND, namespace)
         try:
-            await self._call("POST", path, body=JOB, query=_DRY_RUN)
+            await self.call("POST", path, body=JOB, query=_DRY_RUN)
         except ClusterError as error:
             # For a kind that it does not serve the API server names no namespace.
             if error.status == HTTPStatus.NOT_FOUND and "namespaces" not in str(error):
@@ -49,7 +49,7 @@ class InstallationClient(KubeCluster):
         """
         place = f"the Deployment {deployment[1]} in the namespace {deployment[0]}"
         try:
-            found = await self._get(object_path("Deployment", *deployment))
+            found = await self.get(object_path("Deployment", *deployment))
         except ClusterError as error:
             raise InstallationError(f"{place} cannot be read: {error}") from error
         if found is None:

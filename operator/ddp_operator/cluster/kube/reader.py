@@ -10,9 +10,10 @@ from kubernetes.aio.config import kube_config
 from ddp_operator.api.base import KIND
 from ddp_operator.api.job import parse_job
 from ddp_operator.builders.names import pod_name
-from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import ClusterError, Manifest, NoClusterError
-from ddp_operator.cluster.kube.cluster import KubeCluster
+from ddp_operator.cluster.kube.connection import ApiConnection
+from ddp_operator.cluster.kube.paths import object_path
+from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from ddp_wire.contract import WORKER_CONTAINER
 
 LOG_LINES = 500_000
@@ -46,13 +47,10 @@ async def read_job(name: str, namespace: str | None, context: str | None) -> Job
     chosen = await _configure(configuration, context)
     key = (namespace or chosen, name)
     async with client.ApiClient(configuration) as api:
-        agents = Agents()
-        try:
-            job = await KubeCluster(api, agents).get_job(key)
-        finally:
-            await agents.close()
-        if job is None:
+        found = await ApiConnection(api).get(object_path(KIND, *key))
+        if found is None:
             raise ClusterError(f"there is no {KIND} {name!r} in the namespace {key[0]!r}")
+        job = keep_used_fields(KIND, found)
         pod = pod_name(parse_job(job), 0)
         try:
             log = await _read_log(api, key[0], pod)

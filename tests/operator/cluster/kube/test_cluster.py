@@ -15,7 +15,9 @@ from ddp_operator.cluster.base import (
     NotLeadingError,
     Request,
 )
-from ddp_operator.cluster.kube.cluster import KubeCluster, use_proxy_of_environment
+from ddp_operator.cluster.kube.cluster import KubeCluster
+from ddp_operator.cluster.kube.connection import ApiConnection, use_proxy_of_environment
+from ddp_operator.cluster.kube.leases import KubeLeases
 from tests.operator.fake_api import FakeApi, refusal
 
 NAME = ("ddp-system", "ddp-trainer-operator")
@@ -30,12 +32,13 @@ class Bench:
         self.api, self.requests = api, list[Request]()
         self.leading = True
         configuration = client.Configuration(host=api.address)
-        self.cluster = KubeCluster(
+        connection = ApiConnection(
             client.ApiClient(configuration),
-            Agents(),
             may_write=self._may_write,
             on_request=self.requests.append,
         )
+        self.cluster = KubeCluster(connection, Agents())
+        self.leases = KubeLeases(connection)
 
     def _may_write(self) -> None:
         if not self.leading:
@@ -111,7 +114,7 @@ async def test_refused_token_is_reloaded(bench: Bench, monkeypatch: pytest.Monke
 async def test_conflict_raises_a_conflict_error(bench: Bench) -> None:
     bench.api.fault = lambda _: refusal(409, "the object has been modified")
     with pytest.raises(ConflictError):
-        await bench.cluster.update_lease({**LEASE, "metadata": {**LEASE["metadata"], **version(1)}})
+        await bench.leases.update_lease({**LEASE, "metadata": {**LEASE["metadata"], **version(1)}})
 
 
 async def test_missing_response_fails_one_request_only(bench: Bench) -> None:
@@ -136,14 +139,14 @@ async def test_response_of_a_proxy_is_an_error(bench: Bench, status: int, messag
 
 
 async def test_lease_is_created_read_and_updated_at_its_version(bench: Bench) -> None:
-    assert await bench.cluster.get_lease(*NAME) is None
-    created = await bench.cluster.create_lease(LEASE)
+    assert await bench.leases.get_lease(*NAME) is None
+    created = await bench.leases.create_lease(LEASE)
     with pytest.raises(ConflictError):
-        await bench.cluster.create_lease(LEASE)
-    newer = await bench.cluster.update_lease(created)
+        await bench.leases.create_lease(LEASE)
+    newer = await bench.leases.update_lease(created)
     with pytest.raises(ConflictError):
-        await bench.cluster.update_lease(created)
-    assert await bench.cluster.get_lease(*NAME) == newer
+        await bench.leases.update_lease(created)
+    assert await bench.leases.get_lease(*NAME) == newer
     path = "/apis/coordination.k8s.io/v1/namespaces/ddp-system/leases"
     assert ("POST", path) in bench.api.requests
     assert ("PUT", f"{path}/ddp-trainer-operator") in bench.api.requests
@@ -151,7 +154,7 @@ async def test_lease_is_created_read_and_updated_at_its_version(bench: Bench) ->
 
 async def test_lease_is_never_updated_without_a_version(bench: Bench) -> None:
     with pytest.raises(ValueError, match="unconditional"):
-        await bench.cluster.update_lease(LEASE)
+        await bench.leases.update_lease(LEASE)
     assert bench.api.requests == []
 
 
@@ -235,7 +238,7 @@ async def test_requests_go_through_the_proxy(bench: Bench, monkeypatch: pytest.M
     configuration = client.Configuration(host="http://server.invalid")
     use_proxy_of_environment(configuration)
     monkeypatch.setenv("http_proxy", "http://other.invalid")
-    cluster = KubeCluster(client.ApiClient(configuration), Agents())
-    created = await cluster.create_lease(LEASE)
-    await cluster.close()
+    connection = ApiConnection(client.ApiClient(configuration))
+    created = await KubeLeases(connection).create_lease(LEASE)
+    await connection.close()
     assert created["metadata"]["name"] == NAME[1]

@@ -12,7 +12,6 @@ from aiohttp import web
 from kubernetes.aio import client
 
 from ddp_operator.api.job import parse_job
-from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.kube.installation import JOB, InstallationClient, InstallationError
 from tests.operator.fake_api import FakeApi, refusal
 
@@ -30,9 +29,7 @@ async def api() -> AsyncIterator[FakeApi]:
 
 @pytest.fixture
 async def installation(api: FakeApi) -> AsyncIterator[InstallationClient]:
-    made = InstallationClient(
-        client.ApiClient(client.Configuration(host=api.address)), Agents(), in_flight=1
-    )
+    made = InstallationClient(client.ApiClient(client.Configuration(host=api.address)), in_flight=1)
     yield made
     await made.close()
 

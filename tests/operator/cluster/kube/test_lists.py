@@ -9,10 +9,11 @@ from kubernetes.aio import client
 
 from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import ClusterError, Manifest
-from ddp_operator.cluster.kube import cluster as kube_cluster
-from ddp_operator.cluster.kube import lists
-from ddp_operator.cluster.kube.cluster import PAGE, KubeCluster
+from ddp_operator.cluster.kube import lists, object_lists
+from ddp_operator.cluster.kube.cluster import KubeCluster
+from ddp_operator.cluster.kube.connection import ApiConnection
 from ddp_operator.cluster.kube.lists import Decode, list_decoder
+from ddp_operator.cluster.kube.object_lists import PAGE
 from tests.operator.fake_api import FakeApi, refusal
 
 LABELS = {"job": "digits"}
@@ -56,7 +57,7 @@ async def api() -> AsyncIterator[PagedApi]:
 @pytest.fixture
 async def cluster(api: PagedApi) -> AsyncIterator[KubeCluster]:
     configuration = client.Configuration(host=api.address)
-    cluster = KubeCluster(client.ApiClient(configuration), Agents())
+    cluster = KubeCluster(ApiConnection(client.ApiClient(configuration)), Agents())
     yield cluster
     await cluster.close()
 
@@ -99,7 +100,7 @@ async def test_relist_is_decoded_outside_the_event_loop(
         return decode
 
     monkeypatch.setattr(lists, "LARGE", 1)
-    monkeypatch.setattr(kube_cluster, "list_decoder", decoder)
+    monkeypatch.setattr(object_lists, "list_decoder", decoder)
     assert len((await cluster.snapshot(None)).pods.items) == len(PODS)
     assert len(threads) == 1
     assert threading.main_thread() not in threads
