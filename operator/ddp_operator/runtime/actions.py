@@ -20,8 +20,7 @@ from ddp_operator.reconcile.plan import (
     SetAttempt,
 )
 from ddp_operator.runtime.cache import Cache
-from ddp_operator.runtime.repairs import Repairs
-from ddp_operator.runtime.sightings import Sightings
+from ddp_operator.runtime.job_state import JobState
 from ddp_operator.runtime.slow_start import slow_start
 from ddp_wire import contract
 from ddp_wire.contract import AttemptOrder
@@ -42,8 +41,6 @@ class ActionRunner:
         self,
         cluster: Cluster,
         cache: Cache,
-        repairs: Repairs,
-        sightings: Sightings,
         *,
         in_flight: int,
         others_wait: Callable[[], bool],
@@ -53,13 +50,10 @@ class ActionRunner:
         Args:
             cluster: Access to the cluster.
             cache: Cache, which stores the created and changed children.
-            repairs: Record of restored children.
-            sightings: Record of created pods.
             in_flight: Maximum number of concurrent requests of one plan.
             others_wait: Returns whether other jobs wait for a worker.
         """
         self._cluster, self._cache = cluster, cache
-        self._repairs, self._sightings = repairs, sightings
         self._in_flight, self._others_wait = in_flight, others_wait
         self._creating = 0
         """Number of plans whose pods are being created."""
@@ -68,6 +62,7 @@ class ActionRunner:
         self,
         job: DDPJob,
         raw: Manifest,
+        state: JobState,
         actions: Sequence[Action],
         *,
         continues: bool = False,
@@ -78,6 +73,7 @@ class ActionRunner:
         Args:
             job: The job.
             raw: Its manifest, for Events.
+            state: Its state, which records created pods and restored children.
             actions: Actions of its plan.
             continues: Whether the API server has accepted pods of this job just before.
             shortest_turn: Seconds for which pods are created, even if other jobs wait.
@@ -90,7 +86,7 @@ class ActionRunner:
             (CreateService, CreateNetworkPolicy),
         )
         slots = asyncio.Semaphore(self._in_flight)
-        do = partial(self._do, job, raw, slots=slots)
+        do = partial(self._do, job, raw, state, slots=slots)
         for stage in stages:
             await _all([do(one) for one in actions if isinstance(one, stage)])
         creations = [one for one in actions if isinstance(one, CreatePod)]
@@ -138,17 +134,23 @@ class ActionRunner:
         return max(FIRST_PODS, self._in_flight // max(1, self._creating))
 
     async def _do(
-        self, job: DDPJob, raw: Manifest, action: Action, *, slots: asyncio.Semaphore
+        self,
+        job: DDPJob,
+        raw: Manifest,
+        state: JobState,
+        action: Action,
+        *,
+        slots: asyncio.Semaphore,
     ) -> None:
         namespace, cluster = job.metadata.namespace, self._cluster
         async with slots:
             match action:
                 case CreateService() | CreateNetworkPolicy():
-                    await self._create(job, raw, action.manifest)
+                    await self._create(raw, state, action.manifest)
                 case CreatePod():
                     secrets = random_text(), action.job_secret or ""
-                    await self._create(job, raw, with_secrets(action.manifest, *secrets))
-                    self._sightings.record_creation(job.key, action.attempt, action.name)
+                    await self._create(raw, state, with_secrets(action.manifest, *secrets))
+                    state.sightings.record_creation(action.attempt, action.name)
                 case DeletePod():
                     await cluster.delete_pod(
                         namespace, action.name, action.uid, action.grace_seconds
@@ -161,14 +163,14 @@ class ActionRunner:
                 case DeleteJob():
                     await cluster.delete_job(job.key, action.uid)
 
-    async def _create(self, job: DDPJob, raw: Manifest, manifest: Manifest) -> None:
+    async def _create(self, raw: Manifest, state: JobState, manifest: Manifest) -> None:
         writers: list[str] = []
         with self._cache.pending_request() as request:
             created = await self._cluster.create(manifest, writers.append)
             request.put_child(manifest["kind"], created)
         for writer in writers:
             kind, name = manifest["kind"], manifest["metadata"]["name"]
-            event = self._repairs.record(job.key, kind, name, writer)
+            event = state.repairs.record(kind, name, writer)
             if event is not None:
                 await self._cluster.emit(raw, event)
 
