@@ -15,6 +15,7 @@ from typing import Any
 import kopf
 from prometheus_client import CollectorRegistry
 
+from ddp_operator.builders.kinds import kinds_in_use
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import Key, NotLeadingError, Request, namespace_of
 from ddp_operator.cluster.kube.cluster import KubeCluster
@@ -130,16 +131,7 @@ async def _reconcile_jobs(
     """Run everything that only the leader may run, forever."""
     cache = Cache()
     queue: WorkQueue[Key] = WorkQueue(group_of=namespace_of)
-    defaults = Defaults(
-        settings.trainer_image,
-        settings.image_pull_policy,
-        settings.log_format,
-        user=None if settings.worker_user == ASSIGNED else int(settings.worker_user),
-        shared_memory=settings.shared_memory,
-        agent_clients=settings.agent_clients,
-        pod_template=settings.pod_template,
-        annotations=settings.pod_template_annotations,
-    )
+    defaults = _defaults_of(settings)
     wake = functools.partial(queue.add, news=True)
     cache.directories.on_release = wake
     refresh_pods = PodLists(cluster, cache).refresh
@@ -160,9 +152,8 @@ async def _reconcile_jobs(
     metrics.observe_queue(queue.__len__, queue.oldest_seconds)
     metrics.observe_agents(watcher.count)
 
-    with_policies = settings.agent_clients is not None
-
-    take_one = functools.partial(cluster.snapshot, with_network_policies=with_policies)
+    kinds = [kind.name for kind in kinds_in_use(defaults)]
+    take_one = functools.partial(cluster.snapshot, kinds=kinds)
     take_snapshot = Snapshots(take_one, settings.namespaces, activity).take
     await first_sync(take_snapshot, cache, queue, activity)
     _log.info("ready: %d jobs known, trainer image %s", len(cache.keys()), defaults.image)
@@ -179,6 +170,20 @@ async def _reconcile_jobs(
         await watcher.close()
 
 
+def _defaults_of(settings: Settings) -> Defaults:
+    """Return the values of the installation for fields that a job leaves out."""
+    return Defaults(
+        settings.trainer_image,
+        settings.image_pull_policy,
+        settings.log_format,
+        user=None if settings.worker_user == ASSIGNED else int(settings.worker_user),
+        shared_memory=settings.shared_memory,
+        agent_clients=settings.agent_clients,
+        pod_template=settings.pod_template,
+        annotations=settings.pod_template_annotations,
+    )
+
+
 async def _watch(
     settings: Settings, cache: Cache, queue: WorkQueue[Key], stop: asyncio.Event
 ) -> None:
@@ -189,7 +194,7 @@ async def _watch(
             server would wait until it reaches the versions that it had before.
     """
     watching = await kopf.spawn_tasks(
-        registry=build_registry(cache, queue, network_policies=settings.agent_clients is not None),
+        registry=build_registry(cache, queue, kinds_in_use(_defaults_of(settings))),
         settings=build_settings(),
         memories=NoMemories(),
         standalone=True,

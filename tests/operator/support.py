@@ -18,6 +18,7 @@ from ddp_operator.api.status import (
 from ddp_operator.builders import names
 from ddp_operator.builders.network import PolicyPeer
 from ddp_operator.builders.pod import Defaults
+from ddp_operator.builders.service import build_service
 from ddp_operator.cluster.base import Manifest
 from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from ddp_operator.reconcile.children import fresh_pods
@@ -200,7 +201,7 @@ def world(
         job=job,
         now=now,
         pods=seen,
-        service_exists=service,
+        children={"Service": [build_service(job)]} if service else {},
         reports=reports,
         silent=quiet,
         progress_interval=progress_interval,

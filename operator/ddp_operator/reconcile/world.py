@@ -1,6 +1,6 @@
 """The observed state of one job and its children, which a decision depends on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -111,9 +111,8 @@ class World:
     now: datetime
     """Time by the operator's clock."""
     pods: tuple[PodView, ...] = ()
-    service_exists: bool = False
-    network_policy: Mapping[str, Any] | None = None
-    """Spec of the job's NetworkPolicy, or None if it does not exist."""
+    children: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """The job's children that are no pods, by kind. They have at least their owned fields."""
     reports: Mapping[str, AgentStatus] = field(default_factory=dict)
     """Newest agent report by pod uid."""
     silent: frozenset[str] = frozenset()

@@ -11,12 +11,11 @@ from ddp_operator.builders.pod import with_secrets
 from ddp_operator.cluster.base import Cluster, Manifest
 from ddp_operator.reconcile.plan import (
     Action,
-    CreateNetworkPolicy,
     CreatePod,
-    CreateService,
     DeleteJob,
     DeletePod,
     EndPod,
+    EnsureChild,
     SetAttempt,
 )
 from ddp_operator.runtime.cache import Cache
@@ -81,20 +80,18 @@ class ActionRunner:
         Returns:
             Whether all actions ran. Otherwise pods remain to be created in the job's next turn.
         """
-        stages: tuple[tuple[type[Action], ...], ...] = (
-            (DeletePod, EndPod, DeleteJob),
-            (CreateService, CreateNetworkPolicy),
-        )
         slots = asyncio.Semaphore(self._in_flight)
         do = partial(self._do, job, raw, state, slots=slots)
-        for stage in stages:
-            await _all([do(one) for one in actions if isinstance(one, stage)])
+        children = [one for one in actions if isinstance(one, EnsureChild)]
+        await _all([do(one) for one in actions if isinstance(one, DeletePod | EndPod | DeleteJob)])
+        await _all([do(one) for one in children if one.kind.before_pods])
         creations = [one for one in actions if isinstance(one, CreatePod)]
-        orders = [do(one) for one in actions if isinstance(one, SetAttempt)]
+        others: list[Action] = [one for one in actions if isinstance(one, SetAttempt)]
+        others += [one for one in children if not one.kind.before_pods]
         first = self._in_flight if continues else FIRST_PODS
         outcomes = await asyncio.gather(
             self._create_pods(do, creations, first, shortest_turn),
-            _all(orders),
+            _all([do(one) for one in others]),
             return_exceptions=True,
         )
         for outcome in outcomes:
@@ -145,7 +142,7 @@ class ActionRunner:
         namespace, cluster = job.metadata.namespace, self._cluster
         async with slots:
             match action:
-                case CreateService() | CreateNetworkPolicy():
+                case EnsureChild():
                     await self._create(raw, state, action.manifest)
                 case CreatePod():
                     secrets = random_text(), action.job_secret or ""

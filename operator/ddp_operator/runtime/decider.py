@@ -7,16 +7,17 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.builders.kinds import KINDS
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import Manifest
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.lifecycle import is_finished
-from ddp_operator.reconcile.plan import Action, CreateNetworkPolicy, CreateService, Plan
+from ddp_operator.reconcile.plan import Action, EnsureChild, Plan
 from ddp_operator.reconcile.world import World
 from ddp_operator.runtime.agent_reports import AgentReports
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.job_state import JobState
-from ddp_operator.runtime.ownership import belongs, selects
+from ddp_operator.runtime.ownership import belongs
 
 LARGE_JOB = 500
 """Number of pods from which a decision takes long enough to delay other jobs on the event loop."""
@@ -70,15 +71,12 @@ class Decider:
     def _observe(self, job: DDPJob, pods: Sequence[Manifest], state: JobState) -> World:
         """Return the observed state. Any thread may call it."""
         views = state.views.of([p for p in pods if belongs(p, job)])
-        services = self._children("Service", job)
-        policies = self._children("NetworkPolicy", job)
         known = self._reports.statuses(views)
         return World(
             job=job,
             now=self._clock(),
             pods=state.warnings.added_to(views),
-            service_exists=any(selects(service, job) for service in services),
-            network_policy=next((policy["spec"] for policy in policies), None),
+            children={kind: self._children(kind, job) for kind in KINDS if kind != "Pod"},
             # The address may belong to a pod of another job by now.
             reports={u: s for u, s in known.items() if s.job_uid in {job.metadata.uid, ""}},
             silent=self._reports.silent(views),
@@ -93,9 +91,9 @@ class Decider:
         """Return a plan without repairs of children that another writer changes again and again."""
 
         def is_held(action: Action) -> bool:
-            if not isinstance(action, CreateService | CreateNetworkPolicy):
+            if not isinstance(action, EnsureChild):
                 return False
-            kind, name = action.manifest["kind"], action.manifest["metadata"]["name"]
+            kind, name = action.kind.name, action.name
             exists = any(c["metadata"]["name"] == name for c in self._children(kind, job))
             return exists and state.repairs.is_held(kind, name)
 

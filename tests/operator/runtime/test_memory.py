@@ -49,7 +49,7 @@ def relist(cache: Cache, version: int) -> None:
         items += decode(page)["items"]
     for number, item in enumerate(items):
         item["metadata"] |= {"name": f"pod-{number}", "resourceVersion": f"{version}{number:04}"}
-    cache.replace(Snapshot(NO_LIST, Listing(items, version * 10_000 + PODS), NO_LIST, NO_LIST))
+    cache.replace(Snapshot(NO_LIST, {"Pod": Listing(items, version * 10_000 + PODS)}))
     release_memory()
 
 
@@ -62,7 +62,7 @@ def measure() -> None:
         relist(cache, version)
     figures.append(resident_kilobytes())
     nothing = Listing((), 100_000)
-    cache.replace(Snapshot(*4 * [nothing]))
+    cache.replace(Snapshot(nothing, {"Pod": nothing}))
     release_memory()
     print(json.dumps([*figures, resident_kilobytes()]))
 

@@ -1,12 +1,13 @@
 """Jobs, children and agents of a Kubernetes cluster: the documents of each request."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Self
 
 from ddp_operator.api.base import KIND
+from ddp_operator.builders.kinds import KINDS
 from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import (
     AgentAnswer,
@@ -58,16 +59,14 @@ class KubeCluster:
         await self._connection.close()
         await self._agents.close()
 
-    async def snapshot(
-        self, namespace: str | None, *, with_network_policies: bool = True
-    ) -> Snapshot:
+    async def snapshot(self, namespace: str | None, kinds: Iterable[str] | None = None) -> Snapshot:
         """Return all jobs and their children, of one namespace or of all.
 
-        An operator that creates no NetworkPolicies need not have permission to list them.
+        Args:
+            namespace: Namespace of the jobs, or None for all.
+            kinds: Kinds of children to list. None lists all kinds.
         """
-        return await take_snapshot(
-            self._connection, namespace, with_network_policies=with_network_policies
-        )
+        return await take_snapshot(self._connection, namespace, kinds or KINDS)
 
     async def get_job(self, key: Key) -> Manifest | None:
         """See `Cluster`."""

@@ -6,6 +6,7 @@ from datetime import datetime
 from http import HTTPStatus
 
 from ddp_operator.api.base import API_VERSION, KIND
+from ddp_operator.builders.kinds import KINDS
 from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest
 from ddp_operator.reconcile.plan import Event
 
@@ -113,13 +114,6 @@ def _namespace_is_terminating(document: Manifest) -> bool:
     return any(cause.get("reason") == "NamespaceTerminating" for cause in causes)
 
 
-_OWNED_FIELDS: dict[str, tuple[str, ...]] = {
-    "Service": ("selector", "publishNotReadyAddresses"),
-    "NetworkPolicy": ("podSelector", "ingress", "egress", "policyTypes"),
-}
-"""Fields of the spec of a child that nobody else may change."""
-
-
 def lost_fields(existing: Manifest, manifest: Manifest) -> Manifest:
     """Return a merge patch that restores the labels and the owned fields of a child."""
     lost: Manifest = {}
@@ -127,14 +121,8 @@ def lost_fields(existing: Manifest, manifest: Manifest) -> Manifest:
     missing = {k: v for k, v in manifest["metadata"]["labels"].items() if labels.get(k) != v}
     if missing:
         lost["metadata"] = {"labels": missing}
-    owned = _OWNED_FIELDS.get(manifest["kind"], ())
-    found, wanted = (
-        {k: o["spec"][k] for k in owned if k in o["spec"]} for o in (existing, manifest)
-    )
-    changed = _merge_patch(found, wanted)
-    if changed:
-        lost["spec"] = changed
-    return lost
+    kind = KINDS[manifest["kind"]]
+    return lost | _merge_patch(kind.owned_part(existing), kind.owned_part(manifest))
 
 
 def _merge_patch(found: Manifest, wanted: Manifest) -> Manifest:

@@ -1,7 +1,7 @@
 """Lists of objects: in pages, because the JSON of thousands would need much memory at once."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 
 from ddp_operator.api.base import API_GROUP, KIND, PLURAL
@@ -47,17 +47,14 @@ async def list_at_once(
 
 
 async def take_snapshot(
-    connection: ApiConnection, namespace: str | None, *, with_network_policies: bool
+    connection: ApiConnection, namespace: str | None, kinds: Iterable[str]
 ) -> Snapshot:
-    """Return all jobs and their children, of one namespace or of all."""
-    children = {"labelSelector": f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"}
+    """Return all jobs and their children of these kinds, of one namespace or of all."""
+    managed = {"labelSelector": f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"}
+    kinds = list(kinds)
     outcomes = await asyncio.gather(
         _list_jobs(connection, namespace),
-        list_pages(connection, "Pod", namespace, children),
-        list_pages(connection, "Service", namespace, children),
-        list_pages(connection, "NetworkPolicy", namespace, children)
-        if with_network_policies
-        else _no_list(),
+        *(list_pages(connection, kind, namespace, managed) for kind in kinds),
         return_exceptions=True,
     )
     listings = []
@@ -65,7 +62,7 @@ async def take_snapshot(
         if isinstance(outcome, BaseException):
             raise outcome  # In list order and not in time order, so the log repeats one error.
         listings.append(outcome)
-    return Snapshot(*listings)
+    return Snapshot(listings[0], dict(zip(kinds, listings[1:], strict=True)))
 
 
 async def _list_jobs(connection: ApiConnection, namespace: str | None) -> Listing:
@@ -76,7 +73,3 @@ async def _list_jobs(connection: ApiConnection, namespace: str | None) -> Listin
             raise
         message = f"the CRD {PLURAL}.{API_GROUP} is not installed"
         raise ClusterError(message, status=error.status) from error
-
-
-async def _no_list() -> Listing:
-    return Listing((), 0)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from ddp_operator.builders.kinds import KINDS
 from ddp_operator.cluster.base import Manifest
 from ddp_wire import contract
 
@@ -22,7 +23,6 @@ _IDENTITY = (
     "finalizers",
 )
 _POD_STATUS = ("phase", "podIP", "reason", "message")
-_SERVICE_SPEC = ("selector", "publishNotReadyAddresses")
 _CONDITIONS = {"Ready", "PodScheduled", "DisruptionTarget"}
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 _SECRETS = {contract.Env.AGENT_SECRET, contract.Env.JOB_SECRET}
@@ -32,7 +32,7 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def keep_used_fields(kind: str, manifest: Manifest) -> Manifest:
-    """Return the fields in use of a DDPJob, Pod, Service or NetworkPolicy.
+    """Return the fields in use of a DDPJob or of one of its children.
 
     A job keeps its whole spec and status, because a status write sends both.
     """
@@ -41,25 +41,15 @@ def keep_used_fields(kind: str, manifest: Manifest) -> Manifest:
 
 
 def _used(kind: str, manifest: Manifest) -> Manifest:
-    match kind:
-        case "Pod":
-            return {
-                "metadata": _child_metadata(manifest["metadata"]),
-                "spec": _pod_spec(manifest.get("spec") or {}),
-                "status": _pod_status(manifest.get("status") or {}),
-            }
-        case "Service":
-            return {
-                "metadata": _child_metadata(manifest["metadata"]),
-                "spec": _only(_SERVICE_SPEC, manifest.get("spec") or {}),
-            }
-        case "NetworkPolicy":
-            return {
-                "metadata": _child_metadata(manifest["metadata"]),
-                "spec": manifest.get("spec") or {},
-            }
-        case _:
-            return {**manifest, "metadata": _job_metadata(manifest["metadata"])}
+    if kind not in KINDS:
+        return {**manifest, "metadata": _job_metadata(manifest["metadata"])}
+    kept = {"metadata": _child_metadata(manifest["metadata"])}
+    if kind == "Pod":
+        return kept | {
+            "spec": _pod_spec(manifest.get("spec") or {}),
+            "status": _pod_status(manifest.get("status") or {}),
+        }
+    return kept | KINDS[kind].owned_part(manifest)
 
 
 def _sharing_strings(value: Any) -> Any:

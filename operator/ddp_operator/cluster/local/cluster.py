@@ -77,7 +77,8 @@ class LocalCluster:
         self._versions = itertools.count(1)
         self._jobs: dict[Key, Manifest] = {}
         self._pods: dict[Key, LocalPod] = {}
-        self._services: dict[Key, Manifest] = {}
+        self._others: dict[tuple[str, Key], Manifest] = {}
+        """Children that are no pods, by kind and key."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._network = LocalNetwork()
         self._session = aiohttp.ClientSession()
@@ -141,10 +142,11 @@ class LocalCluster:
         key = (metadata["namespace"], metadata["name"])
         created = {**manifest, "metadata": {**metadata, "uid": str(uuid.uuid4())}}
         self._set_version(created)
-        if manifest["kind"] == "Service":
-            self._services.setdefault(key, created)
-            self._on_child("Service", self._services[key], False)
-            return self._services[key]
+        kind = manifest["kind"]
+        if kind != "Pod":
+            known = self._others.setdefault((kind, key), created)
+            self._on_child(kind, known, False)
+            return known
         if key not in self._pods:
             created["status"] = {"phase": "Pending"}
             try:

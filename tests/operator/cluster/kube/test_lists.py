@@ -63,7 +63,7 @@ async def cluster(api: PagedApi) -> AsyncIterator[KubeCluster]:
 
 
 async def test_relist_reads_all_pods_in_pages(api: PagedApi, cluster: KubeCluster) -> None:
-    found = (await cluster.snapshot(None)).pods
+    found = (await cluster.snapshot(None)).children["Pod"]
     assert [pod["metadata"]["name"] for pod in found.items] == [f"p{n}" for n in range(len(PODS))]
     assert found.version == 9
     assert api.limits == [str(PAGE)] * 3
@@ -101,6 +101,6 @@ async def test_relist_is_decoded_outside_the_event_loop(
 
     monkeypatch.setattr(lists, "LARGE", 1)
     monkeypatch.setattr(object_lists, "list_decoder", decoder)
-    assert len((await cluster.snapshot(None)).pods.items) == len(PODS)
+    assert len((await cluster.snapshot(None)).children["Pod"].items) == len(PODS)
     assert len(threads) == 1
     assert threading.main_thread() not in threads
