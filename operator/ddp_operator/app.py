@@ -22,6 +22,7 @@ from ddp_operator.cluster.kube.cluster import KubeCluster
 from ddp_operator.cluster.kube.connection import ApiConnection
 from ddp_operator.cluster.kube.leases import KubeLeases
 from ddp_operator.handlers import NoMemories, build_registry, build_settings
+from ddp_operator.limits import WAITING_SECONDS
 from ddp_operator.runtime import logs
 from ddp_operator.runtime.agent_watcher import AgentWatcher
 from ddp_operator.runtime.cache import Cache
@@ -39,9 +40,6 @@ from ddp_operator.runtime.workers import Activity, all_workers, first_sync, resy
 from ddp_wire.processes import raise_open_file_limit
 
 _log = logging.getLogger("ddp_operator")
-
-_WAITING_SECONDS = 0.1
-"""Time after which a job that waits for a worker ends the turns of jobs that create pods."""
 
 
 class WatchError(Exception):
@@ -144,7 +142,7 @@ async def _reconcile_jobs(
         reports=watcher,
         monotonic=time.monotonic,
         is_listed=activity.is_listed,
-        others_wait=lambda: queue.oldest_seconds() > _WAITING_SECONDS,
+        others_wait=lambda: queue.oldest_seconds() > WAITING_SECONDS,
         on_status=metrics.record_status,
     )
     metrics.leader.set(1)

@@ -74,8 +74,8 @@ def _take(kind: str, event: Any) -> Manifest:
     """
     raw = event["object"]
     used = keep_used_fields(kind, raw)
-    for part in ("spec", "status"):
-        raw.pop(part, None)
+    for part in raw.keys() - {"apiVersion", "kind", "metadata"}:
+        del raw[part]
     raw["metadata"].pop("managedFields", None)
     return used
 

@@ -79,7 +79,7 @@ async def test_child_is_created_before_the_pods_and_then_causes_no_request() -> 
     assert len(bench.cluster.writes) == before
 
 
-async def test_child_of_no_importance_to_pods_is_created_beside_them(
+async def test_child_that_pods_do_not_need_is_created_beside_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     later = ChildKind(NAME, "v1", "configmaps", (), build_config_map, ("data",), before_pods=False)

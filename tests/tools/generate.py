@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ddp_operator.api.crd import build_crd, to_yaml
 from ddp_operator.api.reference import build_reference
+from ddp_operator.limits_page import build_limits_page
 from tests.harness.errors import HarnessError
 from tests.tools.admission import build_pod_template_rules
 from tests.tools.dashboards.build import build_dashboards
@@ -30,6 +31,7 @@ def generated() -> dict[Path, str]:
         ROOT / "charts" / "files" / "operator-rules.yaml": build_operator_rules(),
         ROOT / "charts" / "README.md": build_values_page(),
         ROOT / "docs" / "reference" / "api.md": build_reference(),
+        ROOT / "docs" / "reference" / "limits.md": build_limits_page(),
         ROOT / "docs" / "reference" / "metrics.md": build_metrics_page(),
         **{ROOT / "charts" / "dashboards" / name: text for name, text in dashboards.items()},
     }

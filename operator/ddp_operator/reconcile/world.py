@@ -12,12 +12,13 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType
 from ddp_operator.builders import names
 from ddp_operator.builders.image_names import image_by_digest
+from ddp_operator.limits import PROGRESS_SECONDS
 from ddp_operator.reconcile import containers, node_ranges
 from ddp_operator.reconcile.containers import InitFailure
 from ddp_wire import contract
 from ddp_wire.contract import AgentStatus, Env
 
-PROGRESS_INTERVAL = timedelta(seconds=5)
+PROGRESS_INTERVAL = timedelta(seconds=PROGRESS_SECONDS)
 """Minimum time between two status writes that change only the progress of one job."""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from ddp_operator.api.job import DDPJob
 from ddp_operator.builders.pod import with_secrets
 from ddp_operator.cluster.base import Cluster, Manifest
+from ddp_operator.limits import FIRST_PODS, LONGEST_TURN_SECONDS, SHORTEST_TURN_SECONDS
 from ddp_operator.reconcile.plan import (
     Action,
     CreatePod,
@@ -24,13 +25,6 @@ from ddp_operator.runtime.slow_start import slow_start
 from ddp_wire import contract
 from ddp_wire.contract import AttemptOrder
 from ddp_wire.signatures import random_text
-
-FIRST_PODS = 4
-"""Number of pods to create at once before the API server has accepted one."""
-SHORTEST_TURN_SECONDS = 0.5
-"""Shortest time for which one job's pods are created while other jobs wait for a worker."""
-LONGEST_TURN_SECONDS = 15.0
-"""Longest time for which one job's pods are created before the job is observed again."""
 
 
 class ActionRunner:

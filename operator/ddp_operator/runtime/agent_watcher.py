@@ -17,39 +17,14 @@ each have a budget.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from ddp_operator import limits
 from ddp_operator.cluster.base import Cluster, Key
 from ddp_operator.reconcile.world import PodView
 from ddp_operator.runtime.agent_watches import FINAL_PHASES, AnswerBudget, JobWatches, Watch
-from ddp_operator.runtime.fair_budget import FairBudget, Rate
+from ddp_operator.runtime.fair_budget import FairBudget
 from ddp_operator.runtime.pod_lists import SilenceLists
 from ddp_operator.runtime.token_bucket import TokenBucket
 from ddp_wire.contract import LONGEST_WAIT_SECONDS, AgentStatus
-
-PROGRESS_SECONDS = 5.0
-"""Shortest time between two readings of a job's progress. New progress changes no revision."""
-STATUS_WRITES_PER_SECOND = 20.0
-"""Status writes of all jobs together, in the long run, while nothing changes their course."""
-_PROGRESS_SHARE = 0.9
-"""Part of these writes that progress may use. A job is also written for other reasons, and the jobs
-that are due do not spread evenly over time."""
-_FIRST_RETRY_SECONDS = 0.25
-_LONGEST_RETRY_SECONDS = 5.0
-_RETRIES_PER_SECOND = 50.0
-"""Requests to agents that have not answered for long, except those of node 0, in the long run. The
-pods of many jobs may have no agent that the operator can reach."""
-_OPENINGS = Rate(burst=100, per_second=2000.0)
-"""First requests to agents. The agents of thousands of pods at once would hold the event loop."""
-_SHARED_ANSWERS = Rate(burst=64, per_second=20.0)
-"""Further answers of all agents together."""
-_ANSWER_BYTES = 1 << 14
-"""Size of an ordinary answer. A larger one counts as several, because it costs as much to read."""
-_WAKES = Rate(burst=16, per_second=0.5)
-"""Wakes of one job that wait for no other job. If there are many jobs, the rate of each is its
-share of the status writes."""
-_SHARED_WAKES = Rate(burst=64, per_second=20.0)
-"""Further wakes, of all jobs together."""
-_WAKE_SECONDS = 0.2
-"""Shortest time between two further wakes of one job. A thousand agents may have news at once."""
 
 
 class AgentWatcher:
@@ -59,7 +34,7 @@ class AgentWatcher:
         self,
         cluster: Cluster,
         wake: Callable[[Key], None],
-        status_writes_per_second: float = STATUS_WRITES_PER_SECOND,
+        status_writes_per_second: float = limits.STATUS_WRITES_PER_SECOND,
         refresh_pods: Callable[[Key], Awaitable[None]] | None = None,
     ) -> None:
         """Create a watcher without a job.
@@ -77,9 +52,11 @@ class AgentWatcher:
         self._by_uid: dict[str, Watch] = {}
         self._silent: set[str] = set()
         """Uids of the pods whose agent did not answer the newest request."""
-        self._wakes = FairBudget(_WAKES, _SHARED_WAKES, shortest_turn=_WAKE_SECONDS)
-        self._openings = TokenBucket(_OPENINGS.burst, _OPENINGS.per_second, 0.0)
-        self._shared_answers = TokenBucket(_SHARED_ANSWERS.burst, _SHARED_ANSWERS.per_second, 0.0)
+        self._wakes = FairBudget(
+            limits.WAKES, limits.SHARED_WAKES, shortest_turn=limits.WAKE_SECONDS
+        )
+        self._openings = TokenBucket(limits.OPENINGS, 0.0)
+        self._answers = FairBudget(limits.AGENT_ANSWERS, limits.SHARED_ANSWERS, shortest_turn=0.0)
         self._lists = None
         if refresh_pods is not None:
             self._lists = SilenceLists(refresh_pods, wake, self._may_be_gone)
@@ -126,8 +103,8 @@ class AgentWatcher:
 
         All followed jobs share the budget of status writes evenly.
         """
-        writes_per_second = _PROGRESS_SHARE * self._status_writes_per_second
-        return max(PROGRESS_SECONDS, len(self._jobs) / writes_per_second)
+        writes_per_second = limits.PROGRESS_SHARE * self._status_writes_per_second
+        return max(limits.PROGRESS_SECONDS, len(self._jobs) / writes_per_second)
 
     async def close(self) -> None:
         """Stop all watches."""
@@ -170,9 +147,11 @@ class AgentWatcher:
                 self._resume(job, known)
                 return
             known.stop()
-        answers = known.answers if known else AnswerBudget(asyncio.get_running_loop().time())
-        watch = Watch(pod, state, answers)
-        if known is not None:
+        if known is None:
+            now = asyncio.get_running_loop().time()
+            watch = Watch(pod, state, AnswerBudget(self._answers.share(), now))
+        else:
+            watch = Watch(pod, state, known.answers)
             watch.status, watch.answered = known.status, known.answered
         job.watches[uid] = self._by_uid[uid] = watch
         self._silent.discard(uid)
@@ -193,7 +172,7 @@ class AgentWatcher:
 
     async def _run(self, job: JobWatches, watch: Watch) -> None:
         """Ask one agent again and again, until its job is quiet."""
-        pod, revision, delay = watch.pod, -1, _FIRST_RETRY_SECONDS
+        pod, revision, delay = watch.pod, -1, limits.AGENT_RETRIES.first
         loop = asyncio.get_running_loop()
         turn = self._openings.take(loop.time())
         if turn > 0.0:
@@ -202,15 +181,15 @@ class AgentWatcher:
             wait = self.progress_seconds if pod.index == 0 else LONGEST_WAIT_SECONDS
             wait = min(wait, LONGEST_WAIT_SECONDS)
             answer = await self._cluster.watch_agent_status(pod, revision, wait)
-            cost = max(0.0 if answer.status is None else 1.0, answer.size / _ANSWER_BYTES)
-            pause = watch.answers.take(loop.time(), cost, wait, self._shared_answers)
+            cost = max(0.0 if answer.status is None else 1.0, answer.size / limits.ANSWER_BYTES)
+            pause = watch.answers.take(loop.time(), cost, wait)
             if answer.status is None:
                 revision = -1
                 self._record_silence(job, watch)
                 await asyncio.sleep(max(delay, pause))
                 delay = min(2 * delay, self._longest_retry(pod))
                 continue
-            delay = _FIRST_RETRY_SECONDS
+            delay = limits.AGENT_RETRIES.first
             self._silent.discard(pod.uid)
             repeated = answer.status.revision == revision
             revision, watch.silent, watch.answered = answer.status.revision, False, True
@@ -220,7 +199,7 @@ class AgentWatcher:
                 return
             # A current agent waits before it repeats a revision. One that cannot wait answers at
             # once, and must not be asked in a busy loop.
-            await asyncio.sleep(max(pause, _FIRST_RETRY_SECONDS if repeated else 0.0))
+            await asyncio.sleep(max(pause, limits.AGENT_RETRIES.first if repeated else 0.0))
 
     def _longest_retry(self, pod: PodView) -> float:
         """Return the longest pause between two requests to an agent that does not answer.
@@ -228,8 +207,8 @@ class AgentWatcher:
         A change of its pod, such as its readiness, causes a request at once.
         """
         if pod.index == 0:
-            return _LONGEST_RETRY_SECONDS
-        return max(_LONGEST_RETRY_SECONDS, len(self._silent) / _RETRIES_PER_SECOND)
+            return limits.AGENT_RETRIES.longest
+        return max(limits.AGENT_RETRIES.longest, len(self._silent) / limits.RETRIES_PER_SECOND)
 
     def _record(self, job: JobWatches, watch: Watch, status: AgentStatus) -> None:
         known = watch.status
@@ -265,7 +244,7 @@ class AgentWatcher:
             return
         loop = asyncio.get_running_loop()
         fair_share = self._status_writes_per_second / max(1, len(self._jobs))
-        self._wakes.own_per_second = min(_WAKES.per_second, fair_share)
+        self._wakes.own_per_second = min(limits.WAKES.per_second, fair_share)
         seconds = job.wakes.wait(loop.time())
         if seconds > 0.0:
             job.later_wake = loop.call_later(seconds, self._wake_now, job)

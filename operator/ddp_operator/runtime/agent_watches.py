@@ -3,47 +3,35 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from ddp_operator import limits
 from ddp_operator.cluster.base import Key
 from ddp_operator.reconcile.world import PodView
-from ddp_operator.runtime.fair_budget import FairShare, Rate
+from ddp_operator.runtime.fair_budget import FairShare
 from ddp_operator.runtime.token_bucket import TokenBucket
 from ddp_wire.contract import AgentPhase, AgentStatus
 
-ANSWERS = Rate(burst=16, per_second=1.0)
-"""Answers of one agent. A hostile one could answer without end."""
-OWN_ANSWERS = 1.25
-"""Answers of one agent that wait for no other agent, as a multiple of those of a job that trains.
-Such an agent answers once per longest wait of its requests."""
-MOST_HELD = 512
-"""Most pods of a job whose agents may all hold a request. The agents of a larger job would all
-answer within the same second, and hold the event loop."""
 FINAL_PHASES = frozenset({AgentPhase.SUCCEEDED, AgentPhase.FAILED, AgentPhase.PREEMPTED})
 
 
 class AnswerBudget:
     """Budget of the answers of one agent. A watch that begins again keeps the budget of its pod."""
 
-    __slots__ = ("_limit", "_own")
+    __slots__ = ("_limit", "_share")
 
-    def __init__(self, now: float) -> None:
-        self._limit = TokenBucket(ANSWERS.burst, ANSWERS.per_second, now)
-        self._own = TokenBucket(ANSWERS.burst, ANSWERS.per_second, now)
+    def __init__(self, share: FairShare, now: float) -> None:
+        """Create a budget with a share of the answers of all agents."""
+        self._limit, self._share = TokenBucket(limits.AGENT_ANSWERS, now), share
 
-    def take(self, now: float, cost: float, wait: float, shared: TokenBucket) -> float:
-        """Charge an answer to the agent's own share, or to the shared one if that is due sooner.
+    def take(self, now: float, cost: float, wait: float) -> float:
+        """Charge an answer. Return the seconds until the agent may be asked again.
 
         Args:
             now: Loop time.
             cost: The answer, as a number of ordinary ones.
             wait: Longest wait of the request in seconds.
-            shared: Answers of all agents beyond their own shares.
-
-        Returns:
-            Seconds until the agent may be asked again.
         """
-        self._own.per_second = OWN_ANSWERS / wait
-        bucket = min(self._own, shared, key=lambda one: one.seconds_until_token(now))
-        return max(self._limit.take(now, cost), bucket.take(now, cost))
+        own = self._share.charge(now, cost, limits.OWN_ANSWERS / wait)
+        return max(self._limit.take(now, cost), own)
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +81,7 @@ class JobWatches:
     @property
     def is_large(self) -> bool:
         """Whether most agents answer at once, one after the other, instead of holding a request."""
-        return len(self.watches) > MOST_HELD
+        return len(self.watches) > limits.MOST_HELD
 
     def is_covered_by_node_0(self, pod: PodView) -> bool:
         """Return whether node 0's agent will report when the agent of this pod has news."""

@@ -17,6 +17,16 @@ from ddp_operator.cluster.base import (
     Key,
     Manifest,
 )
+from ddp_operator.limits import (
+    ATTEMPTS,
+    MINOR_WRITES,
+    PAUSE_FACTOR,
+    REQUESTS_IN_FLIGHT,
+    SHARED_ATTEMPTS,
+    SHORTEST_PAUSE_SECONDS,
+    SHORTEST_TURN_SECONDS,
+    TURN_FACTOR,
+)
 from ddp_operator.reconcile import checkpoint_owner
 from ddp_operator.reconcile.invalid_spec import INVALID, invalid_spec_status, refused_config
 from ddp_operator.reconcile.lifecycle import is_finished
@@ -28,11 +38,11 @@ from ddp_operator.reconcile.plan import (
 )
 from ddp_operator.reconcile.status_throttle import is_minor, seconds_until_write
 from ddp_operator.reconcile.world import World
-from ddp_operator.runtime.actions import SHORTEST_TURN_SECONDS, ActionRunner
+from ddp_operator.runtime.actions import ActionRunner
 from ddp_operator.runtime.agent_reports import AgentReports
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.decider import Decider
-from ddp_operator.runtime.fair_budget import FairBudget, Rate
+from ddp_operator.runtime.fair_budget import FairBudget
 from ddp_operator.runtime.job_state import JobState
 from ddp_operator.runtime.logs import add_log_fields
 from ddp_operator.runtime.pod_lists import PodLists
@@ -42,19 +52,6 @@ from ddp_operator.runtime.sightings import Sightings
 from ddp_operator.runtime.token_bucket import TokenBucket
 
 _log = logging.getLogger(__name__)
-
-PAUSE_FACTOR = 6.0
-"""Pause of a job after a decision, as a multiple of the time that the decision took."""
-_SHORTEST_PAUSE_SECONDS = 0.02
-TURN_FACTOR = 5.0
-"""Shortest turn in which a job's pods are created, as a multiple of the time of its decision."""
-MINOR_WRITES = 16
-"""Status writes of one job that may follow each other at once without any action."""
-ATTEMPTS = Rate(burst=4, per_second=1 / 30)
-"""Attempts of one job after its first that wait for no other job."""
-SHARED_ATTEMPTS = Rate(burst=32, per_second=1.0)
-"""Further attempts, of all jobs together. Each costs a request per pod, and a hostile agent can
-claim both the progress and the failure that lead to the next one."""
 
 
 class Controller:
@@ -72,7 +69,7 @@ class Controller:
         *,
         reports: AgentReports,
         monotonic: Callable[[], float] | None = None,
-        in_flight: int = 32,
+        in_flight: int = REQUESTS_IN_FLIGHT,
         is_listed: Callable[[str], bool] = lambda _: True,
         others_wait: Callable[[], bool] = lambda: True,
         on_status: Callable[[DDPJobStatus, DDPJobStatus], None] = lambda *_: None,
@@ -111,7 +108,7 @@ class Controller:
         if state is None or state.creating is not None:
             return 0.0
         seconds = PAUSE_FACTOR * state.decision_seconds
-        return seconds if seconds >= _SHORTEST_PAUSE_SECONDS else 0.0
+        return seconds if seconds >= SHORTEST_PAUSE_SECONDS else 0.0
 
     def is_creating(self, key: Key) -> bool:
         """Return whether pods of a job remain to be created in its next turn."""
@@ -200,7 +197,7 @@ class Controller:
         if state is None:
             state = self._states[key] = JobState(
                 attempts=self._attempts.share(),
-                minor_writes=TokenBucket(MINOR_WRITES, 1.0, self._clock().timestamp()),
+                minor_writes=TokenBucket(MINOR_WRITES, self._clock().timestamp()),
                 repairs=Repairs(self._clock),
                 sightings=Sightings(self._monotonic),
                 warnings=PodWarnings(self._cluster.newest_warning),

@@ -10,6 +10,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.builders.kinds import KINDS
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import Manifest
+from ddp_operator.limits import LARGE_JOB
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import Action, EnsureChild, Plan
@@ -18,9 +19,6 @@ from ddp_operator.runtime.agent_reports import AgentReports
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.job_state import JobState
 from ddp_operator.runtime.ownership import belongs
-
-LARGE_JOB = 500
-"""Number of pods from which a decision takes long enough to delay other jobs on the event loop."""
 
 
 class Decider:

@@ -1,16 +1,7 @@
 """Fair budget: every user has a small share of its own, and all users share the rest."""
 
-from dataclasses import dataclass
-
+from ddp_operator.limits import Rate
 from ddp_operator.runtime.token_bucket import TokenBucket
-
-
-@dataclass(frozen=True)
-class Rate:
-    """Tokens that are there at first and at most, and tokens per second after that."""
-
-    burst: float
-    per_second: float
 
 
 class FairBudget:
@@ -29,10 +20,10 @@ class FairBudget:
             shared: Rate of all users together above their own rates.
             shortest_turn: Seconds that a user above its own rate waits at least.
         """
-        self.own_burst, self.shortest_turn = own.burst, shortest_turn
+        self.own, self.shortest_turn = own, shortest_turn
         self.own_per_second = own.per_second
         """Tokens per second of each user, which may change at any time."""
-        self.shared = TokenBucket(shared.burst, shared.per_second, 0.0)
+        self.shared = TokenBucket(shared, 0.0)
 
     def share(self) -> "FairShare":
         """Return the share of a new user."""
@@ -66,9 +57,24 @@ class FairShare:
             self._bucket(now).take(now)
         self._turn = None
 
+    def charge(self, now: float, cost: float, own_per_second: float) -> float:
+        """Charge what happened already to the user's own rate, or to the shared one if due sooner.
+
+        Args:
+            now: Time of the budget's clock.
+            cost: Number of tokens.
+            own_per_second: Tokens per second of this user from now on.
+
+        Returns:
+            Seconds after which the user may go on.
+        """
+        own = self._bucket(now)
+        own.per_second = own_per_second
+        due = min(own, self._budget.shared, key=lambda one: one.seconds_until_token(now))
+        return due.take(now, cost)
+
     def _bucket(self, now: float) -> TokenBucket:
-        per_second = self._budget.own_per_second
         if self._own is None:
-            self._own = TokenBucket(self._budget.own_burst, per_second, now)
-        self._own.per_second = per_second
+            self._own = TokenBucket(self._budget.own, now)
+        self._own.per_second = self._budget.own_per_second
         return self._own

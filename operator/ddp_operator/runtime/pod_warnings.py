@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from ddp_operator.cluster.base import ClusterError
+from ddp_operator.limits import EVENT_READS
 from ddp_operator.reconcile.conditions import is_stuck
 from ddp_operator.reconcile.world import PodView, World
 
 _log = logging.getLogger(__name__)
 
-FIRST_READ = timedelta(seconds=10)
-"""Age of an attempt at which its pods should have started. Most have, and need no request."""
-LONGEST_INTERVAL = timedelta(minutes=5)
+_FIRST_READ = timedelta(seconds=EVENT_READS.first)
+_LONGEST_INTERVAL = timedelta(seconds=EVENT_READS.longest)
 _UNSEEN = "NotScheduled: no scheduler has considered the pod, as with an unknown schedulerName"
 
 Read = Callable[[str, str], Awaitable[str | None]]
@@ -62,19 +62,19 @@ class PodWarnings:
         """
         start, now, known = world.job.status.attempt_start_time, world.now, self._found
         waiting = [pod for pod in pods if _is_unexplained(pod) or _is_known(pod, known)]
-        if not waiting or start is None or now - start < FIRST_READ:
+        if not waiting or start is None or now - start < _FIRST_READ:
             return
         pod = min(waiting, key=lambda one: one.index)
         same = known if known is not None and known.uid == pod.uid else None
-        pause = same.interval if same is not None else FIRST_READ
+        pause = same.interval if same is not None else _FIRST_READ
         if known is not None and known.read <= now < known.read + pause:
             return
-        interval = min(LONGEST_INTERVAL, 2 * same.interval) if same is not None else FIRST_READ
+        interval = min(_LONGEST_INTERVAL, 2 * same.interval) if same is not None else _FIRST_READ
         try:
             text = await self._read(world.job.metadata.namespace, pod.uid)
         except ClusterError as error:
             _log.warning("the Events of pod %s cannot be read: %s", pod.name, error)
-            text, interval = same.text if same is not None else None, LONGEST_INTERVAL
+            text, interval = same.text if same is not None else None, _LONGEST_INTERVAL
         if text is None and pod.node is None and pod.waiting in (None, _UNSEEN):
             text = _UNSEEN
         self._found = _Finding(pod.uid, text, now, interval)

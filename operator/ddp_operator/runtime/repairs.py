@@ -4,15 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from ddp_operator.limits import REPAIRS, REPAIRS_QUIET_SECONDS
 from ddp_operator.reconcile.plan import Event, EventType
 
 _Child = tuple[str, str]
 """Kind and name."""
 
-_FIRST_PAUSE = timedelta(seconds=2)
-_LONGEST_PAUSE = timedelta(minutes=5)
-_QUIET = timedelta(minutes=1)
-"""Time after the end of a pause without a repair, after which the count starts again."""
+_QUIET = timedelta(seconds=REPAIRS_QUIET_SECONDS)
 PUBLISHED = 3
 """Number of repairs in a row from which another writer must be at work."""
 
@@ -24,7 +22,7 @@ class _Repaired:
 
     @property
     def pause(self) -> timedelta:
-        return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(self.count - 1, 16))
+        return timedelta(seconds=REPAIRS.after(self.count))
 
 
 class Repairs:
@@ -54,6 +52,6 @@ class Repairs:
             return None
         text = (
             f"{writer} changes the {kind} {name} again each time the operator restores it; the"
-            f" operator goes on to restore it, at last once per {_LONGEST_PAUSE.seconds // 60} min"
+            f" operator goes on to restore it, at last once per {REPAIRS.longest / 60:.0f} min"
         )
         return Event(EventType.WARNING, "ChildOverwritten", text)

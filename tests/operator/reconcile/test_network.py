@@ -15,7 +15,6 @@ from tests.operator.support import (
     active_job,
     all_pods,
     new_job,
-    only,
     with_status,
     world,
 )
@@ -40,7 +39,8 @@ def warnings(plan: Plan) -> list[str]:
 
 def test_new_job_gets_a_network_policy_beside_its_service() -> None:
     plan = decide(world(new_job(nodes=2), service=False), GUARDED)
-    kinds = [action.manifest["kind"] for action in only(plan.actions, EnsureChild | CreatePod)]
+    children = [one for one in plan.actions if isinstance(one, EnsureChild | CreatePod)]
+    kinds = [child.manifest["kind"] for child in children]
     assert kinds == ["Service", "NetworkPolicy", "Pod", "Pod"]
 
 

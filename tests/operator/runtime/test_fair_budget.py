@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_operator.runtime.fair_budget import FairBudget, FairShare, Rate
+from ddp_operator.limits import Rate
+from ddp_operator.runtime.fair_budget import FairBudget, FairShare
 
 OWN, SHARED = Rate(burst=2, per_second=0.1), Rate(burst=3, per_second=1.0)
 START = 1000.0

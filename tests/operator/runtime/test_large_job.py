@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from ddp_operator.builders.pod import Defaults
+from ddp_operator.limits import LARGE_JOB, PAUSE_FACTOR
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import Plan
 from ddp_operator.reconcile.world import World
 from ddp_operator.runtime.cache import Cache
-from ddp_operator.runtime.controller import PAUSE_FACTOR, Controller
-from ddp_operator.runtime.decider import LARGE_JOB
+from ddp_operator.runtime.controller import Controller
 from tests.operator.fake_cluster import DirectReports, FakeCluster
 from tests.operator.support import DEFAULTS, NOW, job_manifest
 

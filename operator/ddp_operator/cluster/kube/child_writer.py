@@ -16,13 +16,10 @@ from ddp_operator.cluster.base import (
 from ddp_operator.cluster.kube.documents import COMPONENT, lost_fields
 from ddp_operator.cluster.kube.paths import object_path
 from ddp_operator.cluster.kube.used_fields import keep_used_fields
+from ddp_operator.limits import CREATE_CONFLICTS, CREATE_TRIES
 
 ALREADY_EXISTS = "AlreadyExists"
 _STRICT = {"fieldValidation": "Strict"}
-_TRIES = 6
-"""Number of requests for one creation while the API server answers with other conflicts."""
-_FIRST_PAUSE_SECONDS = 0.025
-"""Half of the longest pause before the second request. The pause doubles with each request."""
 
 
 class Call(Protocol):
@@ -67,10 +64,9 @@ async def create_child(
                 return await _adopt(call, manifest, on_restored)
             # Requests changed a ResourceQuota at the same time, so nothing was created.
             conflicts += 1
-            if conflicts == _TRIES:
+            if conflicts == CREATE_TRIES:
                 raise
-        longest = _FIRST_PAUSE_SECONDS * 2.0**conflicts
-        await asyncio.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 (jitter)
+        await asyncio.sleep(CREATE_CONFLICTS.after(conflicts) * random.uniform(0.5, 1.0))  # noqa: S311 (jitter)
 
 
 async def _adopt(call: Call, manifest: Manifest, on_restored: Callable[[str], None]) -> Manifest:

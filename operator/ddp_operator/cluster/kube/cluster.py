@@ -23,9 +23,10 @@ from ddp_operator.cluster.kube.child_writer import create_child
 from ddp_operator.cluster.kube.connection import ApiConnection
 from ddp_operator.cluster.kube.documents import event_document, newest_warning, status_document
 from ddp_operator.cluster.kube.lists import decode_nothing
-from ddp_operator.cluster.kube.object_lists import PAGE, list_at_once, list_pages, take_snapshot
+from ddp_operator.cluster.kube.object_lists import list_at_once, list_pages, take_snapshot
 from ddp_operator.cluster.kube.paths import object_path
 from ddp_operator.cluster.kube.used_fields import keep_used_fields
+from ddp_operator.limits import PAGE, REQUESTS_IN_FLIGHT
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.world import PodView
 from ddp_wire.contract import AttemptOrder
@@ -44,7 +45,7 @@ class KubeCluster:
     async def connect(
         cls,
         *,
-        in_flight: int = 32,
+        in_flight: int = REQUESTS_IN_FLIGHT,
         may_write: Callable[[], None] = lambda: None,
         on_request: Callable[[Request], None] = lambda _: None,
     ) -> Self:

@@ -20,6 +20,7 @@ from ddp_operator.cluster.base import ClusterError, Manifest, Request
 from ddp_operator.cluster.kube.documents import COMPONENT, namespace_in, refusal, resource_of
 from ddp_operator.cluster.kube.fair_semaphore import FairSemaphore
 from ddp_operator.cluster.kube.lists import Decode, DecoderThread, decode_nothing
+from ddp_operator.limits import REQUESTS_IN_FLIGHT
 
 _MERGE_PATCH = "application/merge-patch+json"
 _REQUEST_SECONDS = 30
@@ -34,7 +35,7 @@ class ApiConnection:
         *,
         may_write: Callable[[], None] = lambda: None,
         on_request: Callable[[Request], None] = lambda _: None,
-        in_flight: int = 32,
+        in_flight: int = REQUESTS_IN_FLIGHT,
     ) -> None:
         """Create a connection.
 
@@ -53,7 +54,7 @@ class ApiConnection:
     async def connect(
         cls,
         *,
-        in_flight: int = 32,
+        in_flight: int = REQUESTS_IN_FLIGHT,
         may_write: Callable[[], None] = lambda: None,
         on_request: Callable[[Request], None] = lambda _: None,
     ) -> Self:

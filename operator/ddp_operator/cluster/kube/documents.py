@@ -8,6 +8,7 @@ from http import HTTPStatus
 from ddp_operator.api.base import API_VERSION, KIND
 from ddp_operator.builders.kinds import KINDS
 from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest
+from ddp_operator.limits import TERMINATING_SECONDS
 from ddp_operator.reconcile.plan import Event
 
 _EVENT_CHARACTERS = 1024
@@ -88,11 +89,6 @@ def namespace_in(path: str) -> str:
     return rest.partition("/")[0] if found else ""
 
 
-_TERMINATING_SECONDS = 5.0
-"""Seconds until the next request for a job in a namespace that is being deleted. Its job is deleted
-soon, and each deletion of a pod is an event that would cause a request otherwise."""
-
-
 def refusal(status: int, text: bytes, retry_after: str | None) -> ClusterError:
     """Return the error of a response with an HTTP status from 400."""
     try:
@@ -101,7 +97,7 @@ def refusal(status: int, text: bytes, retry_after: str | None) -> ClusterError:
     except (ValueError, KeyError, TypeError):
         document, message = {}, f"HTTP status {status}"
     if _namespace_is_terminating(document):
-        wait: float | None = _TERMINATING_SECONDS
+        wait: float | None = TERMINATING_SECONDS
     else:
         wait = float(retry_after) if retry_after and retry_after.isdigit() else None
     kind = ConflictError if status == HTTPStatus.CONFLICT else ClusterError

@@ -9,10 +9,8 @@ from ddp_operator.cluster.base import ClusterError, Listing, Manifest, Snapshot
 from ddp_operator.cluster.kube.connection import ApiConnection
 from ddp_operator.cluster.kube.lists import list_decoder
 from ddp_operator.cluster.kube.paths import object_path
+from ddp_operator.limits import PAGE
 from ddp_wire import contract
-
-PAGE = 500
-"""Number of objects in one answer to a list. Their JSON has some 5 MB and parses in 50 ms."""
 
 
 async def list_pages(

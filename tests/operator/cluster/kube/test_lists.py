@@ -13,7 +13,7 @@ from ddp_operator.cluster.kube import lists, object_lists
 from ddp_operator.cluster.kube.cluster import KubeCluster
 from ddp_operator.cluster.kube.connection import ApiConnection
 from ddp_operator.cluster.kube.lists import Decode, list_decoder
-from ddp_operator.cluster.kube.object_lists import PAGE
+from ddp_operator.limits import PAGE
 from tests.operator.fake_api import FakeApi, refusal
 
 LABELS = {"job": "digits"}
