@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ddp_operator.api.crd import build_crd, to_yaml
 from ddp_operator.api.reference import build_reference
+from ddp_operator.limits_page import build_limits_page
 from tools.admission import build_pod_template_rules
 from tools.dashboards.build import build_dashboards
 from tools.dashboards.page import build_dashboards_page
@@ -34,6 +35,7 @@ def generated() -> dict[Path, str]:
         ROOT / "docs" / "reference" / "dashboards.md": build_dashboards_page(
             [json.loads(text) for text in dashboards.values()]
         ),
+        ROOT / "docs" / "reference" / "limits.md": build_limits_page(),
         ROOT / "docs" / "reference" / "metrics.md": build_metrics_page(),
         **{ROOT / "charts" / "dashboards" / name: text for name, text in dashboards.items()},
         **{ROOT / "docs" / "reference" / name: text for name, text in build_pages().items()},

@@ -15,10 +15,14 @@ from typing import Any
 import kopf
 from prometheus_client import CollectorRegistry
 
+from ddp_operator.builders.kinds import kinds_in_use
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import Key, NotLeadingError, Request, namespace_of
-from ddp_operator.cluster.kube import KubeCluster
+from ddp_operator.cluster.kube.cluster import KubeCluster
+from ddp_operator.cluster.kube.connection import ApiConnection
+from ddp_operator.cluster.kube.leases import KubeLeases
 from ddp_operator.handlers import NoMemories, build_registry, build_settings
+from ddp_operator.limits import WAITING_SECONDS
 from ddp_operator.runtime import logs
 from ddp_operator.runtime.agent_watcher import AgentWatcher
 from ddp_operator.runtime.cache import Cache
@@ -41,9 +45,6 @@ from ddp_operator.runtime.workers import (
 from ddp_wire.processes import raise_open_file_limit
 
 _log = logging.getLogger("ddp_operator")
-
-_WAITING_SECONDS = 0.1
-"""Wait of a job for a worker, in seconds, after which other jobs end their turns to create pods."""
 
 
 class WatchError(Exception):
@@ -101,9 +102,10 @@ async def _run_with_election(
 ) -> None:
     activity = WorkerActivity()
     # Separate connections, so that a renewal never waits for other requests.
-    leases = await KubeCluster.connect(in_flight=2, on_request=metrics.record_request)
+    lease_api = await ApiConnection.connect(in_flight=2, on_request=metrics.record_request)
     identity = f"{settings.identity}_{uuid.uuid4().hex[:8]}"
     timing = Timing(settings.lease_seconds, settings.renew_seconds, settings.retry_seconds)
+    leases = KubeLeases(lease_api)
     elector = Elector(leases, namespace, settings.lease_name, identity, timing)
     observe = _observer(activity, metrics)
     cluster = await KubeCluster.connect(may_write=elector.check, on_request=observe)
@@ -119,7 +121,7 @@ async def _run_with_election(
     finally:
         await health.cleanup()
         await cluster.close()
-        await leases.close()
+        await lease_api.close()
 
 
 async def _reconcile_jobs(
@@ -132,16 +134,7 @@ async def _reconcile_jobs(
     """Run everything that only the leader may run, forever."""
     cache = Cache()
     queue: WorkQueue[Key] = WorkQueue(group_of=namespace_of)
-    defaults = Defaults(
-        settings.trainer_image,
-        settings.image_pull_policy,
-        settings.log_format,
-        user=None if settings.worker_user == ASSIGNED else int(settings.worker_user),
-        shared_memory=settings.shared_memory,
-        agent_clients=settings.agent_clients,
-        pod_template=settings.pod_template,
-        annotations=settings.pod_template_annotations,
-    )
+    defaults = _defaults_of(settings)
     wake = functools.partial(queue.add, urgent=True)
     cache.directories.on_release = wake
     refresh_pods = PodLists(cluster, cache).refresh
@@ -154,7 +147,7 @@ async def _reconcile_jobs(
         reports=watcher,
         monotonic=time.monotonic,
         is_listed=activity.is_listed,
-        others_wait=lambda: queue.oldest_seconds() > _WAITING_SECONDS,
+        others_wait=lambda: queue.oldest_seconds() > WAITING_SECONDS,
         on_status=metrics.record_status,
     )
     metrics.leader.set(1)
@@ -162,9 +155,8 @@ async def _reconcile_jobs(
     metrics.observe_queue(queue.__len__, queue.oldest_seconds)
     metrics.observe_agents(watcher.count)
 
-    with_policies = settings.agent_clients is not None
-
-    take_one = functools.partial(cluster.snapshot, with_network_policies=with_policies)
+    kinds = [kind.name for kind in kinds_in_use(defaults)]
+    take_one = functools.partial(cluster.snapshot, kinds=kinds)
     take_snapshot = Snapshots(take_one, settings.namespaces, activity).take
     await first_sync(take_snapshot, cache, queue, activity)
     _log.info("ready: %d jobs known, trainer image %s", len(cache.keys()), defaults.image)
@@ -181,6 +173,20 @@ async def _reconcile_jobs(
         await watcher.close()
 
 
+def _defaults_of(settings: Settings) -> Defaults:
+    """Return the values of the installation for fields that a job leaves out."""
+    return Defaults(
+        settings.trainer_image,
+        settings.image_pull_policy,
+        settings.log_format,
+        user=None if settings.worker_user == ASSIGNED else int(settings.worker_user),
+        shared_memory=settings.shared_memory,
+        agent_clients=settings.agent_clients,
+        pod_template=settings.pod_template,
+        annotations=settings.pod_template_annotations,
+    )
+
+
 async def _watch(
     settings: Settings, cache: Cache, queue: WorkQueue[Key], stop: asyncio.Event
 ) -> None:
@@ -191,7 +197,7 @@ async def _watch(
             server would wait until it reaches the versions that it had before.
     """
     watching = await kopf.spawn_tasks(
-        registry=build_registry(cache, queue, network_policies=settings.agent_clients is not None),
+        registry=build_registry(cache, queue, kinds_in_use(_defaults_of(settings))),
         settings=build_settings(),
         memories=NoMemories(),
         standalone=True,

@@ -6,7 +6,7 @@ import sys
 import time
 
 from ddp_operator.cluster.base import Key
-from ddp_operator.cluster.installation import InstallationClient, InstallationError
+from ddp_operator.cluster.kube.installation import InstallationClient, InstallationError
 
 _INTERVAL_SECONDS = 1.0
 

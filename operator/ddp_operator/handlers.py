@@ -7,15 +7,16 @@ They are event handlers only, without finalizers, daemons, timers or annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import kopf
 from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 
 from ddp_operator.api.base import API_GROUP, API_VERSION_NAME, KIND, PLURAL
+from ddp_operator.builders.kinds import KINDS, ChildKind
 from ddp_operator.cluster.base import Key, Manifest
-from ddp_operator.cluster.used_fields import keep_used_fields
+from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_wire import contract
@@ -25,14 +26,14 @@ FIRST_PAGE = 50
 
 
 def build_registry(
-    cache: Cache, queue: WorkQueue[Key], *, network_policies: bool = True
+    cache: Cache, queue: WorkQueue[Key], kinds: Iterable[ChildKind] = KINDS.values()
 ) -> kopf.OperatorRegistry:
     """Return the handlers, which update the cache and add keys to the queue.
 
     Args:
         cache: Newest known jobs and children.
         queue: Keys of the jobs to reconcile.
-        network_policies: Whether to watch NetworkPolicies.
+        kinds: Kinds of children to watch.
     """
     registry = kopf.OperatorRegistry()
 
@@ -46,27 +47,21 @@ def build_registry(
         deleted = event["type"] == "DELETED"
         queue.add(cache.drop_job(job) if deleted else cache.put_job(job))
 
-    def on_child(kind: str, event: Any) -> None:
-        child = _take(kind, event)
-        deleted = event["type"] == "DELETED"
-        key = cache.drop_child(kind, child) if deleted else cache.put_child(kind, child)
-        if key is not None:
-            queue.add(key, urgent=True)
+    def watch_children(kind: ChildKind) -> None:
+        @kopf.on.event(
+            kind.group, kind.version, kind.plural, registry=registry, id=f"on_{kind.plural}"
+        )
+        async def on_child(event: Any, **_: Any) -> None:
+            child = _take(kind.name, event)
+            deleted = event["type"] == "DELETED"
+            change = cache.drop_child if deleted else cache.put_child
+            key = change(kind.name, child)
+            if key is not None:
+                queue.add(key, urgent=True)
 
-    @kopf.on.event("", "v1", "pods", registry=registry)
-    async def on_pod(event: Any, **_: Any) -> None:
-        on_child("Pod", event)
-
-    @kopf.on.event("", "v1", "services", registry=registry)
-    async def on_service(event: Any, **_: Any) -> None:
-        on_child("Service", event)
-
-    if network_policies:
-
-        @kopf.on.event("networking.k8s.io", "v1", "networkpolicies", registry=registry)
-        async def on_network_policy(event: Any, **_: Any) -> None:
-            on_child("NetworkPolicy", event)
-
+    for kind in kinds:
+        if kind.watched:
+            watch_children(kind)
     return registry
 
 
@@ -79,8 +74,8 @@ def _take(kind: str, event: Any) -> Manifest:
     """
     raw = event["object"]
     used = keep_used_fields(kind, raw)
-    for part in ("spec", "status"):
-        raw.pop(part, None)
+    for part in raw.keys() - {"apiVersion", "kind", "metadata"}:
+        del raw[part]
     raw["metadata"].pop("managedFields", None)
     return used
 
@@ -89,8 +84,8 @@ def build_settings() -> kopf.OperatorSettings:
     """Return kopf's settings: watch only the operator's own children, and write nothing."""
     settings = kopf.OperatorSettings()
     selector = f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"
-    for plural in ("pods", "services", "networkpolicies"):
-        settings.watching.label_selectors[plural] = selector
+    for kind in KINDS.values():
+        settings.watching.label_selectors[kind.plural] = selector
     settings.watching.chunk_size = FIRST_PAGE
     # The task of an object keeps its last event until it has been idle for this long.
     settings.queueing.idle_timeout = 0.2

@@ -14,7 +14,7 @@ import aiohttp
 from kubernetes.aio.config import kube_config
 
 from ddp_operator.cluster.base import Request
-from ddp_operator.cluster.kube import KubeCluster
+from ddp_operator.cluster.kube.cluster import KubeCluster
 from tests.harness import paths
 from tests.harness.cluster import Cluster
 from tests.harness.pki import Authority

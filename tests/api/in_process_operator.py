@@ -17,7 +17,7 @@ from ddp_operator.cluster.base import (
     Manifest,
     Request,
 )
-from ddp_operator.cluster.kube import KubeCluster
+from ddp_operator.cluster.kube.cluster import KubeCluster
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from tests.api.client import Api, operator_client

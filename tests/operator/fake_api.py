@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from aiohttp import web
 
+from ddp_operator.builders.kinds import KINDS
 from ddp_operator.cluster.base import ClusterError
 from tests.operator.fake_leases import LeaseServer
 
@@ -112,7 +113,7 @@ class FakeApi:
             return await self._lease(request)
         if request.path in DISCOVERY:
             return DISCOVERY[request.path]
-        if last in {"ddpjobs", "pods", "services", "networkpolicies"}:
+        if last in {"ddpjobs", *(kind.plural for kind in KINDS.values())}:
             if request.query.get("watch") == "true":
                 self._watches.append(request)
                 await asyncio.sleep(3600)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TypeVar
 
+from ddp_operator.builders.kinds import KINDS
 from ddp_operator.cluster.base import (
     AgentAnswer,
     ClusterError,
@@ -21,7 +22,7 @@ from ddp_operator.cluster.base import (
 )
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.world import PodView
-from ddp_operator.runtime.cache import CHILD_KINDS, Cache
+from ddp_operator.runtime.cache import Cache
 from ddp_wire import contract
 from ddp_wire.contract import AgentStatus, AttemptOrder
 from tests.scenarios.pods import TERMINAL
@@ -40,7 +41,7 @@ class FakeCluster:
         self._versions = itertools.count(1)
         self._uids = itertools.count(1)
         self.jobs: dict[Key, Manifest] = {}
-        self.children: dict[str, dict[Key, Manifest]] = {kind: {} for kind in CHILD_KINDS}
+        self.children: dict[str, dict[Key, Manifest]] = {kind: {} for kind in KINDS}
         self.agents: dict[str, AgentStatus] = {}
         """Agent statuses by pod uid."""
         self.writes: list[str] = []
@@ -138,8 +139,11 @@ class FakeCluster:
 
     def snapshot(self) -> ClusterSnapshot:
         version = next(self._versions)
-        kinds = (self.jobs, *(self.children[kind] for kind in CHILD_KINDS))
-        return ClusterSnapshot(*(Listing(copy.deepcopy(list(k.values())), version) for k in kinds))
+
+        def listing(objects: dict[Key, Manifest]) -> Listing:
+            return Listing(copy.deepcopy(list(objects.values())), version)
+
+        return ClusterSnapshot(listing(self.jobs), {k: listing(self.children[k]) for k in KINDS})
 
     # --- `Cluster` ------------------------------------------------------------------------------
 

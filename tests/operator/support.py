@@ -18,8 +18,9 @@ from ddp_operator.api.status import (
 from ddp_operator.builders import names
 from ddp_operator.builders.network import PolicyPeer
 from ddp_operator.builders.pod import Defaults
+from ddp_operator.builders.service import build_service
 from ddp_operator.cluster.base import Manifest
-from ddp_operator.cluster.used_fields import keep_used_fields
+from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from ddp_operator.reconcile.children import fresh_pods
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import Action, Plan
@@ -206,7 +207,7 @@ def world(
         job=job,
         now=now,
         pods=seen,
-        service_exists=service,
+        children={"Service": [build_service(job)]} if service else {},
         agent_statuses=known,
         silent=quiet,
         progress_interval=progress_interval,

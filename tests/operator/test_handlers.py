@@ -11,21 +11,23 @@ import pytest
 
 from ddp_operator import app
 from ddp_operator.app import WatchError
+from ddp_operator.builders.kinds import kinds_in_use
+from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import Key, Manifest
-from ddp_operator.cluster.used_fields import keep_used_fields
+from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from ddp_operator.handlers import NoMemories, build_registry, build_settings
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.settings import Settings
-from tests.operator.support import active_job, job_manifest, pod_manifest
+from tests.operator.support import DEFAULTS, GUARDED, active_job, job_manifest, pod_manifest
 
 KEY = ("team-a", "digits")
 
 
 class Bench:
-    def __init__(self, *, network_policies: bool = True) -> None:
+    def __init__(self, defaults: Defaults = GUARDED) -> None:
         self.cache, self.queue = Cache(), WorkQueue[Key]()
-        self.registry = build_registry(self.cache, self.queue, network_policies=network_policies)
+        self.registry = build_registry(self.cache, self.queue, kinds_in_use(defaults))
 
     async def event(self, plural: str, kind: str | None, item: Manifest) -> None:
         """Call the handler of an event, as kopf does."""
@@ -89,7 +91,7 @@ async def test_foreign_pod_queues_nothing() -> None:
 @pytest.mark.parametrize("policies", [True, False])
 def test_kopf_only_watches(policies: bool) -> None:
     """Without finalizers, daemons, timers, indexes and webhooks kopf never writes to an object."""
-    registry = Bench(network_policies=policies).registry
+    registry = Bench(GUARDED if policies else DEFAULTS).registry
     watching: list[Any] = list(registry._watching.get_all_handlers())
     watched = {h.selector.any_name for h in watching}
     assert watched - {"networkpolicies"} == {"ddpjobs", "pods", "services"}

@@ -15,6 +15,10 @@ PACKAGES = ("ddp_operator", "ddp_agent", "ddp_trainer", "ddp_wire")
 
 FORBIDDEN = {
     "The operator's layers": ("operator/ddp_operator/api/base.py", "ddp_operator.builders"),
+    "The cluster's layers": (
+        "operator/ddp_operator/cluster/local/share.py",
+        "ddp_operator.cluster.kube.paths",
+    ),
     "Only handlers and app": ("operator/ddp_operator/runtime/health.py", "kopf"),
     "Only the cluster layer": ("operator/ddp_operator/reconcile/plan.py", "asyncio"),
     "The trainer's layers": ("trainer/ddp_trainer/errors.py", "ddp_trainer.config"),

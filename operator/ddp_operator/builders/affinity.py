@@ -1,9 +1,13 @@
-"""Affinity of worker pods: that of the job, and a preference against nodes with strikes.
+"""Affinity of worker pods: that of the job, and terms that the operator adds.
 
-This module alone writes the field. It appends to the lists of the job and replaces none of them.
+This module alone writes the field. An affinity has up to five lists whose terms hold together, and
+each thing that the operator wants is one term, which is appended to its list. So it replaces
+neither a term of the job nor another one of the operator. The sixth list, the required
+nodeSelectorTerms, has alternatives: a further one would loosen what the job requires.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,8 +17,27 @@ AVOIDED_STRIKES = 2
 """Number of strikes from which new pods avoid a Kubernetes node."""
 STRIKE_LIFETIME = timedelta(hours=24)
 """Time after its last strike for which the strikes of a Kubernetes node count."""
-_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+NODES, PODS, OTHER_PODS = "nodeAffinity", "podAffinity", "podAntiAffinity"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _WEIGHT = 100
+
+
+@dataclass(frozen=True)
+class Term:
+    """One term that the operator adds to an affinity."""
+
+    group: str
+    """Field of the affinity: `NODES`, `PODS` or `OTHER_PODS`."""
+    rule: str
+    """Field of the group with the list: `PREFERRED` or `REQUIRED`."""
+    value: Mapping[str, Any]
+    """Item of the list."""
+
+    def __post_init__(self) -> None:
+        """Refuse a required term about nodes, because it would be an alternative."""
+        if (self.group, self.rule) == (NODES, REQUIRED):
+            raise ValueError("required terms of nodeAffinity are alternatives")
 
 
 def valid_strikes(strikes: Sequence[StrikeStatus], now: datetime) -> list[StrikeStatus]:
@@ -22,25 +45,37 @@ def valid_strikes(strikes: Sequence[StrikeStatus], now: datetime) -> list[Strike
     return [strike for strike in strikes if now - strike.last_time < STRIKE_LIFETIME]
 
 
-def with_avoided_nodes(affinity: Any, strikes: Sequence[StrikeStatus]) -> Any:
-    """Return an affinity with a preference against the Kubernetes nodes that have two strikes.
+def avoided_nodes(strikes: Sequence[StrikeStatus]) -> list[Term]:
+    """Return the preference against the Kubernetes nodes that have two strikes, if there are any.
 
     A preference still allows such a node when no other one has room. It names nodes by the field
     metadata.name, because the label kubernetes.io/hostname may have another value.
-
-    Args:
-        affinity: Affinity of the job's podTemplate, or None.
-        strikes: Strikes of the job.
     """
     avoided = sorted(s.node for s in strikes if s.count >= AVOIDED_STRIKES)
     if not avoided:
-        return affinity
-    own = affinity or {}
-    of_nodes = (own.get("nodeAffinity") or {}) if isinstance(own, Mapping) else None
-    preferred = (of_nodes.get(_PREFERRED) or []) if isinstance(of_nodes, Mapping) else None
-    if not isinstance(of_nodes, Mapping) or not isinstance(preferred, list):
-        return affinity  # The API server reports it.
+        return []
     # The API server accepts one value per requirement of a field.
     elsewhere = [{"key": "metadata.name", "operator": "NotIn", "values": [n]} for n in avoided]
-    term = {"weight": _WEIGHT, "preference": {"matchFields": elsewhere}}
-    return {**own, "nodeAffinity": {**of_nodes, _PREFERRED: [*preferred, term]}}
+    return [Term(NODES, PREFERRED, {"weight": _WEIGHT, "preference": {"matchFields": elsewhere}})]
+
+
+def with_terms(affinity: Any, terms: Iterable[Term]) -> Any:
+    """Return an affinity with terms appended to its lists.
+
+    Args:
+        affinity: Affinity of the job's podTemplate, or None. One of a wrong type is returned as it
+            is, because the API server reports it.
+        terms: Terms to append.
+    """
+    for term in terms:
+        affinity = _with_term(affinity, term)
+    return affinity
+
+
+def _with_term(affinity: Any, term: Term) -> Any:
+    own = affinity or {}
+    group = (own.get(term.group) or {}) if isinstance(own, Mapping) else None
+    items = (group.get(term.rule) or []) if isinstance(group, Mapping) else None
+    if not isinstance(group, Mapping) or not isinstance(items, list):
+        return affinity
+    return {**own, term.group: {**group, term.rule: [*items, dict(term.value)]}}

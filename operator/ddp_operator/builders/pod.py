@@ -18,7 +18,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.pod_policy import ANNOTATIONS, PodTemplatePolicy
 from ddp_operator.api.spec import Rdma
 from ddp_operator.builders import names
-from ddp_operator.builders.affinity import with_avoided_nodes
+from ddp_operator.builders.affinity import avoided_nodes, with_terms
 from ddp_operator.builders.env import build_env
 from ddp_operator.builders.network import PolicyPeer
 from ddp_operator.builders.overlay import apply_overlay, are_objects
@@ -120,8 +120,8 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
 
 
 def _with_affinity(pod: dict[str, Any], job: DDPJob) -> dict[str, Any]:
-    """Return the pod with a preference against Kubernetes nodes with strikes, if there are any."""
-    affinity = with_avoided_nodes(pod["spec"].get("affinity"), job.status.strikes)
+    """Return the pod with all terms that the operator adds to its affinity, if there are any."""
+    affinity = with_terms(pod["spec"].get("affinity"), avoided_nodes(job.status.strikes))
     return pod if affinity is None else {**pod, "spec": {**pod["spec"], "affinity": affinity}}
 
 

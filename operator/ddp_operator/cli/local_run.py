@@ -27,9 +27,9 @@ from ddp_operator.cli.rank_output import RankOutput
 from ddp_operator.cli.run_folder import load_job, locked, save_job
 from ddp_operator.cli.view import View, goodput_line, print_facts, summary_lines
 from ddp_operator.cluster.base import Key, Manifest
-from ddp_operator.cluster.local import LocalCluster, check_runs_locally
-from ddp_operator.cluster.local_share import too_few, visible_gpus
-from ddp_operator.cluster.local_volumes import ConfigMaps
+from ddp_operator.cluster.local.cluster import LocalCluster, check_runs_locally
+from ddp_operator.cluster.local.share import too_few, visible_gpus
+from ddp_operator.cluster.local.volumes import ConfigMaps
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.terminations import VOLUME_FAILED

@@ -74,7 +74,7 @@ def read_cluster(
         NoRunError: The run's directory does not exist.
     """
     # Imported here, because the report of a directory needs no client of the API server.
-    from ddp_operator.cluster.reader import read_job  # noqa: PLC0415
+    from ddp_operator.cluster.kube.reader import read_job  # noqa: PLC0415
 
     found = asyncio.run(read_job(name, namespace, context))
     job = job_facts(found.job)

@@ -10,14 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-HEAD_BYTES = 8 << 10
-"""Maximum size of a status line with its headers."""
-BODY_BYTES = 256 << 10
-"""Maximum size of a body."""
-_PIECE_BYTES = 512
-"""Size, in bytes, that a smaller piece of an answer counts as. Each piece wakes the event loop
-once."""
-_MOST_HEADERS = 32
+from ddp_operator.limits import BODY_BYTES, HEAD_BYTES, MOST_HEADERS, PIECE_BYTES
+
 _IDLE_SECONDS = 4.0
 """Seconds that an unused connection stays open. The agent closes it after 5 s."""
 _END = b"\r\n\r\n"
@@ -214,7 +208,7 @@ class _Connection(asyncio.Protocol):
         if answer is None or answer.done():
             self.abort()
             return
-        self.size += max(len(data), _PIECE_BYTES)
+        self.size += max(len(data), PIECE_BYTES)
         searched = max(0, len(self._read) - len(_END) + 1)
         self._read += data
         if not self._body_at and not self._read_head(searched):
@@ -255,9 +249,9 @@ def _parse_head(head: bytes) -> tuple[int, dict[str, str]]:
     Raises:
         ValueError: It is not the head of an agent's answer.
     """
-    line, *fields = head.split(b"\r\n", _MOST_HEADERS + 1)
+    line, *fields = head.split(b"\r\n", MOST_HEADERS + 1)
     found = _STATUS_LINE.fullmatch(line)
-    if found is None or len(fields) > _MOST_HEADERS:
+    if found is None or len(fields) > MOST_HEADERS:
         raise ValueError("the answer has no valid status line, or too many headers")
     headers: dict[str, str] = {}
     for field in fields:

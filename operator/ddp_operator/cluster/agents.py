@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from ddp_operator.cluster.agent_http import AgentConnections, NoResponseError, Response
 from ddp_operator.cluster.base import AgentAnswer
+from ddp_operator.limits import FEWEST_CONNECTIONS, MOST_CONNECTIONS, MOST_ORDERS, OTHER_FILES
 from ddp_wire.contract import AGENT_PORT, AgentPhase, AgentStatus, AttemptOrder, Heartbeat
 from ddp_wire.signatures import (
     NONCE_HEADER,
@@ -28,12 +29,6 @@ _CONNECT_SECONDS = 1.5
 _ORDER_SECONDS = 1.5
 _OK = 200
 _FINAL_PHASES = {AgentPhase.SUCCEEDED, AgentPhase.FAILED, AgentPhase.PREEMPTED}
-_OTHER_FILES = 128
-"""Open files that are left to requests to the API server, watches, Leases and probes."""
-_FEWEST, _MOST = 16, 1 << 16
-"""Bounds of the number of connections to agents."""
-MOST_ORDERS = 64
-"""Maximum number of orders in flight. Other agents read the order from their pod's annotation."""
 
 
 class Agents:
@@ -152,8 +147,8 @@ class Agents:
 def connections_for(open_files: int) -> int:
     """Return how many connections to agents a limit of open files permits."""
     if open_files == resource.RLIM_INFINITY:
-        return _MOST
-    return min(_MOST, max(_FEWEST, open_files - _OTHER_FILES - MOST_ORDERS))
+        return MOST_CONNECTIONS
+    return min(MOST_CONNECTIONS, max(FEWEST_CONNECTIONS, open_files - OTHER_FILES - MOST_ORDERS))
 
 
 def _is_genuine(response: Response, secret: str, nonce: str) -> bool:

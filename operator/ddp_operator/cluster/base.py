@@ -1,7 +1,7 @@
 """Protocols of the cluster access that the controller needs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -64,9 +64,8 @@ class ClusterSnapshot:
     """All jobs and their children from one relist."""
 
     jobs: Listing
-    pods: Listing
-    services: Listing
-    network_policies: Listing
+    children: Mapping[str, Listing]
+    """Children by kind. An installation does not list the kinds that it does not use."""
 
     @classmethod
     def merge(cls, parts: Sequence["ClusterSnapshot"]) -> "ClusterSnapshot":
@@ -74,8 +73,10 @@ class ClusterSnapshot:
 
         Its versions are the oldest ones: an object that is newer may be missing from its list.
         """
-        lists = [[getattr(part, field.name) for part in parts] for field in fields(cls)]
-        return cls(*(_merge_lists(of_one_kind) for of_one_kind in lists))
+        jobs = _merge_lists([part.jobs for part in parts])
+        kinds = parts[0].children
+        children = {kind: _merge_lists([part.children[kind] for part in parts]) for kind in kinds}
+        return cls(jobs, children)
 
 
 def _merge_lists(lists: Sequence[Listing]) -> Listing:

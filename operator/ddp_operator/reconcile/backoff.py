@@ -7,15 +7,12 @@ program that always asks for a free restart would restart without end.
 from datetime import datetime, timedelta
 
 from ddp_operator.api.status import ConditionStatus, ConditionType, DDPJobStatus
+from ddp_operator.limits import ATTEMPT_DELAY
 from ddp_operator.reconcile.escalation import has_saved
 from ddp_operator.reconcile.world import World
-from ddp_wire.delays import LONGEST_BACKOFF_SECONDS
 
-LONGEST_DELAY = timedelta(seconds=LONGEST_BACKOFF_SECONDS)
-"""Longest delay of an attempt. A failed agent keeps its pod for longer than that."""
 STEADY = timedelta(seconds=60)
 """Training time after which an attempt counts as progress even without a checkpoint."""
-_MAX_DOUBLINGS = 16
 
 
 def count_attempt(world: World, status: DDPJobStatus) -> DDPJobStatus:
@@ -26,7 +23,7 @@ def count_attempt(world: World, status: DDPJobStatus) -> DDPJobStatus:
 
 def delay(status: DDPJobStatus) -> timedelta:
     """Return the delay of the next attempt: 0 s after the first failure, then 1, 2, 4 … 300 s."""
-    return _doubled(status.attempts_without_progress - 2)
+    return timedelta(seconds=ATTEMPT_DELAY.after(status.attempts_without_progress - 1))
 
 
 def remaining(status: DDPJobStatus, now: datetime) -> timedelta:
@@ -48,13 +45,7 @@ def before_creation(earlier: int) -> timedelta:
     Args:
         earlier: How often the pod was created for the attempt.
     """
-    return _doubled(earlier - 2)
-
-
-def _doubled(doublings: int) -> timedelta:
-    if doublings < 0:
-        return timedelta(0)
-    return min(LONGEST_DELAY, timedelta(seconds=2 ** min(doublings, _MAX_DOUBLINGS)))
+    return timedelta(seconds=ATTEMPT_DELAY.after(earlier - 1))
 
 
 def _made_progress(world: World, status: DDPJobStatus) -> bool:

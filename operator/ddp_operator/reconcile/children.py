@@ -19,18 +19,17 @@ from ddp_operator.api.status import DDPJobStatus, PodsStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.affinity import valid_strikes
 from ddp_operator.builders.env import checkpoint_directory
+from ddp_operator.builders.kinds import kinds_in_use
 from ddp_operator.builders.pod import Defaults
-from ddp_operator.builders.service import build_service
 from ddp_operator.reconcile.abandoned import is_abandoned
 from ddp_operator.reconcile.escalation import pods_to_replace
 from ddp_operator.reconcile.images import pinned_image
-from ddp_operator.reconcile.network import ensure_network_policy
 from ddp_operator.reconcile.plan import (
     Action,
     CreatePod,
-    CreateService,
     DeletePod,
     EndPod,
+    EnsureChild,
     SetAttempt,
 )
 from ddp_operator.reconcile.world import PodView, World
@@ -60,10 +59,7 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
     job = world.job.model_copy(update={"status": status})
     world = replace(world, job=job)
     shared = _shared_defaults(world, defaults)
-    actions: list[Action] = []
-    if not world.service_exists:
-        actions.append(CreateService(build_service(job)))
-    actions += ensure_network_policy(world, defaults)
+    actions = _ensure_other_children(world, defaults)
     replaced = pods_to_replace(job, status)
     for index in range(job.nodes):
         pod = world.pod(index)
@@ -82,6 +78,18 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
     wanted = {names.pod_name(job, index) for index in range(job.nodes)}
     surplus = [pod for pod in world.pods if pod.name not in wanted]
     return actions + [_delete(pod) for pod in surplus if _is_deletable(pod)]
+
+
+def _ensure_other_children(world: World, defaults: Defaults) -> list[Action]:
+    """Return actions that create the children that are no pods, or restore their owned fields."""
+    actions: list[Action] = []
+    for kind in kinds_in_use(defaults):
+        if kind.build is None:
+            continue
+        wanted = kind.build(world.job, defaults)
+        if not any(kind.is_intact(one, wanted) for one in world.children.get(kind.name, ())):
+            actions.append(EnsureChild(wanted))
+    return actions
 
 
 def _shared_defaults(world: World, defaults: Defaults) -> Defaults:

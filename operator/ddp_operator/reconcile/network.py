@@ -1,18 +1,8 @@
-"""The NetworkPolicy of a job: what it needs, and whom it cannot protect."""
+"""Pods that the NetworkPolicy of a job cannot protect."""
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.builders.network import build_network_policy
 from ddp_operator.builders.pod import Defaults
-from ddp_operator.reconcile.plan import Action, CreateNetworkPolicy, Event, EventType
-from ddp_operator.reconcile.world import World
-
-
-def ensure_network_policy(world: World, defaults: Defaults) -> list[Action]:
-    """Return the action that creates the job's NetworkPolicy or restores its spec, if any."""
-    if defaults.agent_clients is None:
-        return []
-    wanted = build_network_policy(world.job, defaults.agent_clients)
-    return [] if world.network_policy == wanted["spec"] else [CreateNetworkPolicy(wanted)]
+from ddp_operator.reconcile.plan import Event, EventType
 
 
 def unprotected_events(job: DDPJob, defaults: Defaults) -> tuple[Event, ...]:

@@ -7,22 +7,26 @@ from typing import Any
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.builders import names
+from ddp_operator.builders.kinds import KINDS, ChildKind
 from ddp_operator.builders.pod import Defaults, build_pod
 from ddp_wire.plain_text import plain_text
 
 
 @dataclass(frozen=True)
-class CreateService:
-    """Creation of the headless Service."""
+class EnsureChild:
+    """Creation of a child that is no pod, or its restoration if somebody has changed it."""
 
     manifest: dict[str, Any]
 
+    @property
+    def kind(self) -> ChildKind:
+        """Return the kind of the child."""
+        return KINDS[self.manifest["kind"]]
 
-@dataclass(frozen=True)
-class CreateNetworkPolicy:
-    """Creation of the NetworkPolicy, or its restoration if another writer has changed it."""
-
-    manifest: dict[str, Any]
+    @property
+    def name(self) -> str:
+        """Return the name of the child."""
+        return str(self.manifest["metadata"]["name"])
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,7 @@ class DeleteJob:
     uid: str
 
 
-Action = (
-    CreateService | CreateNetworkPolicy | CreatePod | DeletePod | EndPod | SetAttempt | DeleteJob
-)
+Action = EnsureChild | CreatePod | DeletePod | EndPod | SetAttempt | DeleteJob
 
 
 class EventType(StrEnum):

@@ -4,16 +4,15 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ddp_operator.api.status import Condition, ConditionType, DDPJobStatus
+from ddp_operator.limits import ENDING_WRITES_SECONDS, STARTING_WRITES
 from ddp_operator.reconcile.conditions import is_stuck
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import Plan
 from ddp_operator.reconcile.world import World
 
-SHORTEST_INTERVAL = timedelta(seconds=10)
-LONGEST_INTERVAL = timedelta(minutes=5)
-
-ENDING_INTERVAL = timedelta(seconds=5)
-"""Minimum time between two status writes while an attempt ends node by node."""
+_SHORTEST_INTERVAL = timedelta(seconds=STARTING_WRITES.first)
+_LONGEST_INTERVAL = timedelta(seconds=STARTING_WRITES.longest)
+_ENDING_INTERVAL = timedelta(seconds=ENDING_WRITES_SECONDS)
 
 _COUNT_FIELDS = {"ready", "replicas", "next_action", "succeeded_nodes", "goodput"}
 """Fields that alone cause no early write. The ledger only follows the other fields."""
@@ -35,12 +34,12 @@ def seconds_until_write(world: World, plan: Plan, written: datetime | None) -> f
     """
     status = world.job.status
     if _only_more_succeeded(world, plan) and written is not None:
-        return max(0.0, (ENDING_INTERVAL - abs(world.now - written)).total_seconds())
+        return max(0.0, (_ENDING_INTERVAL - abs(world.now - written)).total_seconds())
     started = status.attempt_start_time
     if started is None or not _only_counts_change(world, plan):
         return 0.0
     written = written or started
-    interval = min(LONGEST_INTERVAL, max(SHORTEST_INTERVAL, written - started))
+    interval = min(_LONGEST_INTERVAL, max(_SHORTEST_INTERVAL, written - started))
     # abs() limits the delay to one interval after the clock was set back.
     return max(0.0, (interval - abs(world.now - written)).total_seconds())
 

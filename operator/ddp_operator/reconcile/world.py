@@ -1,6 +1,6 @@
 """The observed state of one job and its children, which a decision depends on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -12,12 +12,13 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType
 from ddp_operator.builders import names
 from ddp_operator.builders.image_names import image_by_digest
+from ddp_operator.limits import PROGRESS_SECONDS
 from ddp_operator.reconcile import containers, node_ranges
 from ddp_operator.reconcile.containers import InitFailure
 from ddp_wire import contract
 from ddp_wire.contract import AgentStatus, Env
 
-PROGRESS_INTERVAL = timedelta(seconds=5)
+PROGRESS_INTERVAL = timedelta(seconds=PROGRESS_SECONDS)
 """Minimum time between two status writes that change only the progress of one job."""
 
 
@@ -111,9 +112,8 @@ class World:
     now: datetime
     """Time by the operator's clock."""
     pods: tuple[PodView, ...] = ()
-    service_exists: bool = False
-    network_policy: Mapping[str, Any] | None = None
-    """Spec of the job's NetworkPolicy, or None if it does not exist."""
+    children: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """The job's children that are no pods, by kind. They have at least their owned fields."""
     agent_statuses: Mapping[str, AgentStatus] = field(default_factory=dict)
     """Newest agent status by pod uid."""
     silent: frozenset[str] = frozenset()

@@ -19,30 +19,22 @@ from typing import Any
 from ddp_operator.api.job import DDPJob
 from ddp_operator.builders.pod import with_secrets
 from ddp_operator.cluster.base import Cluster, Manifest
+from ddp_operator.limits import FIRST_PODS, LONGEST_TURN_SECONDS, SHORTEST_TURN_SECONDS
 from ddp_operator.reconcile.plan import (
     Action,
-    CreateNetworkPolicy,
     CreatePod,
-    CreateService,
     DeleteJob,
     DeletePod,
     EndPod,
+    EnsureChild,
     SetAttempt,
 )
 from ddp_operator.runtime.cache import Cache
-from ddp_operator.runtime.repairs import Repairs
-from ddp_operator.runtime.sightings import Sightings
+from ddp_operator.runtime.job_state import JobState
 from ddp_operator.runtime.slow_start import slow_start
 from ddp_wire import contract
 from ddp_wire.contract import AttemptOrder
 from ddp_wire.signatures import random_text
-
-FIRST_PODS = 4
-"""Number of pods to create at once before the API server has accepted one."""
-SHORTEST_TURN_SECONDS = 0.5
-"""Shortest time for which one job's pods are created while other jobs wait for a worker."""
-LONGEST_TURN_SECONDS = 15.0
-"""Longest time for which one job's pods are created before the job is observed again."""
 
 
 class ActionRunner:
@@ -52,8 +44,6 @@ class ActionRunner:
         self,
         cluster: Cluster,
         cache: Cache,
-        repairs: Repairs,
-        sightings: Sightings,
         *,
         in_flight: int,
         others_wait: Callable[[], bool],
@@ -63,13 +53,10 @@ class ActionRunner:
         Args:
             cluster: Access to the cluster.
             cache: Cache, which stores the created and changed children.
-            repairs: Record of restored children.
-            sightings: Record of created pods.
             in_flight: Maximum number of concurrent requests of one plan.
             others_wait: Returns whether other jobs wait for a worker.
         """
         self._cluster, self._cache = cluster, cache
-        self._repairs, self._sightings = repairs, sightings
         self._in_flight, self._others_wait = in_flight, others_wait
         self._creating = 0
         """Number of plans whose pods are being created."""
@@ -78,6 +65,7 @@ class ActionRunner:
         self,
         job: DDPJob,
         raw: Manifest,
+        state: JobState,
         actions: Sequence[Action],
         *,
         continues: bool = False,
@@ -88,6 +76,7 @@ class ActionRunner:
         Args:
             job: The job.
             raw: Its manifest, for Events.
+            state: Its state, which records created pods and restored children.
             actions: Actions of its plan.
             continues: Whether the API server has accepted pods of this job just before.
             shortest_turn: Seconds for which pods are created, even if other jobs wait.
@@ -95,20 +84,18 @@ class ActionRunner:
         Returns:
             Whether all actions ran. Otherwise pods remain to be created in the job's next turn.
         """
-        stages: tuple[tuple[type[Action], ...], ...] = (
-            (DeletePod, EndPod, DeleteJob),
-            (CreateService, CreateNetworkPolicy),
-        )
         slots = asyncio.Semaphore(self._in_flight)
-        do = partial(self._do, job, raw, slots=slots)
-        for stage in stages:
-            await _all([do(one) for one in actions if isinstance(one, stage)])
+        do = partial(self._do, job, raw, state, slots=slots)
+        children = [one for one in actions if isinstance(one, EnsureChild)]
+        await _all([do(one) for one in actions if isinstance(one, DeletePod | EndPod | DeleteJob)])
+        await _all([do(one) for one in children if one.kind.before_pods])
         creations = [one for one in actions if isinstance(one, CreatePod)]
-        orders = [do(one) for one in actions if isinstance(one, SetAttempt)]
+        others: list[Action] = [one for one in actions if isinstance(one, SetAttempt)]
+        others += [one for one in children if not one.kind.before_pods]
         first = self._in_flight if continues else FIRST_PODS
         outcomes = await asyncio.gather(
             self._create_pods(do, creations, first, shortest_turn),
-            _all(orders),
+            _all([do(one) for one in others]),
             return_exceptions=True,
         )
         for outcome in outcomes:
@@ -148,17 +135,23 @@ class ActionRunner:
         return max(FIRST_PODS, self._in_flight // max(1, self._creating))
 
     async def _do(
-        self, job: DDPJob, raw: Manifest, action: Action, *, slots: asyncio.Semaphore
+        self,
+        job: DDPJob,
+        raw: Manifest,
+        state: JobState,
+        action: Action,
+        *,
+        slots: asyncio.Semaphore,
     ) -> None:
         namespace, cluster = job.metadata.namespace, self._cluster
         async with slots:
             match action:
-                case CreateService() | CreateNetworkPolicy():
-                    await self._create(job, raw, action.manifest)
+                case EnsureChild():
+                    await self._create(raw, state, action.manifest)
                 case CreatePod():
                     secrets = random_text(), action.job_secret or ""
-                    await self._create(job, raw, with_secrets(action.manifest, *secrets))
-                    self._sightings.record_creation(job.key, action.attempt, action.name)
+                    await self._create(raw, state, with_secrets(action.manifest, *secrets))
+                    state.sightings.record_creation(action.attempt, action.name)
                 case DeletePod():
                     await cluster.delete_pod(
                         namespace, action.name, action.uid, action.grace_seconds
@@ -171,14 +164,14 @@ class ActionRunner:
                 case DeleteJob():
                     await cluster.delete_job(job.key, action.uid)
 
-    async def _create(self, job: DDPJob, raw: Manifest, manifest: Manifest) -> None:
+    async def _create(self, raw: Manifest, state: JobState, manifest: Manifest) -> None:
         writers: list[str] = []
         with self._cache.pending_request() as request:
             created = await self._cluster.create(manifest, writers.append)
             request.put_child(manifest["kind"], created)
         for writer in writers:
             kind, name = manifest["kind"], manifest["metadata"]["name"]
-            event = self._repairs.record(job.key, kind, name, writer)
+            event = state.repairs.record(kind, name, writer)
             if event is not None:
                 await self._cluster.emit(raw, event)
 

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from ddp_operator.builders.kinds import KINDS
 from ddp_operator.cluster.base import ClusterSnapshot, Key, Listing, Manifest
 from ddp_operator.runtime.directories import Directories
 from ddp_wire import contract
 
 _JOB = "DDPJob"
-CHILD_KINDS = ("Pod", "Service", "NetworkPolicy")
 _ObjectKey = tuple[str, str, str]
 """Kind, namespace and name."""
 
@@ -30,7 +30,7 @@ class _Contents:
 
     jobs: dict[Key, Manifest] = field(default_factory=dict)
     children: dict[str, dict[Key, dict[str, Manifest]]] = field(
-        default_factory=lambda: {kind: {} for kind in CHILD_KINDS}
+        default_factory=lambda: {kind: {} for kind in KINDS}
     )
     listed_version: int = 0
     """Resource version of the last list of jobs."""
@@ -227,8 +227,7 @@ class PendingRequest:
                 contents.remove_job(key)
         for job in snapshot.jobs.items:
             self.put_job(job)
-        listings = (snapshot.pods, snapshot.services, snapshot.network_policies)
-        for kind, listing in zip(CHILD_KINDS, listings, strict=True):
+        for kind, listing in snapshot.children.items():
             self._replace_children(kind, listing, list(contents.children[kind]), {})
         return affected | set(contents.jobs)
 

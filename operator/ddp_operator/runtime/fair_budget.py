@@ -1,27 +1,14 @@
-"""Fair budget: every key has a small share of its own, and all keys share the rest."""
+"""Fair budget: every user has a small share of its own, and all users share the rest."""
 
-from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
-
+from ddp_operator.limits import Rate
 from ddp_operator.runtime.token_bucket import TokenBucket
 
-K = TypeVar("K", bound=Hashable)
 
+class FairBudget:
+    """Bounds how often something happens for each of many users, such as jobs.
 
-@dataclass(frozen=True)
-class Rate:
-    """Tokens that are there at first and at most, and tokens per second after that."""
-
-    burst: float
-    per_second: float
-
-
-class FairBudget(Generic[K]):
-    """Bounds how often something happens for each of many keys.
-
-    A key that stays within its own rate never waits, regardless of the others. A key above it takes
-    its turn for the shared rate, so that one busy key is hardly slowed down while the others are
+    A user that stays within its own rate never waits, whatever the others do. A user above it takes
+    its turn for the shared rate, so that one busy user is hardly slowed down while the others are
     quiet. All times are in seconds of one clock, which must not start before 0.
     """
 
@@ -29,41 +16,65 @@ class FairBudget(Generic[K]):
         """Create a budget.
 
         Args:
-            own: Rate of each key.
-            shared: Rate of all keys together above their own rates.
-            shortest_turn: Seconds that a key above its own rate waits at least.
+            own: Rate of each user.
+            shared: Rate of all users together above their own rates.
+            shortest_turn: Seconds that a user above its own rate waits at least.
         """
-        self._own_burst, self._shortest_turn = own.burst, shortest_turn
+        self.own, self.shortest_turn = own, shortest_turn
         self.own_per_second = own.per_second
-        """Tokens per second of each key, which may change at any time."""
-        self._own: dict[K, TokenBucket] = {}
-        self._shared = TokenBucket(shared.burst, shared.per_second, 0.0)
-        self._turns: dict[K, tuple[float, float]] = {}
-        """Time of the first wait and of the turn of each key that waits for the shared rate."""
+        """Tokens per second of each user, which may change at any time."""
+        self.shared = TokenBucket(shared, 0.0)
 
-    def wait(self, key: K, now: float) -> float:
-        """Return the seconds until the key may go on. A key that must wait gets its turn here."""
-        if key not in self._turns:
-            if self._bucket(key, now).seconds_until_token(now) == 0.0:
+    def share(self) -> "FairShare":
+        """Return the share of a new user."""
+        return FairShare(self)
+
+
+class FairShare:
+    """Share of one user of a budget."""
+
+    __slots__ = ("_budget", "_own", "_turn")
+
+    def __init__(self, budget: FairBudget) -> None:
+        self._budget = budget
+        self._own: TokenBucket | None = None
+        self._turn: tuple[float, float] | None = None
+        """Times of the first wait and of the turn while the user waits for the shared rate."""
+
+    def wait(self, now: float) -> float:
+        """Return the seconds until the user may go on. A user that must wait gets its turn here."""
+        if self._turn is None:
+            if self._bucket(now).seconds_until_token(now) == 0.0:
                 return 0.0
-            turn = now + max(self._shortest_turn, self._shared.take(now))
-            self._turns[key] = (now, turn)
-        since, turn = self._turns[key]
+            turn = now + max(self._budget.shortest_turn, self._budget.shared.take(now))
+            self._turn = (now, turn)
+        since, turn = self._turn
         return max(0.0, turn - now) if now >= since else 0.0  # The clock was set back.
 
-    def spend(self, key: K, now: float) -> None:
-        """Record that the key goes on, after `wait` returned 0."""
-        if self._turns.pop(key, None) is None:
-            self._bucket(key, now).take(now)
+    def spend(self, now: float) -> None:
+        """Record that the user goes on, after `wait` returned 0."""
+        if self._turn is None:
+            self._bucket(now).take(now)
+        self._turn = None
 
-    def forget(self, key: K) -> None:
-        """Drop the state of a key that no longer exists."""
-        self._own.pop(key, None)
-        self._turns.pop(key, None)
+    def charge(self, now: float, cost: float, own_per_second: float) -> float:
+        """Charge what happened already to the user's own rate, or to the shared one if due sooner.
 
-    def _bucket(self, key: K, now: float) -> TokenBucket:
-        bucket = self._own.get(key)
-        if bucket is None:
-            bucket = self._own[key] = TokenBucket(self._own_burst, self.own_per_second, now)
-        bucket.per_second = self.own_per_second
-        return bucket
+        Args:
+            now: Time of the budget's clock.
+            cost: Number of tokens.
+            own_per_second: Tokens per second of this user from now on.
+
+        Returns:
+            Seconds after which the user may go on.
+        """
+        own = self._bucket(now)
+        own.per_second = own_per_second
+        due = min(own, self._budget.shared, key=lambda one: one.seconds_until_token(now))
+        return due.take(now, cost)
+
+    def _bucket(self, now: float) -> TokenBucket:
+        if self._own is None:
+            self._own = TokenBucket(self._budget.own, now)
+        self._own.per_second = self._budget.own_per_second
+        return self._own

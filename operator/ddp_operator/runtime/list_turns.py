@@ -3,16 +3,8 @@
 import heapq
 
 from ddp_operator.cluster.base import Key
-from ddp_operator.runtime.fair_budget import Rate
+from ddp_operator.limits import LIST_AFTER_SECONDS, LIST_OF_JOB_SECONDS, LISTS
 from ddp_operator.runtime.token_bucket import TokenBucket
-
-FIRST_SECONDS = 2.0
-"""Shortest wait for a turn. A watch usually reports within this time why an agent is silent, and
-an agent whose answer was lost has answered again."""
-JOB_SECONDS = 60.0
-"""Shortest time between two lists of one job."""
-LISTS = Rate(burst=8, per_second=1.0)
-"""Lists of all jobs together."""
 
 
 class ListTurns:
@@ -27,15 +19,15 @@ class ListTurns:
         self._waiting: set[Key] = set()
         self._last: dict[Key, float] = {}
         """Times of the lists that still delay the next one of the same job."""
-        self._lists = TokenBucket(LISTS.burst, LISTS.per_second, 0.0)
+        self._lists = TokenBucket(LISTS, 0.0)
 
     def add(self, key: Key, now: float) -> None:
         """Let a job wait for its turn, unless it waits already."""
         if key in self._waiting:
             return
         self._waiting.add(key)
-        earliest = self._last.get(key, -JOB_SECONDS) + JOB_SECONDS
-        heapq.heappush(self._due, (max(now + FIRST_SECONDS, earliest), key))
+        earliest = self._last.get(key, -LIST_OF_JOB_SECONDS) + LIST_OF_JOB_SECONDS
+        heapq.heappush(self._due, (max(now + LIST_AFTER_SECONDS, earliest), key))
 
     def seconds_until_next(self, now: float) -> float | None:
         """Return the seconds until the next turn, or None if no job waits."""
@@ -54,4 +46,5 @@ class ListTurns:
     def record_list(self, key: Key, now: float) -> None:
         """Record that a job uses its turn. Without this, the turn costs the other jobs nothing."""
         self._lists.take(now)
-        self._last = {k: at for k, at in self._last.items() if now - at < JOB_SECONDS} | {key: now}
+        last = {k: at for k, at in self._last.items() if now - at < LIST_OF_JOB_SECONDS}
+        self._last = last | {key: now}

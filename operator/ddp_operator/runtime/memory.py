@@ -5,7 +5,7 @@ import ctypes
 import gc
 import sys
 
-from ddp_operator.cluster.used_fields import forget_shared_strings
+from ddp_operator.cluster.kube.used_fields import forget_shared_strings
 
 
 def collect_garbage_less_often() -> None:

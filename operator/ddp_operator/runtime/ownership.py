@@ -1,7 +1,6 @@
 """Tell which children belong to a job."""
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.builders import names
 from ddp_operator.cluster.base import Manifest, owner_uids
 from ddp_wire import contract
 
@@ -10,13 +9,3 @@ def belongs(child: Manifest, job: DDPJob) -> bool:
     """Return whether a child is the job's. Any user may write a label, so the owner counts too."""
     labels, uid = child["metadata"].get("labels") or {}, job.metadata.uid
     return labels.get(contract.LABEL_JOB_UID) == uid and uid in owner_uids(child)
-
-
-def selects(service: Manifest, job: DDPJob) -> bool:
-    """Return whether a Service still publishes the addresses of the job's pods.
-
-    It must publish them before the pods are ready, because their ranks find each other by them.
-    """
-    spec = service.get("spec") or {}
-    published = spec.get("publishNotReadyAddresses") is True
-    return published and spec.get("selector") == names.pod_selector(job)

@@ -10,15 +10,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from ddp_operator.cluster.base import ClusterError, Key
+from ddp_operator.cluster.base import ClusterError
+from ddp_operator.limits import EVENT_READS
 from ddp_operator.reconcile.conditions import is_stuck
 from ddp_operator.reconcile.world import PodView, World
 
 _log = logging.getLogger(__name__)
 
-FIRST_READ = timedelta(seconds=10)
-"""Age of an attempt at which its pods should have started. Most have, and need no request."""
-LONGEST_INTERVAL = timedelta(minutes=5)
+_FIRST_READ = timedelta(seconds=EVENT_READS.first)
+_LONGEST_INTERVAL = timedelta(seconds=EVENT_READS.longest)
 _UNSEEN = "NotScheduled: no scheduler has considered the pod, as with an unknown schedulerName"
 
 Read = Callable[[str, str], Awaitable[str | None]]
@@ -34,19 +34,17 @@ class _Finding:
 
 
 class PodWarnings:
-    """Newest warnings about waiting pods, at most one pod per job."""
+    """Newest warning about a waiting pod of one job."""
+
+    __slots__ = ("_found", "_read")
 
     def __init__(self, read: Read) -> None:
         self._read = read
-        self._found: dict[Key, _Finding] = {}
+        self._found: _Finding | None = None
 
-    def forget(self, key: Key) -> None:
-        """Forget a job that no longer exists."""
-        self._found.pop(key, None)
-
-    def added_to(self, key: Key, pods: Sequence[PodView]) -> tuple[PodView, ...]:
+    def added_to(self, pods: Sequence[PodView]) -> tuple[PodView, ...]:
         """Return the pods, the waiting one with its warning if one is known."""
-        found = self._found.get(key)
+        found = self._found
         if found is None or found.text is None:
             return tuple(pods)
         text = found.text
@@ -62,25 +60,24 @@ class PodWarnings:
             world: The observed state of a job.
             pods: Its pods, or none if the job is not active.
         """
-        key, start, now = world.job.key, world.job.status.attempt_start_time, world.now
-        known = self._found.get(key)
+        start, now, known = world.job.status.attempt_start_time, world.now, self._found
         waiting = [pod for pod in pods if _is_unexplained(pod) or _is_known(pod, known)]
-        if not waiting or start is None or now - start < FIRST_READ:
+        if not waiting or start is None or now - start < _FIRST_READ:
             return
         pod = min(waiting, key=lambda one: one.index)
         same = known if known is not None and known.uid == pod.uid else None
-        pause = same.interval if same is not None else FIRST_READ
+        pause = same.interval if same is not None else _FIRST_READ
         if known is not None and known.read <= now < known.read + pause:
             return
-        interval = min(LONGEST_INTERVAL, 2 * same.interval) if same is not None else FIRST_READ
+        interval = min(_LONGEST_INTERVAL, 2 * same.interval) if same is not None else _FIRST_READ
         try:
-            text = await self._read(key[0], pod.uid)
+            text = await self._read(world.job.metadata.namespace, pod.uid)
         except ClusterError as error:
             _log.warning("the Events of pod %s cannot be read: %s", pod.name, error)
-            text, interval = same.text if same is not None else None, LONGEST_INTERVAL
+            text, interval = same.text if same is not None else None, _LONGEST_INTERVAL
         if text is None and pod.node is None and pod.waiting in (None, _UNSEEN):
             text = _UNSEEN
-        self._found[key] = _Finding(pod.uid, text, now, interval)
+        self._found = _Finding(pod.uid, text, now, interval)
 
 
 def _is_unexplained(pod: PodView) -> bool:

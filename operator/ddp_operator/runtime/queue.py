@@ -7,13 +7,9 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
+from ddp_operator.limits import EARLY_RETRY_SECONDS, RECONCILE_RETRIES, URGENT_IN_A_ROW, Backoff
+
 K = TypeVar("K", bound=Hashable)
-_HOLD_SECONDS = 1.0
-"""Time after a failure in which an event does not hand out the key early."""
-
-_URGENT_IN_A_ROW = 16
-"""Urgent keys that are handed out in a row while other keys wait."""
-
 _TIMER_SECONDS = 0.001
 """Time by which a timer may fire early."""
 
@@ -48,7 +44,7 @@ class _Lane(Generic[K]):
     def next(self, *, urgent: bool) -> K:
         """Remove and return the next urgent key, or the next key. There must be one."""
         while True:
-            others_turn = not urgent and self._ready and self._urgent_in_a_row >= _URGENT_IN_A_ROW
+            others_turn = not urgent and self._ready and self._urgent_in_a_row >= URGENT_IN_A_ROW
             from_urgent = bool(self._ready_urgent) and not others_turn
             key = (self._ready_urgent if from_urgent else self._ready).popleft()
             was_urgent = self._waiting.pop(key, None)
@@ -71,17 +67,16 @@ class WorkQueue(Generic[K]):
         self,
         *,
         group_of: Callable[[K], Hashable] = lambda _: None,
-        base: float = 0.2,
-        cap: float = 60.0,
+        backoff: Backoff = RECONCILE_RETRIES,
         seed: int | None = None,
     ) -> None:
         """Create an empty queue.
 
-        The backoff doubles from `base` to `cap` seconds. Jitter shortens it by up to a quarter.
-        `group_of` returns the group of a key.
+        Jitter shortens the waits of `backoff` by up to a quarter. `group_of` returns the group of a
+        key.
         """
         self._group_of = group_of
-        self._base, self._cap = base, cap
+        self._backoff = backoff
         self._random = random.Random(seed)  # noqa: S311 (jitter)
         self._lanes: dict[Hashable, _Lane[K]] = {}
         """Ready keys by group. The group at the front is served next."""
@@ -208,12 +203,10 @@ class WorkQueue(Generic[K]):
         now = asyncio.get_running_loop().time()
         delay = self._backoff_ends.get(key, 0.0) - now
         if delay <= _TIMER_SECONDS:
-            failures = self._failures.get(key, 0)
-            self._failures[key] = failures + 1
-            delay = min(self._cap, self._base * 2.0 ** min(failures, 30))
-            delay *= self._random.uniform(0.75, 1.0)
+            self._failures[key] = failures = self._failures.get(key, 0) + 1
+            delay = self._backoff.after(failures) * self._random.uniform(0.75, 1.0)
             self._backoff_ends[key] = now + delay
-        self._held_until[key] = now + max(min(delay, _HOLD_SECONDS), at_least or 0.0)
+        self._held_until[key] = now + max(min(delay, EARLY_RETRY_SECONDS), at_least or 0.0)
         delay = max(delay, at_least or 0.0)
         self.add_after(key, delay)
         return delay

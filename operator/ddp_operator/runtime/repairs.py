@@ -10,16 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from ddp_operator.cluster.base import Key
+from ddp_operator.limits import REPAIRS, REPAIRS_QUIET_SECONDS
 from ddp_operator.reconcile.plan import Event, EventType
 
 _Child = tuple[str, str]
 """Kind and name."""
 
-_FIRST_PAUSE = timedelta(seconds=2)
-_LONGEST_PAUSE = timedelta(minutes=5)
-_QUIET = timedelta(minutes=1)
-"""Time after the end of a pause without a repair, after which the count starts again."""
+_QUIET = timedelta(seconds=REPAIRS_QUIET_SECONDS)
 PUBLISHED = 3
 """Number of repairs in a row from which another writer must be at work."""
 
@@ -31,39 +28,36 @@ class _Repaired:
 
     @property
     def pause(self) -> timedelta:
-        return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(self.count - 1, 16))
+        return timedelta(seconds=REPAIRS.after(self.count))
 
 
 class Repairs:
-    """Repairs of the children of all jobs by this process."""
+    """Repairs of the children of one job by this process."""
+
+    __slots__ = ("_clock", "_of")
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
         """Create a record without repairs. `clock` returns the time."""
         self._clock = clock
-        self._of: dict[Key, dict[_Child, _Repaired]] = {}
+        self._of: dict[_Child, _Repaired] = {}
 
-    def is_held(self, key: Key, kind: str, name: str) -> bool:
+    def is_held(self, kind: str, name: str) -> bool:
         """Return whether the next repair of a child must wait."""
-        known = self._of.get(key, {}).get((kind, name))
+        known = self._of.get((kind, name))
         # abs() ends the pause after the clock was set back.
         return known is not None and abs(self._clock() - known.last) < known.pause
 
-    def record(self, key: Key, kind: str, name: str, writer: str) -> Event | None:
+    def record(self, kind: str, name: str, writer: str) -> Event | None:
         """Record a repair. Return an Event about the other writer, once per child."""
         now = self._clock()
-        children = self._of.setdefault(key, {})
-        known = children.get((kind, name))
+        known = self._of.get((kind, name))
         if known is None or abs(now - known.last) > known.pause + _QUIET:
-            known = children[kind, name] = _Repaired(0, now)
+            known = self._of[kind, name] = _Repaired(0, now)
         known.count, known.last = known.count + 1, now
         if known.count != PUBLISHED:
             return None
         text = (
             f"{writer} changes the {kind} {name} again each time the operator restores it; the"
-            f" operator continues to restore it, later once per {_LONGEST_PAUSE.seconds // 60} min"
+            f" operator goes on to restore it, at last once per {REPAIRS.longest / 60:.0f} min"
         )
         return Event(EventType.WARNING, "ChildOverwritten", text)
-
-    def forget(self, key: Key) -> None:
-        """Forget a job that no longer exists."""
-        self._of.pop(key, None)

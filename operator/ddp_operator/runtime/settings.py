@@ -17,7 +17,7 @@ from pydantic import (
 
 from ddp_operator.api.pod_policy import ANNOTATIONS, PodTemplatePolicy
 from ddp_operator.builders.network import PolicyPeer
-from ddp_operator.runtime.agent_watcher import STATUS_WRITES_PER_SECOND
+from ddp_operator.limits import STATUS_WRITES_PER_SECOND
 
 PREFIX = "DDP_OPERATOR_"
 ASSIGNED = "assigned"

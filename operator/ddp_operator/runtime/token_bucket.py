@@ -1,5 +1,7 @@
 """Token bucket: a few uses at once, and a steady rate after them."""
 
+from ddp_operator.limits import Rate
+
 
 class TokenBucket:
     """Bounds how often something happens. It is full at first.
@@ -7,10 +9,12 @@ class TokenBucket:
     All times are in seconds of one clock. A clock that is set back only delays the next token.
     """
 
-    def __init__(self, burst: float, per_second: float, now: float) -> None:
-        """Create a bucket of `burst` tokens that refills with `per_second` tokens."""
-        self._burst, self._tokens, self._since = burst, burst, now
-        self.per_second = per_second
+    __slots__ = ("_burst", "_since", "_tokens", "per_second")
+
+    def __init__(self, rate: Rate, now: float) -> None:
+        """Create a full bucket. Its tokens per second may change at any time."""
+        self._burst, self._tokens, self._since = rate.burst, rate.burst, now
+        self.per_second = rate.per_second
 
     def take(self, now: float, tokens: float = 1.0) -> float:
         """Take tokens. Return the seconds until the bucket has covered them; 0 if it did."""

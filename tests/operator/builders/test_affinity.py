@@ -1,15 +1,25 @@
-"""Affinity of worker pods: the job's own terms stay, and strikes add one."""
+"""Affinity of worker pods: the job's own terms stay, and the operator's are appended."""
 
+import copy
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddp_operator.api.status import StrikeStatus
+from ddp_operator.builders.affinity import (
+    NODES,
+    OTHER_PODS,
+    PODS,
+    PREFERRED,
+    REQUIRED,
+    Term,
+    with_terms,
+)
 from ddp_operator.builders.pod import build_pod
 from tests.operator.support import DEFAULTS, NOW, new_job, with_status
 
-PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 ZONE = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["z"]}]}
 MUST = {REQUIRED: {"nodeSelectorTerms": [ZONE]}}
 OWN = {"weight": 1, "preference": ZONE}
@@ -60,3 +70,69 @@ def test_strikes_are_added_to_the_affinity_of_the_job(own: Any, expected: Any) -
     """Before, a preference of the podTemplate replaced the one against the struck node."""
     assert affinity_of(own) == own
     assert affinity_of(own, a=2) == expected
+
+
+PLACES = [(g, r) for g in (NODES, PODS, OTHER_PODS) for r in (PREFERRED, REQUIRED)]
+LISTS = [place for place in PLACES if place != (NODES, REQUIRED)]
+"""Lists of an affinity to which the operator may add."""
+JUNK = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.just([]) | st.just({})
+ITEMS = st.lists(st.dictionaries(st.sampled_from("ab"), JUNK, max_size=2), max_size=3)
+ALTERNATIVES = st.fixed_dictionaries({"nodeSelectorTerms": ITEMS})
+GROUP = st.fixed_dictionaries(
+    {}, optional={PREFERRED: ITEMS | JUNK, REQUIRED: ITEMS | ALTERNATIVES | JUNK, "unknown": JUNK}
+)
+AFFINITY = (
+    st.fixed_dictionaries(
+        {}, optional=dict.fromkeys((NODES, PODS, OTHER_PODS, "unknown"), GROUP | JUNK)
+    )
+    | JUNK
+)
+TERMS = st.lists(
+    st.builds(lambda at, n: Term(*at, {"n": n}), st.sampled_from(LISTS), st.integers())
+)
+
+
+def items_at(affinity: Any, group: str, rule: str) -> Any:
+    """Return the value of a list of an affinity, [] if it is not there, None for a wrong type."""
+    for name in (group, rule):
+        if not isinstance(affinity or {}, dict):
+            return None
+        affinity = (affinity or {}).get(name)
+    return affinity or []
+
+
+def others(affinity: Any, places: set[tuple[str, str]]) -> Any:
+    """Return all parts of an affinity but the lists at some places and empty groups."""
+    if not isinstance(affinity, dict):
+        return {}
+    rules = {name: {rule for group, rule in places if group == name} for name in affinity}
+    kept = {
+        name: {k: v for k, v in group.items() if k not in rules[name]}
+        if isinstance(group, dict)
+        else group
+        for name, group in affinity.items()
+    }
+    return {name: group for name, group in kept.items() if group or not rules[name]}
+
+
+@given(AFFINITY, TERMS)
+def test_terms_are_appended_to_an_affinity_of_every_shape(own: Any, terms: list[Term]) -> None:
+    """Each list begins with the job's items, and all other parts stay as they were."""
+    before = copy.deepcopy(own)
+    found = with_terms(own, terms)
+    assert own == before, "the manifest of the job does not change"
+    places = {(term.group, term.rule) for term in terms}
+    fitting = {place for place in places if isinstance(items_at(own, *place), list)}
+    for place in fitting:
+        added = [term.value for term in terms if (term.group, term.rule) == place]
+        assert items_at(found, *place) == [*items_at(own, *place), *added]
+    if fitting:
+        assert others(found, fitting) == others(own, fitting)
+    else:
+        assert found == own, "the API server reports a wrong type"
+
+
+def test_required_term_about_nodes_is_refused() -> None:
+    """It would be an alternative to those of the job."""
+    with pytest.raises(ValueError, match="alternatives"):
+        Term(NODES, REQUIRED, {})

@@ -15,7 +15,7 @@ from ddp_operator.builders.pod import (
     build_pod,
     with_secrets,
 )
-from ddp_operator.cluster.used_fields import keep_used_fields
+from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from ddp_operator.reconcile.world import view_pod
 from ddp_wire import contract
 from ddp_wire.signatures import random_text

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 import pytest
 
 from ddp_operator.cluster import agents as agents_module
-from ddp_operator.cluster.agent_http import BODY_BYTES, HEAD_BYTES
 from ddp_operator.cluster.agents import Agents, connections_for
+from ddp_operator.limits import BODY_BYTES, HEAD_BYTES
 from tests.operator.support import agent_status
 
 OK = b"HTTP/1.1 200 OK\r\n"

@@ -9,6 +9,7 @@ import pytest
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, QueueStatus
+from ddp_operator.builders.service import build_service
 from ddp_operator.cluster.base import Manifest
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import Plan
@@ -93,7 +94,7 @@ class Clocks:
             job,
             self.at("operator", seconds),
             tuple(views),
-            service_exists=True,
+            children={"Service": [build_service(job)]},
             agent_statuses={
                 v.uid: reports[v.index] for v in views if reports and v.index in reports
             },
@@ -276,5 +277,5 @@ def test_wrong_clock_of_one_node_does_not_hide_a_difference_of_milliseconds_else
 
 def test_attempt_that_waits_starts_at_once_after_the_clock_was_set_back() -> None:
     job = active_job(attempt=5, formed=False, status={"attempts_without_progress": 4})
-    early = replace(World(job, after(-3600)), service_exists=True)
+    early = replace(World(job, after(-3600)), children={"Service": [build_service(job)]})
     assert [type(a).__name__ for a in decide(early, DEFAULTS).actions] == ["CreatePod"] * 2

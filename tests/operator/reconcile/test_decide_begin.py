@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.status import ConditionType, DDPJobStatus
-from ddp_operator.reconcile.plan import CreatePod, CreateService, DeletePod, SetAttempt
+from ddp_operator.builders.service import build_service
+from ddp_operator.reconcile.plan import CreatePod, DeletePod, EnsureChild, SetAttempt
 from ddp_wire import contract
 from tests.operator.support import (
     NOW,
@@ -23,7 +24,7 @@ from tests.operator.support import (
 
 def test_new_job_gets_a_service_and_its_pods_in_attempt_1() -> None:
     plan = plan_for(new_job(nodes=3), service=False)
-    assert isinstance(plan.actions[0], CreateService)
+    assert plan.actions[0] == EnsureChild(build_service(new_job(nodes=3)))
     created = only(plan.actions, CreatePod)
     assert [p.manifest["metadata"]["name"] for p in created] == ["digits-0", "digits-1", "digits-2"]
     attempts = {p.manifest["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT] for p in created}
@@ -59,7 +60,7 @@ def test_deleted_job_is_left_to_the_garbage_collector() -> None:
 def test_missing_service_is_created_at_any_time() -> None:
     job = active_job()
     plan = plan_for(job, all_pods(job), service=False)
-    assert [type(a) for a in plan.actions] == [CreateService]
+    assert plan.actions == (EnsureChild(build_service(job)),)
 
 
 def test_plan_has_no_actions_when_children_match_the_attempt() -> None:

@@ -17,6 +17,7 @@ from ddp_operator.api.status import (
     QueueStatus,
     StrikeStatus,
 )
+from ddp_operator.builders.service import build_service
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import CreatePod, DeleteJob, DeletePod, SetAttempt
@@ -177,7 +178,7 @@ def worlds(draw: st.DrawFn) -> World:
         job,
         observed["now"],
         tuple(pods),
-        service_exists=observed["service"],
+        children={"Service": [build_service(job)]} if observed["service"] else {},
         agent_statuses=reports,
         blocked=observed["blocked"],
         checkpoint_owner=observed["checkpoint_owner"] if job.spec.checkpoint else None,

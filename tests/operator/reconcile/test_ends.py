@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType
+from ddp_operator.limits import ENDING_WRITES_SECONDS
 from ddp_operator.reconcile import node_ranges
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, EndPod, SetAttempt
-from ddp_operator.reconcile.status_throttle import ENDING_INTERVAL, seconds_until_write
+from ddp_operator.reconcile.status_throttle import seconds_until_write
 from ddp_operator.reconcile.world import PodView
 from tests.operator.support import (
     DEFAULTS,
@@ -74,7 +75,7 @@ def test_nodes_that_succeed_one_by_one_cost_few_status_writes() -> None:
     job = with_status(job, **dict(decide(seen, DEFAULTS).status))
     more = world(job, [pod(job, 0), succeeded(job, 1), succeeded(job, 2)])
     plan = decide(more, DEFAULTS)
-    assert seconds_until_write(more, plan, after(-1)) == ENDING_INTERVAL.total_seconds() - 1
+    assert seconds_until_write(more, plan, after(-1)) == ENDING_WRITES_SECONDS - 1
     assert seconds_until_write(more, plan, after(-5)) == 0.0
 
 

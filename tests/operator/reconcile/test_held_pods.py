@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.cluster.used_fields import keep_used_fields
+from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, Plan
 from ddp_operator.reconcile.world import view_pod
 from tests.operator.support import (

@@ -6,7 +6,7 @@ from typing import Any
 from ddp_operator.api.pod_policy import PodTemplatePolicy
 from ddp_operator.builders.network import build_network_policy
 from ddp_operator.reconcile.decide import decide
-from ddp_operator.reconcile.plan import CreateNetworkPolicy, CreatePod, CreateService, Plan
+from ddp_operator.reconcile.plan import CreatePod, EnsureChild, Plan
 from ddp_operator.reconcile.world import World
 from tests.operator.support import (
     AGENT_CLIENTS,
@@ -26,7 +26,11 @@ ON_THE_HOST: dict[str, Any] = {"podTemplate": {"spec": {"hostNetwork": True}}}
 
 def protected(seen: World) -> World:
     """Return the world with the NetworkPolicy that the job should have."""
-    return replace(seen, network_policy=build_network_policy(seen.job, AGENT_CLIENTS)["spec"])
+    return with_policy(seen, build_network_policy(seen.job, AGENT_CLIENTS))
+
+
+def with_policy(seen: World, policy: dict[str, Any]) -> World:
+    return replace(seen, children={**seen.children, "NetworkPolicy": [policy]})
 
 
 def warnings(plan: Plan) -> list[str]:
@@ -35,27 +39,28 @@ def warnings(plan: Plan) -> list[str]:
 
 def test_new_job_gets_a_network_policy_beside_its_service() -> None:
     plan = decide(world(new_job(nodes=2), service=False), GUARDED)
-    kinds = [type(action) for action in plan.actions]
-    assert kinds == [CreateService, CreateNetworkPolicy, CreatePod, CreatePod]
+    children = [one for one in plan.actions if isinstance(one, EnsureChild | CreatePod)]
+    kinds = [child.manifest["kind"] for child in children]
+    assert kinds == ["Service", "NetworkPolicy", "Pod", "Pod"]
 
 
 def test_running_job_of_an_older_operator_gets_its_policy_and_keeps_its_pods() -> None:
     job = active_job()
     plan = decide(world(job, all_pods(job)), GUARDED)
-    assert [type(action) for action in plan.actions] == [CreateNetworkPolicy]
+    assert plan.actions == (EnsureChild(build_network_policy(job, AGENT_CLIENTS)),)
     assert decide(protected(world(job, all_pods(job))), GUARDED).actions == ()
 
 
 def test_changed_policy_is_restored() -> None:
     job = active_job()
-    seen = replace(world(job, all_pods(job)), network_policy={"podSelector": {}})
+    seen = with_policy(world(job, all_pods(job)), {"spec": {"podSelector": {}}})
     [action] = decide(seen, GUARDED).actions
-    assert action == CreateNetworkPolicy(build_network_policy(job, AGENT_CLIENTS))
+    assert action == EnsureChild(build_network_policy(job, AGENT_CLIENTS))
 
 
 def test_operator_without_network_policies_neither_creates_nor_changes_one() -> None:
     job = active_job()
-    seen = replace(world(job, all_pods(job)), network_policy={"podSelector": {}})
+    seen = with_policy(world(job, all_pods(job)), {"spec": {"podSelector": {}}})
     assert decide(seen, DEFAULTS).actions == ()
     tolerant = replace(TOLERANT, agent_clients=None)
     assert decide(world(new_job(**ON_THE_HOST)), tolerant).events[1:] == ()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.job import DDPJob, parse_job
+from ddp_operator.builders.service import build_service
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.world import World, view_pod
 from ddp_wire.contract import AgentPhase, AgentStatus
@@ -29,7 +30,7 @@ def observe(recorded: Any, *, seconds: float = 0.0) -> World:
         job,
         datetime.fromisoformat(recorded["now"]) + timedelta(seconds=seconds),
         tuple(view_pod(pod) for pod in recorded["pods"]),
-        service_exists=True,
+        children={"Service": [build_service(job)]},
         agent_statuses={
             uid: AgentStatus.model_validate(status) for uid, status in recorded["agents"].items()
         },

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from ddp_operator import limits
 from ddp_operator.cluster.base import AgentAnswer, Key
+from ddp_operator.limits import PROGRESS_SECONDS, Backoff
 from ddp_operator.reconcile.world import PodView
-from ddp_operator.runtime import agent_watcher
-from ddp_operator.runtime.agent_watcher import PROGRESS_SECONDS, AgentWatcher
+from ddp_operator.runtime.agent_watcher import AgentWatcher
 from ddp_wire.contract import LONGEST_WAIT_SECONDS, AgentStatus
 from tests.operator.fake_cluster import FakeCluster
 from tests.operator.fake_time import run_in_fake_time
@@ -68,7 +69,7 @@ class Bench:
 
 @pytest.fixture
 async def bench(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
-    monkeypatch.setattr(agent_watcher, "_FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(limits, "AGENT_RETRIES", Backoff(first=0.01, longest=5.0))
     bench = Bench()
     yield bench
     await bench.watcher.close()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ddp_operator.builders.kinds import KINDS
 from ddp_operator.cluster.base import ClusterSnapshot, Listing, Manifest
 from ddp_operator.runtime.cache import Cache, job_key
 from ddp_wire import contract
@@ -32,9 +33,8 @@ def listing(version: int, *items: Manifest) -> Listing:
 
 
 def snapshot(version: int, jobs: Any = (), pods: Any = ()) -> ClusterSnapshot:
-    return ClusterSnapshot(
-        listing(version, *jobs), listing(version, *pods), *2 * [listing(version)]
-    )
+    children = {kind: listing(version, *(pods if kind == "Pod" else ())) for kind in KINDS}
+    return ClusterSnapshot(listing(version, *jobs), children)
 
 
 def known(cache: Cache) -> list[tuple[str, str]]:
@@ -152,7 +152,7 @@ def test_object_that_did_not_change_stays_the_same_in_memory() -> None:
     cache.put_job(job(5))
     cache.put_child("Pod", pod(6))
     assert cache.job(KEY) is first.jobs.items[0]
-    assert cache.children("Pod", KEY)[0] is first.pods.items[0]
+    assert cache.children("Pod", KEY)[0] is first.children["Pod"].items[0]
     assert known(cache) == [("p1", "6"), ("p2", "11")]
 
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from ddp_operator.cluster.base import Key, Listing, Manifest, namespace_of
-from ddp_operator.runtime.actions import LONGEST_TURN_SECONDS
+from ddp_operator.limits import LONGEST_TURN_SECONDS
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.queue import WorkQueue

@@ -3,7 +3,7 @@
 import re
 from datetime import timedelta
 
-from ddp_operator.runtime.controller import MINOR_WRITES
+from ddp_operator.limits import MINOR_WRITES
 from ddp_wire.contract import CheckpointInfo, Progress
 from tests.operator.runtime.test_controller import Bench
 from tests.operator.support import NOW, agent_status, failed_status
@@ -24,7 +24,9 @@ async def test_agent_that_flaps_costs_a_bounded_number_of_writes_and_events() ->
         report = agent_status(0, phase=phase, progress=Progress(step=tenth), revision=tenth)
         bench.set_agent_status("digits-0", report, ready=phase == "Training")
         await bench.reconcile()
-    assert bench.cluster.writes.count("status digits") - before <= MINOR_WRITES + SECONDS / 5 + 1
+    assert (
+        bench.cluster.writes.count("status digits") - before <= MINOR_WRITES.burst + SECONDS / 5 + 1
+    )
     assert len(bench.cluster.events) - events <= 1
 
 

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from ddp_operator.builders.pod import Defaults
+from ddp_operator.limits import LARGE_JOB, PAUSE_FACTOR
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import Plan
 from ddp_operator.reconcile.world import World
 from ddp_operator.runtime.cache import Cache
-from ddp_operator.runtime.controller import LARGE_JOB, PAUSE_FACTOR, Controller
+from ddp_operator.runtime.controller import Controller
 from tests.operator.fake_cluster import DirectReports, FakeCluster
 from tests.operator.support import DEFAULTS, NOW, job_manifest
 
@@ -33,7 +34,7 @@ def use_decide(monkeypatch: pytest.MonkeyPatch, before: Callable[[], None]) -> N
         before()
         return decide(world, defaults)
 
-    monkeypatch.setattr("ddp_operator.runtime.controller.decide", wrapped)
+    monkeypatch.setattr("ddp_operator.runtime.decider.decide", wrapped)
 
 
 async def test_decision_about_a_large_job_leaves_the_event_loop_free(
@@ -63,7 +64,7 @@ async def test_costly_decision_is_followed_by_a_longer_pause(
 ) -> None:
     clock = iter(range(100))
     monkeypatch.setattr(
-        "ddp_operator.runtime.controller.time", SimpleNamespace(thread_time=lambda: next(clock))
+        "ddp_operator.runtime.decider.time", SimpleNamespace(thread_time=lambda: next(clock))
     )
     controller = controller_of(2)
     assert controller.pause_seconds(KEY) == 0.0
@@ -74,7 +75,7 @@ async def test_costly_decision_is_followed_by_a_longer_pause(
 async def test_cheap_decision_is_followed_by_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(number * 0.001 for number in range(100))
     monkeypatch.setattr(
-        "ddp_operator.runtime.controller.time", SimpleNamespace(thread_time=lambda: next(clock))
+        "ddp_operator.runtime.decider.time", SimpleNamespace(thread_time=lambda: next(clock))
     )
     controller = controller_of(2)
     await controller.reconcile(KEY)

@@ -1,7 +1,8 @@
 """Turns of jobs for a list of their pods, in numbers alone."""
 
 from ddp_operator.cluster.base import Key
-from ddp_operator.runtime.list_turns import FIRST_SECONDS, JOB_SECONDS, ListTurns
+from ddp_operator.limits import LIST_AFTER_SECONDS, LIST_OF_JOB_SECONDS
+from ddp_operator.runtime.list_turns import ListTurns
 
 START = 1000.0
 
@@ -31,7 +32,7 @@ def test_job_waits_for_the_watch_and_gets_one_turn() -> None:
     assert turns.seconds_until_next(START) is None
     for second in (0.0, 0.5, 1.0):
         turns.add(job(1), START + second)
-    assert lists(turns, START + 1.0, START + 600.0) == [(START + FIRST_SECONDS, job(1))]
+    assert lists(turns, START + 1.0, START + 600.0) == [(START + LIST_AFTER_SECONDS, job(1))]
 
 
 def test_one_job_is_listed_once_per_minute() -> None:
@@ -41,21 +42,21 @@ def test_one_job_is_listed_once_per_minute() -> None:
         found += lists(turns, now, now)
         now += 1.0
     assert len(found) == 10
-    assert found[1][0] - found[0][0] == JOB_SECONDS
+    assert found[1][0] - found[0][0] == LIST_OF_JOB_SECONDS
 
 
 def test_thousand_jobs_share_eight_lists_and_one_more_per_second() -> None:
     turns = ListTurns()
     for number in range(1000):
         turns.add(job(number), START)
-    found = lists(turns, START, START + FIRST_SECONDS + 100.0)
-    assert [at for at, _ in found[:8]] == [START + FIRST_SECONDS] * 8
+    found = lists(turns, START, START + LIST_AFTER_SECONDS + 100.0)
+    assert [at for at, _ in found[:8]] == [START + LIST_AFTER_SECONDS] * 8
     assert 105 <= len(found) <= 108
     assert len({key for _, key in found}) == len(found)
 
 
 def test_turn_that_a_job_does_not_use_delays_no_other_job() -> None:
-    turns, now = ListTurns(), START + FIRST_SECONDS
+    turns, now = ListTurns(), START + LIST_AFTER_SECONDS
     for number in range(20):
         turns.add(job(number), START)
     for _ in range(12):
@@ -70,4 +71,4 @@ def test_only_jobs_that_must_still_wait_are_remembered() -> None:
     for number in range(200):
         turns.add(job(number), START)
     lists(turns, START, START + 300.0)
-    assert len(turns._last) <= JOB_SECONDS + 9
+    assert len(turns._last) <= LIST_OF_JOB_SECONDS + 9

@@ -14,7 +14,7 @@ from yarl import URL
 
 from ddp_operator.builders.pod import build_pod
 from ddp_operator.cluster.base import ClusterSnapshot, Listing, Manifest
-from ddp_operator.cluster.lists import list_decoder
+from ddp_operator.cluster.kube.lists import list_decoder
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.memory import collect_garbage_less_often, release_memory
 from tests.operator.support import DEFAULTS, active_job, pod_manifest
@@ -49,9 +49,7 @@ def relist(cache: Cache, version: int) -> None:
         items += decode(page)["items"]
     for number, item in enumerate(items):
         item["metadata"] |= {"name": f"pod-{number}", "resourceVersion": f"{version}{number:04}"}
-    cache.replace(
-        ClusterSnapshot(NO_LIST, Listing(items, version * 10_000 + PODS), NO_LIST, NO_LIST)
-    )
+    cache.replace(ClusterSnapshot(NO_LIST, {"Pod": Listing(items, version * 10_000 + PODS)}))
     release_memory()
 
 
@@ -64,7 +62,7 @@ def measure() -> None:
         relist(cache, version)
     figures.append(resident_kilobytes())
     nothing = Listing((), 100_000)
-    cache.replace(ClusterSnapshot(*4 * [nothing]))
+    cache.replace(ClusterSnapshot(nothing, {"Pod": nothing}))
     release_memory()
     print(json.dumps([*figures, resident_kilobytes()]))
 

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from ddp_operator.api.status import AttemptStatus, Cause, DDPJobStatus, RecoveryStatus
 from ddp_operator.cluster.base import Request
-from ddp_operator.cluster.documents import resource_of
+from ddp_operator.cluster.kube.documents import resource_of
 from ddp_operator.runtime import metrics
 from ddp_operator.runtime.metrics import OperatorMetrics
 from ddp_wire.families import Kind

@@ -8,8 +8,6 @@ from ddp_operator.reconcile.world import PodView, view_pod
 from ddp_operator.runtime import pod_views
 from ddp_operator.runtime.pod_views import PodViews
 
-KEY = ("team-a", "digits")
-
 
 def manifest(index: int, version: int, phase: str = "Running") -> dict[str, Any]:
     metadata = {"name": f"digits-{index}", "uid": f"uid-{index}", "resourceVersion": str(version)}
@@ -25,13 +23,10 @@ def test_only_changed_pods_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(pod_views, "view_pod", counting)
     views = PodViews()
-    assert len(views.of(KEY, [manifest(0, 1), manifest(1, 2)])) == 2
-    changed = views.of(KEY, [manifest(0, 1), manifest(1, 3, "Failed")])
+    assert len(views.of([manifest(0, 1), manifest(1, 2)])) == 2
+    changed = views.of([manifest(0, 1), manifest(1, 3, "Failed")])
     assert [one.phase for one in changed] == ["Running", "Failed"]
     assert parsed == ["digits-0", "digits-1", "digits-1"]
-    views.of(KEY, [])
-    views.of(KEY, [manifest(0, 1)])
+    views.of([])
+    views.of([manifest(0, 1)])
     assert parsed[-1] == "digits-0", "views of pods that are gone must not stay in memory"
-    views.forget(KEY)
-    views.of(KEY, [manifest(0, 1)])
-    assert len(parsed) == 5

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.cluster.base import ClusterError
-from ddp_operator.cluster.documents import newest_warning
+from ddp_operator.cluster.kube.documents import newest_warning
 from tests.operator.runtime.test_controller import Bench
 from tests.operator.support import after, summary
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_operator.limits import Backoff
 from ddp_operator.runtime.queue import WorkQueue
 from tests.operator.fake_time import run_in_fake_time
 
@@ -18,7 +19,7 @@ Test = Callable[[WorkQueue[str]], Awaitable[None]]
 
 def in_fake_time(test: Test, *, base: float = 1.0, cap: float = 60.0) -> None:
     async def body() -> None:
-        await test(WorkQueue(base=base, cap=cap, seed=1))
+        await test(WorkQueue(backoff=Backoff(base, cap), seed=1))
 
     run_in_fake_time(body())
 

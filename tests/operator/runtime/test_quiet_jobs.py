@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from ddp_operator import limits
 from ddp_operator.cluster.base import AgentAnswer, Key
 from ddp_operator.reconcile.world import PodView
-from ddp_operator.runtime import agent_watcher
 from ddp_operator.runtime.agent_watcher import AgentWatcher
 from ddp_wire.contract import AgentStatus
 from tests.operator.fake_cluster import FakeCluster
@@ -153,7 +153,7 @@ def test_job_with_a_notice_becomes_quiet_again() -> None:
 
 def test_agents_of_a_large_job_hold_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them would answer within the same second: at the start, and at the end."""
-    monkeypatch.setattr(agent_watcher, "_MOST_HELD", NODES - 1)
+    monkeypatch.setattr(limits, "MOST_HELD", NODES - 1)
 
     async def body() -> None:
         cluster = PollableCluster(0)

@@ -10,8 +10,6 @@ from ddp_operator.runtime.repairs import PUBLISHED, Repairs
 from tests.operator.runtime.test_controller import Bench
 from tests.operator.support import GUARDED, NOW
 
-KEY = ("team-a", "digits")
-
 
 def add_engine(
     bench: Bench, kind: str, edit: Manifest, monkeypatch: pytest.MonkeyPatch
@@ -81,11 +79,9 @@ def test_pause_ends_after_a_quiet_time() -> None:
     now = NOW
     repairs = Repairs(lambda: now)
     for _ in range(PUBLISHED - 1):
-        assert repairs.record(KEY, "Service", "digits", "kubectl") is None
-    assert repairs.is_held(KEY, "Service", "digits")
+        assert repairs.record("Service", "digits", "kubectl") is None
+    assert repairs.is_held("Service", "digits")
     now += timedelta(minutes=2)
-    assert not repairs.is_held(KEY, "Service", "digits")
-    assert repairs.record(KEY, "Service", "digits", "kubectl") is None, "counted from 1 again"
-    assert not repairs.is_held(KEY, "Service", "other")
-    repairs.forget(KEY)
-    assert not repairs.is_held(KEY, "Service", "digits")
+    assert not repairs.is_held("Service", "digits")
+    assert repairs.record("Service", "digits", "kubectl") is None, "counted from 1 again"
+    assert not repairs.is_held("Service", "other")

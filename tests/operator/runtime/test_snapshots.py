@@ -30,7 +30,7 @@ class Namespaces:
         job = job_manifest()
         job["metadata"] |= {"namespace": namespace, "resourceVersion": "5"}
         empty = Listing((), 7)
-        return ClusterSnapshot(Listing((job,), 7), empty, empty, empty)
+        return ClusterSnapshot(Listing((job,), 7), {"Pod": empty})
 
     async def served(self) -> list[str]:
         """Return the namespaces whose jobs a snapshot has."""

@@ -14,6 +14,7 @@ from ddp_operator.cluster.base import (
     Key,
     NotLeadingError,
 )
+from ddp_operator.limits import Backoff
 from ddp_operator.runtime import workers
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
@@ -62,7 +63,7 @@ class ScriptedController(Controller):
 async def running_worker(
     controller: Controller, activity: WorkerActivity
 ) -> AsyncIterator[WorkQueue[Key]]:
-    queue: WorkQueue[Key] = WorkQueue(base=1.0, seed=1)
+    queue: WorkQueue[Key] = WorkQueue(backoff=Backoff(first=1.0, longest=60.0), seed=1)
     worker = asyncio.ensure_future(work(queue, controller, activity))
     yield queue
     await asyncio.sleep(1000)

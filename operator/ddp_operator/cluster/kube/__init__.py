@@ -1,0 +1,1 @@
+"""Cluster access through a Kubernetes API server."""

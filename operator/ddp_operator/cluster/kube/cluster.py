@@ -1,0 +1,164 @@
+"""Jobs, children and agents of a Kubernetes cluster: the documents of each request."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Self
+
+from ddp_operator.api.base import KIND
+from ddp_operator.builders.kinds import KINDS
+from ddp_operator.cluster.agents import Agents
+from ddp_operator.cluster.base import (
+    AgentAnswer,
+    ClusterError,
+    ClusterSnapshot,
+    ConflictError,
+    Key,
+    Listing,
+    Manifest,
+    Request,
+)
+from ddp_operator.cluster.kube.child_writer import create_child
+from ddp_operator.cluster.kube.connection import ApiConnection
+from ddp_operator.cluster.kube.documents import event_document, newest_warning, status_document
+from ddp_operator.cluster.kube.lists import decode_nothing
+from ddp_operator.cluster.kube.object_lists import list_at_once, list_pages, take_snapshot
+from ddp_operator.cluster.kube.paths import object_path
+from ddp_operator.cluster.kube.used_fields import keep_used_fields
+from ddp_operator.limits import PAGE, REQUESTS_IN_FLIGHT
+from ddp_operator.reconcile.plan import Event
+from ddp_operator.reconcile.world import PodView
+from ddp_wire.contract import AttemptOrder
+
+_log = logging.getLogger(__name__)
+
+
+class KubeCluster:
+    """Access to one Kubernetes cluster. Create it with `connect` and end it with `close`."""
+
+    def __init__(self, connection: ApiConnection, agents: Agents) -> None:
+        """Create an access over a connection to the API server and a client of the agents."""
+        self._connection, self._agents = connection, agents
+
+    @classmethod
+    async def connect(
+        cls,
+        *,
+        in_flight: int = REQUESTS_IN_FLIGHT,
+        may_write: Callable[[], None] = lambda: None,
+        on_request: Callable[[Request], None] = lambda _: None,
+    ) -> Self:
+        """Connect with the arguments of `ApiConnection`."""
+        connection = await ApiConnection.connect(
+            in_flight=in_flight, may_write=may_write, on_request=on_request
+        )
+        return cls(connection, Agents())
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._connection.close()
+        await self._agents.close()
+
+    async def snapshot(
+        self, namespace: str | None, kinds: Iterable[str] | None = None
+    ) -> ClusterSnapshot:
+        """Return all jobs and their children, of one namespace or of all.
+
+        Args:
+            namespace: Namespace of the jobs, or None for all.
+            kinds: Kinds of children to list. None lists all kinds.
+        """
+        return await take_snapshot(self._connection, namespace, kinds or KINDS)
+
+    async def get_job(self, key: Key) -> Manifest | None:
+        """See `Cluster`."""
+        found = await self._connection.get(object_path(KIND, *key))
+        return keep_used_fields(KIND, found) if found is not None else None
+
+    async def list_pods(self, namespace: str, labels: Mapping[str, str], expected: int) -> Listing:
+        """See `Cluster`."""
+        selector = ",".join(f"{k}={v}" for k, v in labels.items())
+        query = {"labelSelector": selector}
+        listed = list_pages if expected > PAGE else list_at_once
+        return await listed(self._connection, "Pod", namespace, query)
+
+    async def create(
+        self, manifest: Manifest, on_restored: Callable[[str], None] = lambda _: None
+    ) -> Manifest:
+        """See `Cluster`."""
+        return await create_child(self._connection.call, manifest, on_restored)
+
+    async def delete_pod(
+        self, namespace: str, name: str, uid: str, grace_seconds: int | None
+    ) -> None:
+        """See `Cluster`."""
+        body: Manifest = {"preconditions": {"uid": uid}}
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
+        await self._connection.delete(object_path("Pod", namespace, name), body, uid)
+
+    async def annotate_pod(
+        self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]
+    ) -> Manifest | None:
+        """See `Cluster`."""
+        body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
+        return await self._patch_pod(namespace, name, body)
+
+    async def end_pod(self, namespace: str, name: str, uid: str) -> None:
+        """See `Cluster`. The kubelet ends a pod that exceeds its deadline, and keeps its logs."""
+        body = {"metadata": {"uid": uid}, "spec": {"activeDeadlineSeconds": 1}}
+        await self._patch_pod(namespace, name, body)
+
+    async def _patch_pod(self, namespace: str, name: str, body: Manifest) -> Manifest | None:
+        path = object_path("Pod", namespace, name)
+        try:
+            pod = await self._connection.call("PATCH", path, body=body)
+        except ClusterError as error:
+            if not await self._connection.is_gone(path, body["metadata"]["uid"], error):
+                raise
+            return None
+        return keep_used_fields("Pod", pod)
+
+    async def delete_job(self, key: Key, uid: str) -> None:
+        """See `Cluster`."""
+        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        await self._connection.delete(object_path(KIND, *key), body, uid)
+
+    async def write_status(self, job: Manifest, status: Manifest) -> Manifest:
+        """See `Cluster`."""
+        metadata = job["metadata"]
+        path = object_path(KIND, metadata["namespace"], metadata["name"]) + "/status"
+        try:
+            written = await self._connection.call("PUT", path, body=status_document(job, status))
+        except ClusterError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                raise ConflictError(str(error), status=error.status) from error
+            raise
+        return keep_used_fields(KIND, written)
+
+    async def emit(self, job: Manifest, event: Event) -> None:
+        """See `Cluster`."""
+        body = event_document(job, event, datetime.now(UTC))
+        path = object_path("Event", job["metadata"]["namespace"])
+        try:
+            await self._connection.call("POST", path, body=body, decode=decode_nothing)
+        except ClusterError as error:
+            _log.warning("event %s was not published: %s", event.reason, error)
+
+    async def newest_warning(self, namespace: str, uid: str) -> str | None:
+        """See `Cluster`."""
+        query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(PAGE)}
+        found = await self._connection.call("GET", object_path("Event", namespace), query=query)
+        return newest_warning(found["items"])
+
+    async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
+        """See `Cluster`."""
+        if not pod.ip:
+            return AgentAnswer()
+        return await self._agents.watch_status(pod.ip, pod.secret, revision, seconds)
+
+    def send_order(self, address: str, secret: str, order: AttemptOrder) -> None:
+        """See `Cluster`."""
+        self._connection.may_write()
+        self._agents.send_order(address, secret, order)

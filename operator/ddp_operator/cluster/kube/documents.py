@@ -1,0 +1,133 @@
+"""Documents that the operator sends to the API server."""
+
+import json
+from collections.abc import Iterable
+from datetime import datetime
+from http import HTTPStatus
+
+from ddp_operator.api.base import API_VERSION, KIND
+from ddp_operator.builders.kinds import KINDS
+from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest
+from ddp_operator.limits import TERMINATING_SECONDS
+from ddp_operator.reconcile.plan import Event
+
+_EVENT_CHARACTERS = 1024
+"""Longest message of an Event that the API server accepts."""
+COMPONENT = "ddp-operator"
+"""Name of the operator in Events and in the API server's audit log."""
+
+
+def status_document(job: Manifest, status: Manifest) -> Manifest:
+    """Return the body of a status write, which fails if the job has another version by then."""
+    metadata = job["metadata"]
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {k: metadata[k] for k in ("name", "namespace", "uid", "resourceVersion")},
+        "spec": job["spec"],
+        "status": status,
+    }
+
+
+def event_document(job: Manifest, event: Event, now: datetime) -> Manifest:
+    """Return a core/v1 Event about a job."""
+    metadata, time = job["metadata"], now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    identity = {k: metadata[k] for k in ("name", "namespace", "uid", "resourceVersion")}
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {
+            "name": f"{metadata['name']}.{now.timestamp():.6f}".replace(".", "-"),
+            "namespace": metadata["namespace"],
+        },
+        "involvedObject": {"apiVersion": API_VERSION, "kind": KIND, **identity},
+        "type": event.type.value,
+        "reason": event.reason,
+        "message": event.message[:_EVENT_CHARACTERS],
+        "source": {"component": COMPONENT},
+        "reportingComponent": COMPONENT,
+        "firstTimestamp": time,
+        "lastTimestamp": time,
+        "count": 1,
+    }
+
+
+def newest_warning(events: Iterable[Manifest]) -> str | None:
+    """Return reason and message of the newest Event in one line, or None if it is no warning.
+
+    A normal Event after a warning means that the problem is over.
+    """
+    newest = max(events, key=lambda e: (_time_of(e), e.get("type") == "Warning"), default={})
+    if newest.get("type") != "Warning":
+        return None
+    text = f"{newest.get('reason') or 'Warning'}: {newest.get('message') or ''}"
+    return " ".join(text.split())[:_EVENT_CHARACTERS]
+
+
+def _time_of(event: Manifest) -> str:
+    series = event.get("series") or {}
+    times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    found = next((time for time in times if time), event["metadata"].get("creationTimestamp") or "")
+    return str(found)[: len("2026-03-01T12:00:00")]  # Some have microseconds, others have none.
+
+
+def resource_of(path: str) -> str:
+    """Return the plural of the resource in a path of the API server, with its subresource.
+
+    Names of objects are left out, so that few different values exist.
+    """
+    _, _, rest = path.partition("/v1")
+    parts = rest.removeprefix("alpha1").strip("/").split("/")
+    if parts[0] == "namespaces":
+        parts = parts[2:]
+    return "/".join(part for part in (*parts[:1], *parts[2:3]) if part)
+
+
+def namespace_in(path: str) -> str:
+    """Return the namespace in a path of the API server, or "" if it has none."""
+    _, found, rest = path.partition("/namespaces/")
+    return rest.partition("/")[0] if found else ""
+
+
+def refusal(status: int, text: bytes, retry_after: str | None) -> ClusterError:
+    """Return the error of a response with an HTTP status from 400."""
+    try:
+        document = json.loads(text)
+        message = document["message"]
+    except (ValueError, KeyError, TypeError):
+        document, message = {}, f"HTTP status {status}"
+    if _namespace_is_terminating(document):
+        wait: float | None = TERMINATING_SECONDS
+    else:
+        wait = float(retry_after) if retry_after and retry_after.isdigit() else None
+    kind = ConflictError if status == HTTPStatus.CONFLICT else ClusterError
+    reason = str(document.get("reason") or "")
+    return kind(str(message), status=status, reason=reason, retry_after=wait)
+
+
+def _namespace_is_terminating(document: Manifest) -> bool:
+    causes = (document.get("details") or {}).get("causes") or ()
+    return any(cause.get("reason") == "NamespaceTerminating" for cause in causes)
+
+
+def lost_fields(existing: Manifest, manifest: Manifest) -> Manifest:
+    """Return a merge patch that restores the labels and the owned fields of a child."""
+    lost: Manifest = {}
+    labels = existing["metadata"].get("labels") or {}
+    missing = {k: v for k, v in manifest["metadata"]["labels"].items() if labels.get(k) != v}
+    if missing:
+        lost["metadata"] = {"labels": missing}
+    kind = KINDS[manifest["kind"]]
+    return lost | _merge_patch(kind.owned_part(existing), kind.owned_part(manifest))
+
+
+def _merge_patch(found: Manifest, wanted: Manifest) -> Manifest:
+    """Return the merge patch (RFC 7386) that turns one object into the other."""
+    patch: Manifest = dict.fromkeys(found.keys() - wanted.keys())
+    for key, value in wanted.items():
+        now = found.get(key)
+        if value == now:
+            continue
+        nested = isinstance(value, dict) and isinstance(now, dict)
+        patch[key] = _merge_patch(now or {}, value) if nested else value
+    return patch

@@ -1,0 +1,73 @@
+"""Lists of objects: in pages, because the JSON of thousands would need much memory at once."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+
+from ddp_operator.api.base import API_GROUP, KIND, PLURAL
+from ddp_operator.cluster.base import ClusterError, ClusterSnapshot, Listing, Manifest
+from ddp_operator.cluster.kube.connection import ApiConnection
+from ddp_operator.cluster.kube.lists import list_decoder
+from ddp_operator.cluster.kube.paths import object_path
+from ddp_operator.limits import PAGE
+from ddp_wire import contract
+
+
+async def list_pages(
+    connection: ApiConnection, kind: str, namespace: str | None, query: Mapping[str, str]
+) -> Listing:
+    """Return all objects of a kind that a query selects, of one namespace or of all.
+
+    Raises:
+        ClusterError: A request failed, or the list became too old between two pages.
+    """
+    items: list[Manifest] = []
+    path = object_path(kind, namespace)
+    pages = {**query, "limit": str(PAGE)}
+    while True:
+        page = await connection.call("GET", path, query=pages, decode=list_decoder(kind))
+        items += page["items"]
+        if not page["metadata"].get("continue"):
+            return Listing(items, int(page["metadata"]["resourceVersion"]))
+        pages["continue"] = page["metadata"]["continue"]
+
+
+async def list_at_once(
+    connection: ApiConnection, kind: str, namespace: str | None, query: Mapping[str, str]
+) -> Listing:
+    """Return few objects in one answer, which can come from the API server's cache.
+
+    A page always comes from etcd.
+    """
+    path = object_path(kind, namespace)
+    found = await connection.call("GET", path, query=query, decode=list_decoder(kind))
+    return Listing(found["items"], int(found["metadata"]["resourceVersion"]))
+
+
+async def take_snapshot(
+    connection: ApiConnection, namespace: str | None, kinds: Iterable[str]
+) -> ClusterSnapshot:
+    """Return all jobs and their children of these kinds, of one namespace or of all."""
+    managed = {"labelSelector": f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"}
+    kinds = list(kinds)
+    outcomes = await asyncio.gather(
+        _list_jobs(connection, namespace),
+        *(list_pages(connection, kind, namespace, managed) for kind in kinds),
+        return_exceptions=True,
+    )
+    listings = []
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome  # In list order and not in time order, so the log repeats one error.
+        listings.append(outcome)
+    return ClusterSnapshot(listings[0], dict(zip(kinds, listings[1:], strict=True)))
+
+
+async def _list_jobs(connection: ApiConnection, namespace: str | None) -> Listing:
+    try:
+        return await list_pages(connection, KIND, namespace, {})
+    except ClusterError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+        message = f"the CRD {PLURAL}.{API_GROUP} is not installed"
+        raise ClusterError(message, status=error.status) from error

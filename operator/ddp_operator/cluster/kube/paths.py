@@ -1,0 +1,21 @@
+"""Paths of objects in the API server."""
+
+from urllib.parse import quote
+
+from ddp_operator.api.base import API_VERSION, KIND, PLURAL
+from ddp_operator.builders.kinds import KINDS
+
+_OTHERS = {
+    KIND: (f"/apis/{API_VERSION}", PLURAL),
+    "Event": ("/api/v1", "events"),
+    "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
+    "Deployment": ("/apis/apps/v1", "deployments"),
+}
+
+
+def object_path(kind: str, namespace: str | None, name: str | None = None) -> str:
+    """Return the path of an object, or of all objects of a namespace, or of all namespaces."""
+    child = KINDS.get(kind)
+    root, plural = (child.root, child.plural) if child else _OTHERS[kind]
+    middle = f"/namespaces/{quote(namespace)}" if namespace else ""
+    return f"{root}{middle}/{plural}" + (f"/{quote(name)}" if name else "")

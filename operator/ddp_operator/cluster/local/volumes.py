@@ -1,0 +1,98 @@
+"""Local volumes of worker pods: ConfigMaps from the job's own file, as folders."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ddp_operator.cluster.base import ClusterError, Manifest
+from ddp_operator.cluster.local.paths import inside
+
+ConfigMaps = Mapping[str, Mapping[str, str]]
+"""Text by file name, by ConfigMap name."""
+
+
+_KEY = re.compile(r"[-._a-zA-Z0-9]+")
+
+
+def check_volumes(manifest: Manifest, config_maps: ConfigMaps) -> None:
+    """Check that the volumes that the user set are ConfigMaps from the same file.
+
+    As in a cluster, no key and no subPath may lead out of the volume.
+
+    Raises:
+        ClusterError: A volume needs a cluster, or leads out of its folder.
+    """
+    for volume in _user_volumes(manifest):
+        name, source = volume["name"], volume.get("configMap")
+        if source is None or source.keys() != {"name"}:
+            raise ClusterError(f"spec.volumes: {name} needs a cluster")
+        if source["name"] not in config_maps:
+            raise ClusterError(
+                f"spec.volumes: {name} needs a cluster, or the ConfigMap {source['name']} in the"
+                " same file"
+            )
+        for key in config_maps[source["name"]]:
+            if not _KEY.fullmatch(key) or key.startswith("..") or key == ".":
+                raise ClusterError(
+                    f"ConfigMap {source['name']}: the key {key!r} must consist of letters, digits,"
+                    " '-', '_' and '.', and not begin with '..'"
+                )
+    _local_paths(manifest, Path())
+
+
+def write_volumes(manifest: Manifest, config_maps: ConfigMaps, home: Path) -> dict[str, Path]:
+    """Write the ConfigMaps that a pod mounts below `home`.
+
+    Returns:
+        Local path of each mount path in the container.
+    """
+    sources, mounts = _sources(manifest), _local_paths(manifest, home)
+    for name, source in sources.items():
+        for key, text in config_maps[source].items():
+            file = inside(home, f"{name}/{key}", "spec.volumes")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+    return mounts
+
+
+def _sources(manifest: Manifest) -> dict[str, str]:
+    """Return the ConfigMap of each volume that the worker container mounts."""
+    mounted = {mount["name"] for mount in _mounts(manifest)}
+    volumes = {v["name"]: v["configMap"]["name"] for v in _user_volumes(manifest)}
+    return {name: source for name, source in volumes.items() if name in mounted}
+
+
+def _local_paths(manifest: Manifest, home: Path) -> dict[str, Path]:
+    """Return the local path of each mount path.
+
+    Raises:
+        ClusterError: A name leads out of the folder.
+    """
+    sources, paths = _sources(manifest), {}
+    for name in sources:
+        inside(home, name, "spec.volumes")
+    for mount in _mounts(manifest):
+        name, part = mount["name"], mount.get("subPath") or ""
+        folder = inside(home, name, f"spec.volumeMounts: the name {name!r}")
+        local = inside(folder, part, f"spec.volumeMounts: the subPath of {name}")
+        if name in sources:
+            paths[mount["mountPath"]] = local
+    return paths
+
+
+def _mounts(manifest: Manifest) -> list[dict[str, Any]]:
+    mounts: list[dict[str, Any]] = manifest["spec"]["containers"][0]["volumeMounts"]
+    return mounts
+
+
+def with_local_paths(value: str, paths: Mapping[str, Path]) -> str:
+    """Return a value with all container paths replaced by local paths."""
+    for path, local in paths.items():
+        pattern = rf"(?<![\w./-]){re.escape(path.rstrip('/'))}(?![\w.-])"
+        value = re.sub(pattern, str(local).replace("\\", r"\\"), value)
+    return value
+
+
+def _user_volumes(manifest: Manifest) -> list[dict[str, Any]]:
+    return [v for v in manifest["spec"]["volumes"] if not v["name"].startswith("ddp-")]

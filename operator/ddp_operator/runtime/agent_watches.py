@@ -1,0 +1,115 @@
+"""Watches of the agents of one job: which hold a request, and when the job must be woken."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from ddp_operator import limits
+from ddp_operator.cluster.base import Key
+from ddp_operator.reconcile.world import PodView
+from ddp_operator.runtime.fair_budget import FairShare
+from ddp_operator.runtime.token_bucket import TokenBucket
+from ddp_wire.contract import AgentPhase, AgentStatus
+
+FINAL_PHASES = frozenset({AgentPhase.SUCCEEDED, AgentPhase.FAILED, AgentPhase.PREEMPTED})
+
+
+class AnswerBudget:
+    """Budget of the answers of one agent. A watch that begins again keeps the budget of its pod."""
+
+    __slots__ = ("_limit", "_share")
+
+    def __init__(self, share: FairShare, now: float) -> None:
+        """Create a budget with a share of the answers of all agents."""
+        self._limit, self._share = TokenBucket(limits.AGENT_ANSWERS, now), share
+
+    def take(self, now: float, cost: float, wait: float) -> float:
+        """Charge an answer. Return the seconds until the agent may be asked again.
+
+        Args:
+            now: Loop time.
+            cost: The answer, as a number of ordinary ones.
+            wait: Longest wait of the request in seconds.
+        """
+        own = self._share.charge(now, cost, limits.OWN_ANSWERS / wait)
+        return max(self._limit.take(now, cost), own)
+
+
+@dataclass(slots=True, eq=False)
+class Watch:
+    """Watch of one agent. Its task ends while the job is quiet."""
+
+    pod: PodView
+    state: tuple[object, ...]
+    """State of the pod when the watch began. A change makes an answer likelier."""
+    answers: AnswerBudget
+    task: asyncio.Task[None] | None = None
+    status: AgentStatus | None = None
+    silent: bool = False
+    """Whether the agent did not answer the newest request."""
+    answered: bool = False
+    """Whether the agent has ever answered."""
+
+    def stop(self) -> None:
+        """End the request to the agent."""
+        if self.task is not None:
+            self.task.cancel()
+            self.task = None
+
+    def may_be_gone(self) -> bool:
+        """Return whether the silence of the agent is the only sign that its pod may be gone.
+
+        The agent of a pod that starts does not answer yet, and a deletion was observed already.
+        """
+        return self.silent and not self.pod.deleting and (self.pod.ready or self.answered)
+
+
+@dataclass(slots=True, eq=False)
+class JobWatches:
+    """Watches of the agents of one job."""
+
+    key: Key
+    wakes: FairShare
+    """Share of the wakes of all jobs."""
+    watches: dict[str, Watch] = field(default_factory=dict)
+    """Watch of each followed pod, by its uid."""
+    node_0: Watch | None = None
+    ended: list[Watch] = field(default_factory=list)
+    """Watches whose tasks ended because the job was quiet."""
+    later_wake: asyncio.TimerHandle | None = None
+    """A wake that is due later. It covers all changes until then."""
+
+    @property
+    def is_large(self) -> bool:
+        """Whether most agents answer at once, one after the other, instead of holding a request."""
+        return len(self.watches) > limits.MOST_HELD
+
+    def is_covered_by_node_0(self, pod: PodView) -> bool:
+        """Return whether node 0's agent shows that this pod's agent has an unread status."""
+        first = self.node_0
+        if first is None or pod.index == 0 or first.silent or first.status is None:
+            return False
+        return first.status.unread_notices is not None
+
+    def concerns_all(self, watch: Watch, known: AgentStatus | None) -> bool:
+        """Return whether the new status of a watch is a reason to ask all agents of the job.
+
+        Args:
+            watch: The watch with its new status.
+            known: Its former status.
+        """
+        status = watch.status
+        if status is None or (known is not None and known.revision == status.revision):
+            return False
+        if not self.is_large:
+            return True
+        if watch is not self.node_0:
+            return False
+        if known is None or status.phase in FINAL_PHASES:
+            return True
+        return known.unread_notices != status.unread_notices
+
+    def stop_wake(self) -> None:
+        """Cancel the wake that is due later."""
+        if self.later_wake is not None:
+            self.later_wake.cancel()
+            self.later_wake = None

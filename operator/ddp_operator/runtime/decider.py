@@ -1,0 +1,104 @@
+"""Observe a job and decide what to do. No observation waits for an agent or the API server."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.builders.kinds import KINDS
+from ddp_operator.builders.pod import Defaults
+from ddp_operator.cluster.base import Manifest
+from ddp_operator.limits import LARGE_JOB
+from ddp_operator.reconcile.decide import decide
+from ddp_operator.reconcile.lifecycle import is_finished
+from ddp_operator.reconcile.plan import Action, EnsureChild, Plan
+from ddp_operator.reconcile.world import World
+from ddp_operator.runtime.agent_reports import AgentReports
+from ddp_operator.runtime.cache import Cache
+from ddp_operator.runtime.job_state import JobState
+from ddp_operator.runtime.ownership import belongs
+
+
+class Decider:
+    """Decides about all jobs, from the cache and from what their agents reported."""
+
+    def __init__(
+        self, cache: Cache, reports: AgentReports, defaults: Defaults, clock: Callable[[], datetime]
+    ) -> None:
+        """Create a decider.
+
+        Args:
+            cache: Newest known jobs and children.
+            reports: Newest known statuses of agents.
+            defaults: Values of jobs that set none.
+            clock: Returns the time.
+        """
+        self._cache, self._reports = cache, reports
+        self._defaults, self._clock = defaults, clock
+
+    async def decide(
+        self, job: DDPJob, pods: Sequence[Manifest], state: JobState
+    ) -> tuple[World, Plan]:
+        """Return the observed state of a job with these pods, and the plan for it."""
+        owner = self._checkpoint_owner(job)
+
+        def look() -> tuple[World, Plan]:
+            # The time of this thread: what other threads and processes do meanwhile is no cost.
+            started = time.thread_time()
+            world = replace(self._observe(job, pods, state), checkpoint_owner=owner)
+            plan = self._without_held_repairs(job, decide(world, self._defaults), state)
+            state.decision_seconds = time.thread_time() - started
+            return world, plan
+
+        if max(len(pods), job.nodes) < LARGE_JOB:
+            found = look()
+        else:
+            # The Lease, the health endpoint and other jobs go on meanwhile.
+            found = await asyncio.to_thread(look)
+        return found
+
+    def _checkpoint_owner(self, job: DDPJob) -> str | None:
+        """Return the name of the job that owns the directory of this one's checkpoints, or None."""
+        asks = job.spec.checkpoint is not None and not job.spec.suspend
+        if not asks or is_finished(job.status):
+            return None
+        return self._cache.directories.owner(job.key)
+
+    def _observe(self, job: DDPJob, pods: Sequence[Manifest], state: JobState) -> World:
+        """Return the observed state. Any thread may call it."""
+        views = state.views.of([p for p in pods if belongs(p, job)])
+        known = self._reports.statuses(views)
+        return World(
+            job=job,
+            now=self._clock(),
+            pods=state.warnings.added_to(views),
+            children={kind: self._children(kind, job) for kind in KINDS if kind != "Pod"},
+            # The address may belong to a pod of another job by now.
+            agent_statuses={u: s for u, s in known.items() if s.job_uid in {job.metadata.uid, ""}},
+            silent=self._reports.silent(views),
+            progress_interval=timedelta(seconds=self._reports.progress_seconds),
+            undecided_for=state.sightings.undecided_for(),
+            deleting_for=state.sightings.deleting_for(views),
+            creation_waits=state.sightings.creation_waits(job.status.attempt),
+            blocked=state.blocked,
+        )
+
+    def _without_held_repairs(self, job: DDPJob, plan: Plan, state: JobState) -> Plan:
+        """Return a plan without repairs of children that another writer changes again and again."""
+
+        def is_held(action: Action) -> bool:
+            if not isinstance(action, EnsureChild):
+                return False
+            kind, name = action.kind.name, action.name
+            exists = any(c["metadata"]["name"] == name for c in self._children(kind, job))
+            return exists and state.repairs.is_held(kind, name)
+
+        held = [one for one in plan.actions if is_held(one)]
+        if not held:
+            return plan
+        return replace(plan, actions=tuple(one for one in plan.actions if one not in held))
+
+    def _children(self, kind: str, job: DDPJob) -> list[Manifest]:
+        return [c for c in self._cache.children(kind, job.key) if belongs(c, job)]

@@ -1,0 +1,60 @@
+"""The table of kinds: which children count as intact, and the rights of the chart."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddp_operator.builders.kinds import KINDS
+from ddp_operator.builders.service import build_service
+from ddp_operator.cluster.kube.used_fields import keep_used_fields
+from tests.operator.support import active_job
+
+JOB = active_job()
+HELPERS = Path(__file__).parents[3] / "charts" / "templates" / "_helpers.tpl"
+
+
+@pytest.mark.parametrize(
+    ("edit", "intact"),
+    [
+        ({}, True),
+        ({"ipFamilies": ["IPv4"]}, True),
+        ({"selector": None}, False),
+        ({"selector": {"app": "other"}}, False),
+        ({"publishNotReadyAddresses": False}, False),
+        ({"publishNotReadyAddresses": None}, False),
+    ],
+)
+def test_edited_service_is_found(edit: dict[str, Any], intact: bool) -> None:
+    """Addresses that appear only when a pod is ready appear too late for the rendezvous."""
+    service = build_service(JOB)
+    spec = {key: value for key, value in (service["spec"] | edit).items() if value is not None}
+    metadata = service["metadata"] | {"uid": "s", "resourceVersion": "2"}
+    found = keep_used_fields("Service", {**service, "metadata": metadata, "spec": spec})
+    assert KINDS["Service"].is_intact(found, build_service(JOB)) is intact
+
+
+def chart_rules() -> list[dict[str, Any]]:
+    """Return the rules of the operator's role, with those that a value switches off."""
+    found = re.search(
+        r'define "ddp-trainer.rules" -}}\n(.*?){{- end -}}', HELPERS.read_text("utf-8"), re.DOTALL
+    )
+    assert found is not None
+    lines = [line for line in found[1].splitlines() if not line.startswith("{{")]
+    rules: list[dict[str, Any]] = yaml.safe_load("\n".join(lines))
+    return rules
+
+
+def test_chart_grants_the_rights_of_the_table_and_no_others_to_children() -> None:
+    granted = {
+        (group, resource): set(rule["verbs"])
+        for rule in chart_rules()
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    others = {("ddp-trainer.dev", "ddpjobs"), ("ddp-trainer.dev", "ddpjobs/status"), ("", "events")}
+    wanted = {(kind.group, kind.plural): set(kind.verbs) for kind in KINDS.values()}
+    assert granted.keys() == wanted.keys() | others
+    assert {place: granted[place] for place in wanted} == wanted
