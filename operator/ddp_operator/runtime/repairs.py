@@ -58,6 +58,6 @@ class Repairs:
             return None
         text = (
             f"{writer} changes the {kind} {name} again each time the operator restores it; the"
-            f" operator goes on to restore it, at last once per {REPAIRS.longest / 60:.0f} min"
+            f" operator continues to restore it, later once per {REPAIRS.longest / 60:.0f} min"
         )
         return Event(EventType.WARNING, "ChildOverwritten", text)
