@@ -17,7 +17,7 @@ import os
 from typing import Any
 
 from ddp_trainer.report.checks import whole
-from ddp_trainer.report.reporter import open_reporter
+from ddp_trainer.report.script_reporter import open_reporter
 from ddp_trainer.report.stop_vote import StopVote
 from ddp_wire.exit_codes import ExitCode
 
