@@ -144,7 +144,7 @@ async def _reconcile_jobs(
         cache,
         defaults,
         lambda: datetime.now(UTC),
-        reports=watcher,
+        agents=watcher,
         monotonic=time.monotonic,
         is_listed=activity.is_listed,
         others_wait=lambda: queue.oldest_seconds() > WAITING_SECONDS,

@@ -23,7 +23,7 @@ from ddp_operator.runtime.controller import Controller
 from tests.api.client import Api, operator_client
 from tests.api.control_plane import ControlPlane
 from tests.api.history import AuditTail, History
-from tests.api.kubelet import FakeAgents, FakeReports
+from tests.api.kubelet import FakeAgents, FakeStatuses
 from tests.api.recorder import Recorder
 from tests.operator.fake_cluster import Killed
 from tests.operator.support import GUARDED
@@ -134,7 +134,7 @@ class InProcessOperator:
         self._process = SimulatedProcess(kill)
         self.cache = Cache()
         self.controller = Controller(
-            cluster, self.cache, _DEFAULTS, clock, reports=FakeReports(agents)
+            cluster, self.cache, _DEFAULTS, clock, agents=FakeStatuses(agents)
         )
 
     @property

@@ -108,7 +108,7 @@ class FakeAgents:
         return web.Response(body=body, content_type="application/json", headers=headers)
 
 
-class FakeReports:
+class FakeStatuses:
     """The statuses of fake agents as they are, without the delay of a watch."""
 
     def __init__(self, agents: FakeAgents) -> None:

@@ -8,7 +8,7 @@ from ddp_operator.runtime.controller import Controller
 from ddp_wire.contract import AgentPhase, AgentStatus
 from tests.api.client import Api, operator_client, path_of
 from tests.api.control_plane import OPERATOR, ControlPlane
-from tests.api.kubelet import FakeAgents, FakeKubelet, FakeReports
+from tests.api.kubelet import FakeAgents, FakeKubelet, FakeStatuses
 from tests.operator.support import NOW, job_manifest
 
 pytestmark = pytest.mark.api
@@ -27,7 +27,7 @@ async def test_job_runs_from_creation_to_completion(
             cache,
             Defaults(image="example/trainer:1"),
             lambda: NOW,
-            reports=FakeReports(agents),
+            agents=FakeStatuses(agents),
         )
 
         async def look() -> str:

@@ -305,7 +305,7 @@ def _owner(child: Manifest) -> str:
     return str(child["metadata"]["ownerReferences"][0]["uid"])
 
 
-class DirectReports:
+class DirectStatuses:
     """The agent statuses of a fake cluster as they are, without the delay of a watch."""
 
     def __init__(self, cluster: FakeCluster) -> None:

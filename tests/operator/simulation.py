@@ -11,7 +11,7 @@ from typing import Any
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_wire import contract
-from tests.operator.fake_cluster import DirectReports, FakeCluster, Killed
+from tests.operator.fake_cluster import DirectStatuses, FakeCluster, Killed
 from tests.operator.support import GUARDED, NOW
 from tests.scenarios.flows import NAME, Flow, without_times
 from tests.scenarios.pods import (
@@ -85,7 +85,7 @@ class Simulation:
         self._keys = cache.replace(self.cluster.snapshot())
         self.cluster.watching = cache
         self._controller = Controller(
-            self.cluster, cache, GUARDED, lambda: self.now, reports=DirectReports(self.cluster)
+            self.cluster, cache, GUARDED, lambda: self.now, agents=DirectStatuses(self.cluster)
         )
 
     async def _settle(self) -> None:

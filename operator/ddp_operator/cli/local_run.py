@@ -99,7 +99,7 @@ class LocalRun:
             self._cache,
             DEFAULTS,
             lambda: datetime.now(UTC),
-            reports=watcher,
+            agents=watcher,
             monotonic=time.monotonic,
         )
         worker = asyncio.ensure_future(work(self._queue, controller, WorkerActivity()))

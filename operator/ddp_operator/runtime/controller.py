@@ -39,7 +39,7 @@ from ddp_operator.reconcile.plan import (
 from ddp_operator.reconcile.status_throttle import is_minor, seconds_until_write
 from ddp_operator.reconcile.world import World
 from ddp_operator.runtime.actions import ActionRunner
-from ddp_operator.runtime.agent_reports import AgentReports
+from ddp_operator.runtime.agent_statuses import AgentStatuses
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.decider import Decider
 from ddp_operator.runtime.fair_budget import FairBudget
@@ -67,7 +67,7 @@ class Controller:
         defaults: Defaults,
         clock: Callable[[], datetime],
         *,
-        reports: AgentReports,
+        agents: AgentStatuses,
         monotonic: Callable[[], float] | None = None,
         in_flight: int = REQUESTS_IN_FLIGHT,
         is_listed: Callable[[str], bool] = lambda _: True,
@@ -81,7 +81,7 @@ class Controller:
             cache: Newest known jobs and children.
             defaults: Values of jobs that set none.
             clock: Returns the time.
-            reports: Newest known statuses of agents.
+            agents: Newest known statuses of agents.
             monotonic: Returns seconds of a clock that is never set. None derives it from `clock`.
             in_flight: Maximum number of concurrent requests of one plan.
             is_listed: Returns whether the cache has had all jobs of a namespace.
@@ -89,10 +89,10 @@ class Controller:
             on_status: Called with the old and the new status after each write.
         """
         self._on_status = on_status
-        self._cluster, self._cache, self._reports = cluster, cache, reports
+        self._cluster, self._cache, self._agents = cluster, cache, agents
         self._clock, self._is_listed = clock, is_listed
         self._monotonic = monotonic or (lambda: clock().timestamp())
-        self._decider = Decider(cache, reports, defaults, clock)
+        self._decider = Decider(cache, agents, defaults, clock)
         self._actions = ActionRunner(cluster, cache, in_flight=in_flight, others_wait=others_wait)
         self._pod_lists = PodLists(cluster, cache)
         self._states: dict[Key, JobState] = {}
@@ -158,7 +158,7 @@ class Controller:
         state.sightings.record_decision(undecided=plan.undecided)
         active = not is_finished(plan.status) and not job.spec.suspend
         followed = world.pods if active else ()
-        self._reports.follow(key, followed)
+        self._agents.follow(key, followed)
         await state.warnings.look(world, followed)
         failure = plan.status.last_failure
         add_log_fields(
@@ -188,7 +188,7 @@ class Controller:
 
     def _minor_writes(self, state: JobState) -> TokenBucket:
         """Return the budget of a job's status writes that change only what its agents report."""
-        state.minor_writes.per_second = 1.0 / self._reports.progress_seconds
+        state.minor_writes.per_second = 1.0 / self._agents.progress_seconds
         return state.minor_writes
 
     def _state(self, key: Key) -> JobState:
@@ -207,7 +207,7 @@ class Controller:
     def _forget(self, key: Key) -> None:
         """Forget a job that no longer exists."""
         self._states.pop(key, None)
-        self._reports.follow(key, ())
+        self._agents.follow(key, ())
 
     async def _warn_once(self, state: JobState, raw: Manifest, sentence: str) -> None:
         """Log a sentence and publish it as an Event, unless this process did so before."""

@@ -15,7 +15,7 @@ from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import Action, EnsureChild, Plan
 from ddp_operator.reconcile.world import World
-from ddp_operator.runtime.agent_reports import AgentReports
+from ddp_operator.runtime.agent_statuses import AgentStatuses
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.job_state import JobState
 from ddp_operator.runtime.ownership import belongs
@@ -25,17 +25,17 @@ class Decider:
     """Decides about all jobs, from the cache and from what their agents reported."""
 
     def __init__(
-        self, cache: Cache, reports: AgentReports, defaults: Defaults, clock: Callable[[], datetime]
+        self, cache: Cache, agents: AgentStatuses, defaults: Defaults, clock: Callable[[], datetime]
     ) -> None:
         """Create a decider.
 
         Args:
             cache: Newest known jobs and children.
-            reports: Newest known statuses of agents.
+            agents: Newest known statuses of agents.
             defaults: Values of jobs that set none.
             clock: Returns the time.
         """
-        self._cache, self._reports = cache, reports
+        self._cache, self._agents = cache, agents
         self._defaults, self._clock = defaults, clock
 
     async def decide(
@@ -69,7 +69,7 @@ class Decider:
     def _observe(self, job: DDPJob, pods: Sequence[Manifest], state: JobState) -> World:
         """Return the observed state. Any thread may call it."""
         views = state.views.of([p for p in pods if belongs(p, job)])
-        known = self._reports.statuses(views)
+        known = self._agents.statuses(views)
         return World(
             job=job,
             now=self._clock(),
@@ -77,8 +77,8 @@ class Decider:
             children={kind: self._children(kind, job) for kind in KINDS if kind != "Pod"},
             # The address may belong to a pod of another job by now.
             agent_statuses={u: s for u, s in known.items() if s.job_uid in {job.metadata.uid, ""}},
-            silent=self._reports.silent(views),
-            progress_interval=timedelta(seconds=self._reports.progress_seconds),
+            silent=self._agents.silent(views),
+            progress_interval=timedelta(seconds=self._agents.progress_seconds),
             undecided_for=state.sightings.undecided_for(),
             deleting_for=state.sightings.deleting_for(views),
             creation_waits=state.sightings.creation_waits(job.status.attempt),

@@ -18,7 +18,7 @@ from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_wire import contract
 from ddp_wire.contract import AgentStatus, Failure, Timeline
-from tests.operator.fake_cluster import DirectReports, FakeCluster
+from tests.operator.fake_cluster import DirectStatuses, FakeCluster
 from tests.operator.support import (
     DEFAULTS,
     NOW,
@@ -81,7 +81,7 @@ class Clocks:
         job: DDPJob,
         pods: list[Manifest],
         seconds: float,
-        reports: dict[int, AgentStatus] | None = None,
+        statuses: dict[int, AgentStatus] | None = None,
         *,
         deleting: float = 0.0,
         silent: tuple[int, ...] = (),
@@ -96,7 +96,7 @@ class Clocks:
             tuple(views),
             children={"Service": [build_service(job)]},
             agent_statuses={
-                v.uid: reports[v.index] for v in views if reports and v.index in reports
+                v.uid: statuses[v.index] for v in views if statuses and v.index in statuses
             },
             silent=frozenset(v.uid for v in views if v.index in silent),
             undecided_for=timedelta(seconds=3),
@@ -123,8 +123,8 @@ def end_before_the_attempt(clocks: Clocks) -> Plan:
 
 def kill_while_training(clocks: Clocks) -> Plan:
     job = active_job(attempt=4)
-    reports = {0: agent_status(0, attempt=4)}
-    return clocks.look(job, [clocks.worker(job, 0), clocks.killed(job, 1, 5)], 6, reports)
+    statuses = {0: agent_status(0, attempt=4)}
+    return clocks.look(job, [clocks.worker(job, 0), clocks.killed(job, 1, 5)], 6, statuses)
 
 
 def drain(clocks: Clocks) -> Plan:
@@ -138,20 +138,23 @@ def lost_node(clocks: Clocks) -> Plan:
     leaving = clocks.deleted(clocks.worker(job, 1), 5, "DeletionByTaintManager")
     leaving["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT] = "1"
     pods = [clocks.worker(job, 0), leaving]
-    reports = {0: agent_status(0, attempt=2, phase="Waiting")}
-    return clocks.look(job, pods, 7, reports, deleting=2, silent=(1,))
+    statuses = {0: agent_status(0, attempt=2, phase="Waiting")}
+    return clocks.look(job, pods, 7, statuses, deleting=2, silent=(1,))
 
 
 def first_of_two_failures(clocks: Clocks) -> Plan:
     job = active_job()
-    reports = {0: clocks.failed(0, 20.5, message="later"), 1: clocks.failed(1, 20, message="cause")}
-    return clocks.look(job, [clocks.worker(job, i) for i in (0, 1)], 21, reports)
+    statuses = {
+        0: clocks.failed(0, 20.5, message="later"),
+        1: clocks.failed(1, 20, message="cause"),
+    }
+    return clocks.look(job, [clocks.worker(job, i) for i in (0, 1)], 21, statuses)
 
 
 def silent_peer(clocks: Clocks) -> Plan:
     job = active_job()
-    reports = {0: clocks.failed(0, 20, secondary=True)}
-    return clocks.look(job, [clocks.worker(job, i) for i in (0, 1)], 21, reports, silent=(1,))
+    statuses = {0: clocks.failed(0, 20, secondary=True)}
+    return clocks.look(job, [clocks.worker(job, i) for i in (0, 1)], 21, statuses, silent=(1,))
 
 
 def readiness_without_reports(clocks: Clocks) -> Plan:
@@ -220,10 +223,8 @@ class CrashLoop:
         self.cluster.watching = cache
         cache.put_job(self.cluster.apply(job_manifest(nodes=2)))
         self._offset = timedelta(seconds=1 + kubelet_offset)
-        reports = DirectReports(self.cluster)
-        self.controller = Controller(
-            self.cluster, cache, DEFAULTS, lambda: self.now, reports=reports
-        )
+        agents = DirectStatuses(self.cluster)
+        self.controller = Controller(self.cluster, cache, DEFAULTS, lambda: self.now, agents=agents)
 
     async def run(self, seconds: int, *, remove: bool = False) -> tuple[int, Manifest]:
         """Return the number of created pods, and the last status."""
@@ -266,12 +267,12 @@ def test_wrong_clock_of_one_node_does_not_hide_a_difference_of_milliseconds_else
     """Clocks that differ by less than the starts of the agents count as equal."""
     clocks = Clocks("none", 0)
     job = active_job(nodes=3)
-    reports = {i: clocks.failed(i, 20 + 0.01 * i, message="x") for i in range(3)}
-    late = reports[0].timeline
+    statuses = {i: clocks.failed(i, 20 + 0.01 * i, message="x") for i in range(3)}
+    late = statuses[0].timeline
     assert late is not None
     late = late.model_copy(update={"launched": (late.launched or 0) + 0.5})
-    reports[0] = reports[0].model_copy(update={"timeline": late})
-    plan = clocks.look(job, [clocks.worker(job, i) for i in range(3)], 21, reports)
+    statuses[0] = statuses[0].model_copy(update={"timeline": late})
+    plan = clocks.look(job, [clocks.worker(job, i) for i in range(3)], 21, statuses)
     assert outcome(plan) == "attempt 2 Recovering RankFailed of digits-0"
 
 

@@ -72,8 +72,8 @@ CONTENTS: list[dict[str, Any]] = [
 ]
 
 
-def _reports() -> list[AgentStatus]:
-    """Return every kind of agent report. A report that the contract refuses is left out."""
+def _statuses() -> list[AgentStatus]:
+    """Return every kind of agent status. A status that the contract refuses is left out."""
     found = []
     phases = ["Waiting", "Starting", "Training", "Succeeded", "Failed", "Preempted"]
     for attempt, phase in itertools.product([1, 2, 3], phases):
@@ -88,7 +88,9 @@ def _reports() -> list[AgentStatus]:
     return found
 
 
-REPORTS = {attempt: [r for r in _reports() if r.attempt == attempt] for attempt in (1, 2, 3)}
+AGENT_STATUSES = {
+    attempt: [r for r in _statuses() if r.attempt == attempt] for attempt in (1, 2, 3)
+}
 
 
 def every(**choices: list[Any]) -> st.SearchStrategy[dict[str, Any]]:
@@ -167,19 +169,19 @@ def worlds(draw: st.DrawFn) -> World:
     set_ones = {k: v for k, v in draw(CONDITIONS).items() if v is not None}
     conditions = [condition(ConditionType(k), v) for k, v in set_ones.items()]
     job = with_status(job, conditions=conditions, **fields)
-    pods, reports = [], {}
+    pods, statuses = [], {}
     for index in range(draw(st.integers(0, spec["nodes"] + 1))):
-        view, report = _pod(draw, job, index)
+        view, status = _pod(draw, job, index)
         pods.append(view)
-        if report is not None:
-            reports[view.uid] = report
+        if status is not None:
+            statuses[view.uid] = status
     observed = draw(OBSERVED)
     return World(
         job,
         observed["now"],
         tuple(pods),
         children={"Service": [build_service(job)]} if observed["service"] else {},
-        agent_statuses=reports,
+        agent_statuses=statuses,
         blocked=observed["blocked"],
         checkpoint_owner=observed["checkpoint_owner"] if job.spec.checkpoint else None,
     )
@@ -192,14 +194,14 @@ def _pod(draw: st.DrawFn, job: DDPJob, index: int) -> tuple[PodView, AgentStatus
     if fields["spec_hash"] == "current":
         fields = fields | {"spec_hash": job.spec_hash}
     of = draw(st.sampled_from([job.status.attempt, job.status.attempt, 1, 3]))
-    report = draw(st.none() | st.sampled_from(REPORTS[of]))
+    status = draw(st.none() | st.sampled_from(AGENT_STATUSES[of]))
     if fields["phase"] in {"Succeeded", "Failed"}:
         end = draw(st.none() | ENDS)
         if end is not None:
             fields = fields | {
-                "termination": Termination(**(end | {"final": report if end["final"] else None}))
+                "termination": Termination(**(end | {"final": status if end["final"] else None}))
             }
-    return pod(job, index, **fields), report
+    return pod(job, index, **fields), status
 
 
 def written(seen: World, status: DDPJobStatus) -> World:

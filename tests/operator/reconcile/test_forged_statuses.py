@@ -123,15 +123,15 @@ def test_forged_statuses_end_in_plain_words(count: int) -> None:
     forger, read = Forger(SEED), 0
     job = active_job()
     for _ in range(count):
-        reports: dict[int, AgentStatus] = {}
+        statuses: dict[int, AgentStatus] = {}
         for index in (0, 1):
             try:
-                reports[index] = AgentStatus.model_validate_json(json.dumps(forger.status()))
+                statuses[index] = AgentStatus.model_validate_json(json.dumps(forger.status()))
             except ValidationError:
                 continue
-        read += len(reports)
-        views = [forger.pod(one, reports.get(one.index)) for one in all_pods(job)]
-        plan = decide(world(job, views, statuses=reports), DEFAULTS)
+        read += len(statuses)
+        views = [forger.pod(one, statuses.get(one.index)) for one in all_pods(job)]
+        plan = decide(world(job, views, statuses=statuses), DEFAULTS)
         written = to_wire(plan.status)
         traceback = (written.get("lastFailure") or {}).pop("traceback", "")
         assert controls(traceback) <= {"\n", "\t"}

@@ -59,20 +59,20 @@ class Attempt:
             done += 1
         return done
 
-    def reports(self, now: float, polled: float) -> dict[int, AgentStatus]:
-        """Return the agents' reports: those of a running attempt are as old as the last poll."""
+    def statuses(self, now: float, polled: float) -> dict[int, AgentStatus]:
+        """Return the agents' statuses: those of a running attempt are as old as the last poll."""
         time = now if self.over(now) else polled
         if time < self.start + 1.0:
             return {}
-        return {node: self._report(node, time) for node in (0, 1) if self._reports(node, time)}
+        return {node: self._status(node, time) for node in (0, 1) if self._has_status(node, time)}
 
     def over(self, now: float) -> bool:
         return now >= self.end
 
-    def _reports(self, node: int, now: float) -> bool:
+    def _has_status(self, node: int, now: float) -> bool:
         return not (self.over(now) and self.fault == "pod of node 1" and node == 1)
 
-    def _report(self, node: int, time: float) -> AgentStatus:
+    def _status(self, node: int, time: float) -> AgentStatus:
         step, phase, failure = self.step_at(time), AgentPhase.STARTING, None
         if time >= self.joined:
             phase = AgentPhase.TRAINING
@@ -144,9 +144,9 @@ class Run:
 
     def _reconcile(self) -> None:
         attempt = self.attempts[-1] if self.attempts else None
-        pods, reports = all_pods(self.job, ready=False), {}
+        pods, statuses = all_pods(self.job, ready=False), {}
         if attempt is not None and attempt.number == self.job.status.attempt:
-            reports = attempt.reports(self.now, self.polled)
+            statuses = attempt.statuses(self.now, self.polled)
             training = attempt.joined <= self.now and not attempt.over(self.now)
             pods = all_pods(self.job, ready=training)
             if attempt.over(self.now) and attempt.fault == "pod of node 1":
@@ -156,10 +156,10 @@ class Run:
                 )
             elif attempt.over(self.now) and attempt.fault is None:
                 pods = tuple(
-                    pod(self.job, n, phase="Succeeded", termination=ended(0, final=reports[n]))
+                    pod(self.job, n, phase="Succeeded", termination=ended(0, final=statuses[n]))
                     for n in (0, 1)
                 )
-        plan = plan_for(self.job, pods, now=after(self.now), statuses=reports)
+        plan = plan_for(self.job, pods, now=after(self.now), statuses=statuses)
         self.job = self.job.model_copy(update={"status": plan.status})
 
     def _next_attempt(self) -> Attempt:

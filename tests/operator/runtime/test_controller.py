@@ -15,7 +15,7 @@ from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_wire import contract
 from ddp_wire.contract import AgentStatus, AttemptOrder, Progress
-from tests.operator.fake_cluster import DirectReports, FakeCluster
+from tests.operator.fake_cluster import DirectStatuses, FakeCluster
 from tests.operator.support import (
     DEFAULTS,
     GUARDED,
@@ -39,14 +39,14 @@ class Bench:
         self.cluster, self.cache = FakeCluster(), Cache()
         self.cluster.watching = self.cache if watched else None
         self.cache.put_job(self.cluster.apply(job_manifest(**({"nodes": 2} | spec))))
-        self.reports = DirectReports(self.cluster)
+        self.agents = DirectStatuses(self.cluster)
         self.defaults = defaults
         self.start_controller()
 
     def start_controller(self) -> None:
         """Start a new controller process, which has forgotten everything."""
         self.controller = Controller(
-            self.cluster, self.cache, self.defaults, lambda: self.now, reports=self.reports
+            self.cluster, self.cache, self.defaults, lambda: self.now, agents=self.agents
         )
 
     async def reconcile(self) -> float | None:
@@ -162,7 +162,7 @@ async def test_actions_are_decided_on_a_fresh_list() -> None:
     lagging.put_job(bench.cluster.jobs[KEY])
     start = len(bench.cluster.writes)
     controller = Controller(
-        bench.cluster, lagging, DEFAULTS, lambda: NOW, reports=DirectReports(bench.cluster)
+        bench.cluster, lagging, DEFAULTS, lambda: NOW, agents=DirectStatuses(bench.cluster)
     )
     await controller.reconcile(KEY)
     assert [w for w in bench.written_since(start) if w.startswith("create Pod")] == []
@@ -363,7 +363,7 @@ async def test_agents_of_active_jobs_are_followed(suspend: bool, followed: set[s
     if suspend:
         bench.cluster.apply(job_manifest(nodes=2, suspend=True))
     await bench.reconcile()
-    assert bench.reports.followed == followed
+    assert bench.agents.followed == followed
 
 
 async def test_progress_is_written_to_the_status() -> None:

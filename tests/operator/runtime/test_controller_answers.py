@@ -6,7 +6,7 @@ from ddp_operator.api.job import parse_job
 from ddp_operator.cluster.base import ConflictError, Key, Manifest
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
-from tests.operator.fake_cluster import DirectReports, FakeCluster
+from tests.operator.fake_cluster import DirectStatuses, FakeCluster
 from tests.operator.support import DEFAULTS, NOW, job_manifest
 
 KEY = ("team-a", "digits")
@@ -16,7 +16,7 @@ async def test_job_of_a_restored_api_server_is_written_after_one_conflict() -> N
     cluster, cache = FakeCluster(), Cache()
     stored = cluster.apply(job_manifest(nodes=2))
     cache.put_job({**stored, "metadata": {**stored["metadata"], "resourceVersion": "9000"}})
-    controller = Controller(cluster, cache, DEFAULTS, lambda: NOW, reports=DirectReports(cluster))
+    controller = Controller(cluster, cache, DEFAULTS, lambda: NOW, agents=DirectStatuses(cluster))
     with pytest.raises(ConflictError):
         await controller.reconcile(KEY)
     await controller.refresh(KEY)
@@ -36,7 +36,7 @@ async def test_job_deleted_while_it_is_read_stays_deleted() -> None:
 
     cluster = DeletedAfterRead()
     cache.put_job(cluster.apply(job_manifest(nodes=2)))
-    await Controller(cluster, cache, DEFAULTS, lambda: NOW, reports=DirectReports(cluster)).refresh(
+    await Controller(cluster, cache, DEFAULTS, lambda: NOW, agents=DirectStatuses(cluster)).refresh(
         KEY
     )
     assert cache.job(KEY) is None

@@ -13,7 +13,7 @@ from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.workers import WorkerActivity, all_workers
-from tests.operator.fake_cluster import DirectReports, FakeCluster
+from tests.operator.fake_cluster import DirectStatuses, FakeCluster
 from tests.operator.fake_time import run_in_fake_time
 from tests.operator.support import DEFAULTS, NOW, job_manifest
 
@@ -82,7 +82,7 @@ class Bench:
             cache,
             DEFAULTS,
             lambda: NOW + timedelta(seconds=loop.time()),
-            reports=DirectReports(self.cluster),
+            agents=DirectStatuses(self.cluster),
             in_flight=REQUESTS,
             others_wait=lambda: len(self.queue) > 0,
         )

@@ -10,7 +10,7 @@ from ddp_operator.cluster.base import Key, Manifest
 from ddp_operator.reconcile.checkpoint_owner import LOOK_SECONDS
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
-from tests.operator.fake_cluster import DirectReports, FakeCluster
+from tests.operator.fake_cluster import DirectStatuses, FakeCluster
 from tests.operator.support import DEFAULTS, NOW, after, job_manifest
 
 WAITS = "CheckpointPathInUse"
@@ -45,9 +45,9 @@ class Team:
         self.cluster.watching = self.cache
         self.cache.replace(self.cluster.snapshot())
         self.cache.directories.on_release = self.woken.append
-        reports = DirectReports(self.cluster)
+        agents = DirectStatuses(self.cluster)
         self.controller = Controller(
-            self.cluster, self.cache, DEFAULTS, lambda: self.now, reports=reports
+            self.cluster, self.cache, DEFAULTS, lambda: self.now, agents=agents
         )
 
     async def look(self, *names: str, namespace: str = "team-a") -> None:
@@ -230,7 +230,7 @@ async def test_job_of_a_namespace_that_was_never_listed_waits_for_the_list() -> 
         team.cache,
         DEFAULTS,
         lambda: team.now,
-        reports=DirectReports(team.cluster),
+        agents=DirectStatuses(team.cluster),
         is_listed=listed.__contains__,
     )
     assert await team.controller.reconcile(("team-a", "second")) == LOOK_SECONDS

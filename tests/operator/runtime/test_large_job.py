@@ -14,7 +14,7 @@ from ddp_operator.reconcile.plan import Plan
 from ddp_operator.reconcile.world import World
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
-from tests.operator.fake_cluster import DirectReports, FakeCluster
+from tests.operator.fake_cluster import DirectStatuses, FakeCluster
 from tests.operator.support import DEFAULTS, NOW, job_manifest
 
 KEY = ("team-a", "digits")
@@ -24,7 +24,7 @@ def controller_of(nodes: int) -> Controller:
     cluster, cache = FakeCluster(), Cache()
     cluster.watching = cache
     cache.put_job(cluster.apply(job_manifest(nodes=nodes)))
-    return Controller(cluster, cache, DEFAULTS, lambda: NOW, reports=DirectReports(cluster))
+    return Controller(cluster, cache, DEFAULTS, lambda: NOW, agents=DirectStatuses(cluster))
 
 
 def use_decide(monkeypatch: pytest.MonkeyPatch, before: Callable[[], None]) -> None:

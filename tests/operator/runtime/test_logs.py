@@ -15,7 +15,7 @@ from ddp_operator.runtime.logs import TextFormatter, add_log_fields, log_fields,
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.workers import WorkerActivity, work
 from ddp_wire.logs import JsonFormatter
-from tests.operator.fake_cluster import DirectReports, FakeCluster
+from tests.operator.fake_cluster import DirectStatuses, FakeCluster
 from tests.operator.support import NOW, job_manifest
 
 log = logging.getLogger("ddp_operator.test")
@@ -87,7 +87,7 @@ async def test_all_lines_of_a_reconcile_carry_the_job(lines: Lines) -> None:
     for name in ("one", "two"):
         queue.add(cache.put_job(cluster.apply(job_manifest(name))))
     controller = Controller(
-        cluster, cache, Defaults("mine:1", "Always"), lambda: NOW, reports=DirectReports(cluster)
+        cluster, cache, Defaults("mine:1", "Always"), lambda: NOW, agents=DirectStatuses(cluster)
     )
     tasks = [asyncio.ensure_future(work(queue, controller, WorkerActivity())) for _ in range(2)]
     async with asyncio.timeout(10):

@@ -84,7 +84,7 @@ class Bench:
             self.cache,
             DEFAULTS,
             lambda: NOW + timedelta(seconds=loop.time()),
-            reports=self.watcher,
+            agents=self.watcher,
         )
 
     async def train(self) -> str:
@@ -257,7 +257,7 @@ async def test_each_list_keeps_pods_that_are_created_during_it() -> None:
     job = active_job(nodes=2)
     cache.put_job(cluster.apply(job_manifest(nodes=2)))
     controller = Controller(
-        cluster, cache, DEFAULTS, lambda: NOW, reports=AgentWatcher(cluster, lambda _: None)
+        cluster, cache, DEFAULTS, lambda: NOW, agents=AgentWatcher(cluster, lambda _: None)
     )
     await controller.reconcile(KEY)
     gone, stays = (one["metadata"]["name"] for one in cluster.pods())

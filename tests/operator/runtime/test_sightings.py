@@ -30,7 +30,7 @@ class ClockBench(Bench):
             self.defaults,
             lambda: self.now,
             monotonic=lambda: self.monotonic,
-            reports=self.reports,
+            agents=self.agents,
         )
 
     def pass_seconds(self, seconds: float) -> None:

@@ -27,7 +27,7 @@ from ddp_operator.runtime.workers import (
     resync_periodically,
     work,
 )
-from tests.operator.fake_cluster import DirectReports, FakeCluster
+from tests.operator.fake_cluster import DirectStatuses, FakeCluster
 from tests.operator.fake_time import run_in_fake_time
 from tests.operator.support import DEFAULTS, NOW, job_manifest
 
@@ -39,7 +39,7 @@ class ScriptedController(Controller):
 
     def __init__(self, *script: float | BaseException | None) -> None:
         cluster = FakeCluster()
-        super().__init__(cluster, Cache(), DEFAULTS, lambda: NOW, reports=DirectReports(cluster))
+        super().__init__(cluster, Cache(), DEFAULTS, lambda: NOW, agents=DirectStatuses(cluster))
         self.script = list(script)
         self.reconciles: list[float] = []
         self.refreshed: list[Key] = []
@@ -89,7 +89,7 @@ class CreatingController(Controller):
 
     def __init__(self) -> None:
         cluster = FakeCluster()
-        super().__init__(cluster, Cache(), DEFAULTS, lambda: NOW, reports=DirectReports(cluster))
+        super().__init__(cluster, Cache(), DEFAULTS, lambda: NOW, agents=DirectStatuses(cluster))
         self.seen: dict[Key, float] = {}
 
     async def reconcile(self, key: Key) -> float | None:

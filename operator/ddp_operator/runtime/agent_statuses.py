@@ -8,7 +8,7 @@ from ddp_operator.reconcile.world import PodView
 from ddp_wire.contract import AgentStatus
 
 
-class AgentReports(Protocol):
+class AgentStatuses(Protocol):
     """Newest known statuses of agents. They are observations: they may be missing or old.
 
     Any thread may call the methods that only read.
