@@ -45,7 +45,7 @@ class Decider:
         owner = self._checkpoint_owner(job)
 
         def look() -> tuple[World, Plan]:
-            # The time of this thread: what other threads and processes do meanwhile is no cost.
+            # CPU time of this thread, so that other threads and processes cost nothing.
             started = time.thread_time()
             world = replace(self._observe(job, pods, state), checkpoint_owner=owner)
             plan = self._without_held_repairs(job, decide(world, self._defaults), state)
@@ -55,7 +55,7 @@ class Decider:
         if max(len(pods), job.nodes) < LARGE_JOB:
             found = look()
         else:
-            # The Lease, the health endpoint and other jobs go on meanwhile.
+            # The event loop stays free for the Lease, the health endpoint and other jobs.
             found = await asyncio.to_thread(look)
         return found
 
