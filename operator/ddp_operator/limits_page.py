@@ -9,7 +9,7 @@ from ddp_operator.limits import Backoff, Rate
 
 _SECTION = re.compile(r"# === (.+)")
 _KIB = 1024
-_DECISIONS = {"decision 7": "[decision 7](../decisions/0007-hearing-agents.md)"}
+_DECISIONS = {"decision 7": "[decision 7](../develop/decisions/0007-hearing-agents.md)"}
 
 
 def build_limits_page() -> str:
