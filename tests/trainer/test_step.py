@@ -12,6 +12,7 @@ from torch import nn
 from ddp_trainer.data.loader import by_update
 from ddp_trainer.data.prefetch import on_device
 from ddp_trainer.data.sampler import GlobalSampler
+from ddp_trainer.run.evaluating import evaluate_run
 from ddp_trainer.run.saving import save
 from ddp_trainer.seeds import seed_all
 from ddp_trainer.step import train_step
@@ -130,8 +131,8 @@ def test_other_precisions_reach_a_similar_loss(precision: str) -> None:
     settings: dict[str, Any] = {"global_batch": 10, "epochs": 2, "clip_norm": 1.0}
     exact = trained(**settings)
     rough = trained(precision=precision, **settings)
-    rough.evaluate()
-    exact.evaluate()
+    evaluate_run(rough)
+    evaluate_run(exact)
     assert rough.metrics["loss"] == pytest.approx(exact.metrics["loss"], rel=0.05)
     assert rough.learner.scaler.is_enabled() == (precision == "fp16")
 
@@ -211,7 +212,7 @@ def test_run_without_the_last_batches_ends_its_epochs_with_whole_ones(tmp_path: 
         "task": {"log_dir": str(tmp_path), "batch_norm": True},
     }
     first = trained(max_steps=6, **settings)
-    first.save()
+    save(first)
     assert (first.position.step, first.position.samples, first.epoch) == (6, 74, 2)
     run = trained(epochs=3, **settings)
     assert (run.position.step, run.position.samples, run.total_steps) == (12, 150, 12)

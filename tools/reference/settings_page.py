@@ -68,8 +68,8 @@ def _list(node: Schema) -> str:
 
 def _default(node: Schema) -> str:
     """Return the default as JSON. A list or an object without a stated default is empty."""
-    empty = {"array": [], "object": {}}.get(node.get("type", ""))
-    return json.dumps(node.get("default", empty))
+    empty: dict[str, Any] = {"array": [], "object": {}}
+    return json.dumps(node.get("default", empty.get(node.get("type", ""))))
 
 
 def _set_by_the_job() -> str:

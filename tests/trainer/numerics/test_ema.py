@@ -29,7 +29,7 @@ def test_average_of_weights_follows_the_recurrence(warmup: bool) -> None:
 def test_evaluation_uses_the_average_and_restores_the_weights() -> None:
     settings: dict[str, Any] = {"global_batch": 10, "epochs": 2}
     plain = trained(**settings)
-    plain.evaluate()
+    evaluate_run(plain)
     found = {}
     for evaluate in (True, False):
         run = trained(ema={"decay": 0.9, "evaluate": evaluate}, **settings)

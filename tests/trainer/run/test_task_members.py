@@ -49,7 +49,7 @@ def test_hook_sees_every_update_and_its_state_survives_a_resume(tmp_path: Path) 
     whole = trained(TEACHER, **settings)
     directory = {"checkpoint": {"directory": str(tmp_path)}}
     first = trained(TEACHER, **settings | directory | {"max_steps": 3})
-    first.save(required=True)
+    save(first, required=True)
     second = opened(TEACHER, **settings | directory)
     assert teacher(second).steps == [1, 2, 3]
     assert teacher(second).extra["codes"].dtype == torch.int16
@@ -168,7 +168,7 @@ def test_state_on_one_side_only_is_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], before: str, after: str, sentence: str
 ) -> None:
     settings = {"max_steps": 1, "checkpoint": {"directory": str(tmp_path)}}
-    trained(before, **settings).save(required=True)
+    save(trained(before, **settings), required=True)
     capsys.readouterr()
     opened(after, **settings)
     assert [event["message"] for event in events(capsys, "warning")] == [sentence]

@@ -84,7 +84,7 @@ def _react(run: Run, decision: Decision) -> None:
             run.report.note(switched_on)
 
 
-def _report(run: Run, decision: Decision, phase_seconds: Mapping[str, float]) -> None:
+def _report(run: Run, decision: Decision, phase_seconds: dict[str, float]) -> None:
     """Report the progress since the last report."""
     learner = run.learner
     run.report.trained(
