@@ -198,7 +198,7 @@ def test_signature_covers_all_of_a_message_and_the_challenge() -> None:
         challenge = send_challenge(second)
         Arrival(job_uid=JOB, attempt=1, node_index=1).send(first, SECRET)
         sent = json.loads(second.recv(512))
-    for change in ({"attempt": 2}, {"node_index": 2}, {"unread": True}, {"agent": "x"}):
+    for change in ({"attempt": 2}, {"node_index": 2}, {"news": True}, {"agent": "x"}):
         assert not Arrival.model_validate(sent | change).is_genuine(SECRET, challenge)
     assert not Arrival.model_validate(sent).is_genuine(SECRET, random_text())
     assert Arrival.model_validate(sent).is_genuine(SECRET, challenge)
