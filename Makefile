@@ -12,6 +12,8 @@ SEED ?= 0
 # Address of the source, for the label of the images.
 SOURCE ?= unknown
 export DDP_SEED = $(SEED)
+# Without bytecode in the cache each process of the tests compiles the product again.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -1,5 +1,6 @@
 """Settings that apply to all tests."""
 
+import gc
 import importlib
 import os
 import sys
@@ -24,6 +25,12 @@ settings.load_profile("untimed")
 def pytest_configure() -> None:
     """Let SIGTERM stop the cluster and the processes that the tests started."""
     clean_up_when_terminated()
+
+
+def pytest_collection_finish() -> None:
+    """Exempt modules and tests, a million objects, from garbage collections during the tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def _defer_grammar_of_iris() -> None:

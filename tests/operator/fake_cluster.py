@@ -3,8 +3,8 @@
 It can kill the controller at its k-th write, before or after the write takes effect.
 """
 
-import copy
 import itertools
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TypeVar
@@ -27,6 +27,12 @@ from ddp_wire.contract import AgentStatus, AttemptOrder
 from tests.scenarios.pods import TERMINAL
 
 T = TypeVar("T")
+
+
+def _copied(value: T) -> T:
+    """Return a deep copy of JSON. pickle takes a tenth of the time of copy.deepcopy."""
+    copied: T = pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))  # noqa: S301
+    return copied
 
 
 class Killed(BaseException):
@@ -100,7 +106,7 @@ class FakeCluster:
         if known is not None:
             metadata = {**known["metadata"], "generation": known["metadata"]["generation"] + 1}
         status = known.get("status", {}) if known else {}
-        return self._store_job({**copy.deepcopy(job), "metadata": metadata, "status": status})
+        return self._store_job({**_copied(job), "metadata": metadata, "status": status})
 
     def change_pod(self, name: str, **status: object) -> Manifest:
         """Change the status of a pod, as its kubelet does."""
@@ -128,7 +134,7 @@ class FakeCluster:
         self._store_child(kind, {**found, "metadata": owned})
 
     def pod(self, name: str) -> Manifest:
-        return next(copy.deepcopy(p) for p in self.pods() if p["metadata"]["name"] == name)
+        return next(_copied(p) for p in self.pods() if p["metadata"]["name"] == name)
 
     def pods(self) -> list[Manifest]:
         return list(self.children["Pod"].values())
@@ -139,12 +145,12 @@ class FakeCluster:
     def snapshot(self) -> Snapshot:
         version = next(self._versions)
         kinds = (self.jobs, *(self.children[kind] for kind in CHILD_KINDS))
-        return Snapshot(*(Listing(copy.deepcopy(list(k.values())), version) for k in kinds))
+        return Snapshot(*(Listing(_copied(list(k.values())), version) for k in kinds))
 
     # --- `Cluster` ------------------------------------------------------------------------------
 
     async def get_job(self, key: Key) -> Manifest | None:
-        return copy.deepcopy(self.jobs.get(key))
+        return _copied(self.jobs.get(key))
 
     async def list_pods(
         self,
@@ -153,7 +159,7 @@ class FakeCluster:
         expected: int,  # noqa: ARG002
     ) -> Listing:
         found = [
-            copy.deepcopy(p)
+            _copied(p)
             for p in self.pods()
             if p["metadata"]["namespace"] == namespace
             and labels.items() <= p["metadata"]["labels"].items()
@@ -169,7 +175,7 @@ class FakeCluster:
         def effect() -> Manifest:
             known = self.children[kind].get(_key(manifest))
             if known is None:
-                created = copy.deepcopy(manifest)
+                created = _copied(manifest)
                 created["metadata"]["uid"] = f"{name}#{next(self._uids)}"
                 created["status"] = {"phase": "Pending"} if kind == "Pod" else {}
                 if kind == "Pod":
@@ -177,7 +183,7 @@ class FakeCluster:
                 return self._store_child(kind, created)
             if _owner(known) != _owner(manifest):
                 raise NameTakenError(f"{kind} {name} exists already and is not this job's")
-            return copy.deepcopy(known)
+            return _copied(known)
 
         return self._write(f"create {kind} {name}", effect)
 
@@ -203,7 +209,7 @@ class FakeCluster:
             known = self.children["Pod"].get((namespace, name))
             if known is None or known["metadata"]["uid"] != uid:
                 return None
-            changed = copy.deepcopy(known)
+            changed = _copied(known)
             changed["metadata"]["annotations"] |= annotations
             return self._store_child("Pod", changed)
 
@@ -240,8 +246,8 @@ class FakeCluster:
             same = ("uid", "resourceVersion")
             if known is None or any(known["metadata"][k] != job["metadata"][k] for k in same):
                 raise ConflictError("the object has been modified", status=409)
-            self.statuses.append(copy.deepcopy(status))
-            return self._store_job({**known, "status": copy.deepcopy(status)})
+            self.statuses.append(_copied(status))
+            return self._store_job({**known, "status": _copied(status)})
 
         return self._write(f"status {job['metadata']['name']}", effect)
 
@@ -272,15 +278,15 @@ class FakeCluster:
         stamped = self._stamped(job)
         self.jobs[_key(job)] = stamped
         if self.watching is not None:
-            self.watching.put_job(copy.deepcopy(stamped))
-        return copy.deepcopy(stamped)
+            self.watching.put_job(_copied(stamped))
+        return _copied(stamped)
 
     def _store_child(self, kind: str, child: Manifest) -> Manifest:
         stamped = self._stamped(child)
         self.children[kind][_key(child)] = stamped
         if self.watching is not None:
-            self.watching.put_child(kind, copy.deepcopy(stamped))
-        return copy.deepcopy(stamped)
+            self.watching.put_child(kind, _copied(stamped))
+        return _copied(stamped)
 
     def _drop_child(self, kind: str, child: Manifest) -> None:
         del self.children[kind][_key(child)]
@@ -290,7 +296,7 @@ class FakeCluster:
 
     def _stamped(self, manifest: Manifest) -> Manifest:
         stamp = {"resourceVersion": str(next(self._versions))}
-        return {**copy.deepcopy(manifest), "metadata": {**manifest["metadata"], **stamp}}
+        return {**_copied(manifest), "metadata": {**manifest["metadata"], **stamp}}
 
 
 def _key(manifest: Manifest) -> Key:

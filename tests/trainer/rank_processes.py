@@ -4,6 +4,7 @@ They get the environment that torchrun would set. A start takes hundredths of a 
 seconds. Only ranks of tests with the mark `gpu` see GPUs; all others train on the CPU.
 """
 
+import gc
 import importlib
 import json
 import multiprocessing
@@ -118,6 +119,8 @@ def _variables(rank: int, world: int, port: str) -> dict[str, str]:
 
 
 def _rank(function: str, argument: Any, environ: dict[str, str], stem: str) -> None:
+    # A collection would visit the million objects of torch, and so copy their memory pages.
+    gc.freeze()
     for descriptor, suffix in ((1, ".out"), (2, ".err")):
         os.dup2(os.open(stem + suffix, os.O_WRONLY | os.O_CREAT), descriptor)
     for name in [name for name in os.environ if name.startswith("DDP_")]:
