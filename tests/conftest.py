@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
+from tests.garbage import exempt_all_objects
 from tests.harness.ending import clean_up_when_terminated
 
 # Must be set before the first import of torch or NumPy: all processes of tests share the cores.
@@ -28,9 +29,9 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt modules and tests, a million objects, from garbage collections during the tests."""
+    """Exempt modules and tests from garbage collections."""
     gc.collect()
-    gc.freeze()
+    exempt_all_objects()
 
 
 def _defer_grammar_of_iris() -> None:

@@ -4,7 +4,6 @@ They get the environment that torchrun would set. A start takes hundredths of a 
 seconds. Only ranks of tests with the mark `gpu` see GPUs; all others train on the CPU.
 """
 
-import gc
 import importlib
 import json
 import multiprocessing
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_trainer.commands.main import main
+from tests.garbage import exempt_all_objects
 from tests.tools.one_gpu import share_one_gpu
 from tests.tools.ports import free_port
 
@@ -119,8 +119,7 @@ def _variables(rank: int, world: int, port: str) -> dict[str, str]:
 
 
 def _rank(function: str, argument: Any, environ: dict[str, str], stem: str) -> None:
-    # A collection would visit the million objects of torch, and so copy their memory pages.
-    gc.freeze()
+    exempt_all_objects()
     for descriptor, suffix in ((1, ".out"), (2, ".err")):
         os.dup2(os.open(stem + suffix, os.O_WRONLY | os.O_CREAT), descriptor)
     for name in [name for name in os.environ if name.startswith("DDP_")]:
