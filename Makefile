@@ -14,6 +14,8 @@ SOURCE ?= unknown
 # Place of the images operator and trainer, for install.yaml.
 REGISTRY ?= registry.example/ddp-trainer
 export DDP_SEED = $(SEED)
+# Without bytecode in the cache each process of the tests compiles the product again.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 BIN := $(VENV)/bin

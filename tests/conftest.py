@@ -1,5 +1,6 @@
 """Settings that apply to all tests."""
 
+import gc
 import importlib
 import os
 import sys
@@ -8,6 +9,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
+from tests.garbage import exempt_all_objects
 from tests.harness.ending import clean_up_when_terminated
 
 # Must be set before the first import of torch or NumPy: all processes of tests share the cores.
@@ -24,6 +26,12 @@ settings.load_profile("untimed")
 def pytest_configure() -> None:
     """Let SIGTERM stop the cluster and the processes that the tests started."""
     clean_up_when_terminated()
+
+
+def pytest_collection_finish() -> None:
+    """Exempt modules and tests from garbage collections."""
+    gc.collect()
+    exempt_all_objects()
 
 
 def _defer_grammar_of_iris() -> None:

@@ -3,8 +3,8 @@
 It can kill the controller at its k-th write, before or after the write takes effect.
 """
 
-import copy
 import itertools
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TypeVar
@@ -28,6 +28,12 @@ from ddp_wire.contract import AgentStatus, AttemptOrder
 from tests.scenarios.pods import TERMINAL
 
 T = TypeVar("T")
+
+
+def _copied(value: T) -> T:
+    """Return a deep copy of JSON. pickle takes a tenth of the time of copy.deepcopy."""
+    copied: T = pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))  # noqa: S301
+    return copied
 
 
 class Killed(BaseException):
@@ -101,7 +107,7 @@ class FakeCluster:
         if known is not None:
             metadata = {**known["metadata"], "generation": known["metadata"]["generation"] + 1}
         status = known.get("status", {}) if known else {}
-        return self._store_job({**copy.deepcopy(job), "metadata": metadata, "status": status})
+        return self._store_job({**_copied(job), "metadata": metadata, "status": status})
 
     def change_pod(self, name: str, **status: object) -> Manifest:
         """Change the status of a pod, as its kubelet does."""
@@ -129,7 +135,7 @@ class FakeCluster:
         self._store_child(kind, {**found, "metadata": owned})
 
     def pod(self, name: str) -> Manifest:
-        return next(copy.deepcopy(p) for p in self.pods() if p["metadata"]["name"] == name)
+        return next(_copied(p) for p in self.pods() if p["metadata"]["name"] == name)
 
     def pods(self) -> list[Manifest]:
         return list(self.children["Pod"].values())
@@ -141,14 +147,14 @@ class FakeCluster:
         version = next(self._versions)
 
         def listing(objects: dict[Key, Manifest]) -> Listing:
-            return Listing(copy.deepcopy(list(objects.values())), version)
+            return Listing(_copied(list(objects.values())), version)
 
         return ClusterSnapshot(listing(self.jobs), {k: listing(self.children[k]) for k in KINDS})
 
     # --- `Cluster` ------------------------------------------------------------------------------
 
     async def get_job(self, key: Key) -> Manifest | None:
-        return copy.deepcopy(self.jobs.get(key))
+        return _copied(self.jobs.get(key))
 
     async def list_pods(
         self,
@@ -157,7 +163,7 @@ class FakeCluster:
         expected: int,  # noqa: ARG002
     ) -> Listing:
         found = [
-            copy.deepcopy(p)
+            _copied(p)
             for p in self.pods()
             if p["metadata"]["namespace"] == namespace
             and labels.items() <= p["metadata"]["labels"].items()
@@ -173,7 +179,7 @@ class FakeCluster:
         def effect() -> Manifest:
             known = self.children[kind].get(_key(manifest))
             if known is None:
-                created = copy.deepcopy(manifest)
+                created = _copied(manifest)
                 created["metadata"]["uid"] = f"{name}#{next(self._uids)}"
                 created["status"] = {"phase": "Pending"} if kind == "Pod" else {}
                 if kind == "Pod":
@@ -181,7 +187,7 @@ class FakeCluster:
                 return self._store_child(kind, created)
             if _owner(known) != _owner(manifest):
                 raise NameTakenError(f"{kind} {name} exists already and is not this job's")
-            return copy.deepcopy(known)
+            return _copied(known)
 
         return self._write(f"create {kind} {name}", effect)
 
@@ -207,7 +213,7 @@ class FakeCluster:
             known = self.children["Pod"].get((namespace, name))
             if known is None or known["metadata"]["uid"] != uid:
                 return None
-            changed = copy.deepcopy(known)
+            changed = _copied(known)
             changed["metadata"]["annotations"] |= annotations
             return self._store_child("Pod", changed)
 
@@ -244,8 +250,8 @@ class FakeCluster:
             same = ("uid", "resourceVersion")
             if known is None or any(known["metadata"][k] != job["metadata"][k] for k in same):
                 raise ConflictError("the object has been modified", status=409)
-            self.statuses.append(copy.deepcopy(status))
-            return self._store_job({**known, "status": copy.deepcopy(status)})
+            self.statuses.append(_copied(status))
+            return self._store_job({**known, "status": _copied(status)})
 
         return self._write(f"status {job['metadata']['name']}", effect)
 
@@ -276,15 +282,15 @@ class FakeCluster:
         stamped = self._stamped(job)
         self.jobs[_key(job)] = stamped
         if self.watching is not None:
-            self.watching.put_job(copy.deepcopy(stamped))
-        return copy.deepcopy(stamped)
+            self.watching.put_job(_copied(stamped))
+        return _copied(stamped)
 
     def _store_child(self, kind: str, child: Manifest) -> Manifest:
         stamped = self._stamped(child)
         self.children[kind][_key(child)] = stamped
         if self.watching is not None:
-            self.watching.put_child(kind, copy.deepcopy(stamped))
-        return copy.deepcopy(stamped)
+            self.watching.put_child(kind, _copied(stamped))
+        return _copied(stamped)
 
     def _drop_child(self, kind: str, child: Manifest) -> None:
         del self.children[kind][_key(child)]
@@ -294,7 +300,7 @@ class FakeCluster:
 
     def _stamped(self, manifest: Manifest) -> Manifest:
         stamp = {"resourceVersion": str(next(self._versions))}
-        return {**copy.deepcopy(manifest), "metadata": {**manifest["metadata"], **stamp}}
+        return {**_copied(manifest), "metadata": {**manifest["metadata"], **stamp}}
 
 
 def _key(manifest: Manifest) -> Key:

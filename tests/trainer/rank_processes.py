@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_trainer.commands.main import main
+from tests.garbage import exempt_all_objects
 from tests.harness.one_gpu import share_one_gpu
 from tests.harness.ports import free_port
 
@@ -118,6 +119,7 @@ def _variables(rank: int, world: int, port: str) -> dict[str, str]:
 
 
 def _rank(function: str, argument: Any, environ: dict[str, str], stem: str) -> None:
+    exempt_all_objects()
     for descriptor, suffix in ((1, ".out"), (2, ".err")):
         os.dup2(os.open(stem + suffix, os.O_WRONLY | os.O_CREAT), descriptor)
     for name in [name for name in os.environ if name.startswith("DDP_")]:

@@ -278,7 +278,7 @@ def test_many_hostile_jobs_leave_the_operator_time_for_others() -> None:
     run_in_fake_time(body())
 
 
-@pytest.mark.parametrize("jobs", [100, 1000])
+@pytest.mark.parametrize("jobs", [100, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("size", [0, 1 << 17], ids=["small", "large"])
 def test_cost_of_hostile_jobs_does_not_grow_with_their_number(jobs: int, size: int) -> None:
     woken: list[Key] = []

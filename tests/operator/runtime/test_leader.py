@@ -289,7 +289,9 @@ def test_exactly_one_of_many_simultaneous_candidates_leads() -> None:
     run_in_fake_time(body())
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(
+    "seed", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 40))]
+)
 def test_there_are_never_two_leaders(seed: int) -> None:
     """Delays, losses, outages, kills and stops never create a second leader."""
     run_in_fake_time(FaultyElection(seed).body())

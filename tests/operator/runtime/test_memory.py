@@ -17,6 +17,7 @@ from ddp_operator.cluster.base import ClusterSnapshot, Listing, Manifest
 from ddp_operator.cluster.kube.lists import list_decoder
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.memory import collect_garbage_less_often, release_memory
+from tests.garbage import all_objects_listed
 from tests.operator.support import DEFAULTS, active_job, pod_manifest
 
 STATUS = Path("/proc/self/status")
@@ -79,7 +80,8 @@ def test_memory_is_returned_after_the_deletion_of_a_thousand_jobs() -> None:
 def caches_of_yarl() -> dict[str, int]:
     """Return the number of entries of each cache that has any, by its function's name."""
     kind = type(lru_cache(str))
-    found = (each for each in gc.get_objects() if type(each) is kind)
+    with all_objects_listed():
+        found = [each for each in gc.get_objects() if type(each) is kind]
     sizes = {f.__name__: f.cache_info().currsize for f in found if f.__module__.startswith("yarl")}
     return {name: size for name, size in sizes.items() if size}
 

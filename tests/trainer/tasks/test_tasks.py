@@ -91,11 +91,12 @@ def write_cifar_files(directory: Path, images: int) -> None:
         (directory / f"{name}.bin").write_bytes(np.hstack([classes[:, None], pixels]).tobytes())
 
 
-def test_miniresnet_memorizes_64_images() -> None:
+@pytest.mark.parametrize("count", [16, pytest.param(64, marks=pytest.mark.slow)])
+def test_miniresnet_memorizes_images(count: int) -> None:
     torch.manual_seed(0)
     task = MiniResNetTask(MiniResNetConfig(data="synthetic", count=80, width=8))
-    images, _ = task.train_data.__getitems__(list(range(64)))
-    classes = torch.randint(10, (64,))
+    images, _ = task.train_data.__getitems__(list(range(count)))
+    classes = torch.randint(10, (count,))
     optimizer = torch.optim.AdamW(task.model.parameters(), 1e-2)
     for _ in range(30):
         optimizer.zero_grad()

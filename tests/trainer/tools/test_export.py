@@ -47,7 +47,13 @@ def exported(launcher: Launcher, folder: Path, *arguments: str) -> Gang:
     return gang
 
 
-@pytest.mark.parametrize("name", TASKS)
+SLOW = {"digits", "gpt"}
+"""Tasks whose models take seconds to trace."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in TASKS]
+)
 def test_exported_files_compute_the_outputs_of_the_model(
     launcher: Launcher, tmp_path: Path, name: str
 ) -> None:

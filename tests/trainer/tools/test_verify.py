@@ -96,10 +96,11 @@ def test_command_detects_a_task_whose_ranks_differ(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_command_refuses_augmentation_without_a_seed(tmp_path: Path) -> None:
-    done = verify(tmp_path, "mistakes:build", *TWO, "--task.name=augmentation_without_a_seed")
-    assert done.returncode == 2
-    assert done.stderr == (
+def test_command_refuses_augmentation_without_a_seed(launcher: Launcher) -> None:
+    task = ["mistakes:build", "--task.name=augmentation_without_a_seed"]
+    gang = launcher.call("rank_processes:run_command", ["verify", *task, *TWO], world=None)
+    assert gang.wait() == [2]
+    assert gang.err(0) == (
         "verify: train_data[0] is not the same when it is read twice with the same seeds, so a"
         " resumed run gets other data: draw from the global generators of random, numpy or torch,"
         " which the trainer seeds for each sample, and do not change the data set\n"
