@@ -1,10 +1,11 @@
-"""The table of docs/develop/fault-matrix.md: faults, and the tests that play them."""
+"""The tables of docs/develop/fault-matrix*.md: faults, and the tests that play them."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-MATRIX = Path(__file__).parents[2] / "docs" / "develop" / "fault-matrix.md"
+_FOLDER = Path(__file__).parents[2] / "docs" / "develop"
+_PAGES = ("fault-matrix.md", "fault-matrix-runs.md")
 _CELLS = 4
 _HEADS = {"fault", "---"}
 _TEST = re.compile(r"`(tests/\S+?\.py)::(\w+)`")
@@ -20,9 +21,11 @@ class Row:
 
 
 def rows(text: str | None = None) -> list[Row]:
-    """Return the rows of a matrix, by default those of the file, in their order."""
+    """Return the rows of a table, by default those of all pages, in their order."""
+    if text is None:
+        text = "\n".join((_FOLDER / page).read_text(encoding="utf-8") for page in _PAGES)
     found = []
-    for line in (MATRIX.read_text(encoding="utf-8") if text is None else text).splitlines():
+    for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == _CELLS and cells[0] not in _HEADS:
             tests = tuple(f"{file}::{name}" for file, name in _TEST.findall(cells[-1]))

@@ -10,8 +10,6 @@ STEPS = 2
 MOST_WORDS = 2500
 MOST_README_WORDS = 900
 GENERATED = DOCS / "reference"
-FAULTS = DOCS / "develop" / "fault-matrix.md"
-"""One table, whose rows `test_fault_matrix.py` ties to tests. It has no text to split."""
 
 
 def linked(page: Path) -> set[Path]:
@@ -51,7 +49,6 @@ def test_each_page_of_a_reader_is_in_the_index() -> None:
 def test_written_pages_have_at_most_2500_words() -> None:
     lengths = {page.relative_to(DOCS): words(page) for page in DOCS.rglob("*.md")}
     limited = {page for page in lengths if GENERATED not in (DOCS / page).parents}
-    limited -= {FAULTS.relative_to(DOCS)}
     assert len(limited) > 50
     assert {page: lengths[page] for page in limited if lengths[page] > MOST_WORDS} == {}
 

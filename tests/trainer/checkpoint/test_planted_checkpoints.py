@@ -91,7 +91,10 @@ def change_state(**changes: object) -> Act:
             list_in_manifest("../secret"),
             "MANIFEST.json lists '../secret', which is not a file name",
         ),
-        (list_in_manifest("/etc/passwd"), "MANIFEST.json lists '/etc/passwd', which is no file n"),
+        (
+            list_in_manifest("/etc/passwd"),
+            "MANIFEST.json lists '/etc/passwd', which is not a file n",
+        ),
         (list_in_manifest(".."), "MANIFEST.json lists '..', which is not a file name"),
         (list_in_manifest(""), "MANIFEST.json lists '', which is not a file name"),
         (list_in_manifest("a\0b"), r"MANIFEST.json lists 'a\x00b', which is not a file name"),
