@@ -58,6 +58,11 @@ def _value(name: str) -> str:
             return f"{burst:g} at once, then {rest}"
         case Backoff(first=first, longest=longest):
             return f"{first:g} s, doubled up to {longest:g} s"
+        case _:
+            return _number(name, value)
+
+
+def _number(name: str, value: float) -> str:
     if name.endswith("BYTES"):
         return f"{value // _KIB} KiB" if value >= _KIB else f"{value} B"
     unit = {"_PER_SECOND": " per s", "_SECONDS": " s"}

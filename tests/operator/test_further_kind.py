@@ -147,6 +147,7 @@ async def test_kind_is_listed_and_unused_fields_are_dropped(api: FakeApi) -> Non
 
 def test_kind_is_watched_like_the_others() -> None:
     registry = build_registry(Cache(), WorkQueue[Key]())
-    watched = {handler.selector.any_name for handler in registry._watching.get_all_handlers()}
+    selectors = [handler.selector for handler in registry._watching.get_all_handlers()]
+    watched = {one.any_name for one in selectors if one is not None}
     assert watched == {"ddpjobs", "pods", "services", "networkpolicies", "configmaps"}
     assert "configmaps" in build_settings().watching.label_selectors

@@ -75,7 +75,9 @@ def test_case_137_strikes_are_added_to_the_affinity_of_the_job(own: Any, expecte
 PLACES = [(g, r) for g in (NODES, PODS, OTHER_PODS) for r in (PREFERRED, REQUIRED)]
 LISTS = [place for place in PLACES if place != (NODES, REQUIRED)]
 """Lists of an affinity to which the operator may add."""
-JUNK = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.just([]) | st.just({})
+JUNK: st.SearchStrategy[Any] = (
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.just([]) | st.just({})
+)
 ITEMS = st.lists(st.dictionaries(st.sampled_from("ab"), JUNK, max_size=2), max_size=3)
 ALTERNATIVES = st.fixed_dictionaries({"nodeSelectorTerms": ITEMS})
 GROUP = st.fixed_dictionaries(
@@ -88,7 +90,7 @@ AFFINITY = (
     | JUNK
 )
 TERMS = st.lists(
-    st.builds(lambda at, n: Term(*at, {"n": n}), st.sampled_from(LISTS), st.integers())
+    st.builds(lambda at, n: Term(at[0], at[1], {"n": n}), st.sampled_from(LISTS), st.integers())
 )
 
 
