@@ -73,6 +73,7 @@ def run_cold(starter: AttemptStarter, launch: Launch) -> None:
     process = starter.start(launch)
     assert isinstance(process._tree, ColdTree)
     wait_until(lambda: process.poll() is not None, "the attempt ends")
+    starter.finish_logs()  # Its thread would outlive the test.
     starter.ensure_standby()
 
 
