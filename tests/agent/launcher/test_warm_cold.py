@@ -9,41 +9,25 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from ddp_agent.processes import warm
 from ddp_agent.processes.launch import Launch, prepare
 from ddp_agent.processes.supervise import ColdTree, ProcessTree, WarmTree
 from ddp_agent.processes.warm import Standby
 from ddp_wire.contract import Env, rendezvous_port
-from tests.agent.support import adopting_orphans, config, environment, wait_until
+from tests.agent.support import config, environment, wait_until
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does"),
+    pytest.mark.usefixtures("adopting_standby"),
+]
 
 PROGRAMS = sorted((Path(__file__).parent / "programs").glob("*.py"))
 assert len(PROGRAMS) >= 25
 RANKS = 2
-
-
-@pytest.fixture(scope="module")
-def standby(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standby]:
-    home = tmp_path_factory.mktemp("standby")
-    made = Standby(warm.standby_environment({**os.environ, **environment(home)}))
-    assert made.wait_ready(60)
-    yield made
-    made.close()
-    os.waitpid(made.pid, 0)
-
-
-@pytest.fixture(autouse=True)
-def _reaper(standby: Standby) -> Iterator[None]:
-    assert standby.imports_seconds is not None
-    with adopting_orphans():
-        yield
 
 
 @dataclass

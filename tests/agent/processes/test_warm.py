@@ -6,7 +6,6 @@ import signal
 import socket
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,28 +18,14 @@ from ddp_agent.processes.supervise import WarmTree
 from ddp_agent.processes.warm import Standby, StandbyLostError
 from ddp_wire.contract import Env, Failure
 from ddp_wire.processes import descendants
-from tests.agent.support import adopting_orphans, config, environment, wait_until
+from tests.agent.support import config, environment, wait_until
 from tests.harness.ports import free_port
 from tests.harness.resolver import with_lasting_lock
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does")
-
-
-@pytest.fixture(scope="module")
-def standby(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standby]:
-    home = tmp_path_factory.mktemp("standby")
-    made = Standby(warm.standby_environment({**os.environ, **environment(home)}))
-    assert made.wait_ready(60)
-    yield made
-    made.close()
-    os.waitpid(made.pid, 0)
-
-
-@pytest.fixture(autouse=True)
-def _reaper(standby: Standby) -> Iterator[None]:
-    assert standby.imports_seconds is not None
-    with adopting_orphans():
-        yield
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does"),
+    pytest.mark.usefixtures("adopting_standby"),
+]
 
 
 def prepared(home: Path, script: str, attempt: int = 1) -> Launch:
