@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Protocol
 
 from pydantic import ValidationError
 
-from ddp_wire.contract import Env, Heartbeat, RankPhase
+from ddp_wire.contract import Env
+from ddp_wire.messages import Heartbeat, RankPhase
 from tests.cluster.support import Job, UnaskedJob
 from tests.harness import install
 from tests.harness.cluster import Cluster

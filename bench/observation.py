@@ -34,18 +34,18 @@ from ddp_trainer.run.run import Run
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
 from ddp_wire.activity import Activity
-from ddp_wire.contract import (
+from ddp_wire.contract import Env
+from ddp_wire.exposition import render
+from ddp_wire.families import UPDATE_SECONDS_BUCKETS
+from ddp_wire.messages import (
     AgentPhase,
     AgentStatus,
     CheckpointInfo,
-    Env,
     LocalHeartbeat,
     Progress,
     RankPhase,
     RankTimes,
 )
-from ddp_wire.exposition import render
-from ddp_wire.families import UPDATE_SECONDS_BUCKETS
 from tests.agent.support import environment
 from tests.harness import ending
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ddp_wire.contract import AgentPhase
+from ddp_wire.messages import AgentPhase
 from ddp_wire.signatures import SIGNATURE_HEADER, sign_answer
 
 _CHUNK = os.urandom(1 << 16)

@@ -17,7 +17,8 @@ from ddp_agent.processes.attempt_process import AttemptStarter
 from ddp_agent.processes.launch import Launch
 from ddp_agent.status.xids import XidCounts
 from ddp_agent.status_writer import StatusWriter
-from ddp_wire.contract import ATTEMPT_FILE, AgentPhase, AgentStatus, Env
+from ddp_wire.contract import ATTEMPT_FILE, Env
+from ddp_wire.messages import AgentPhase, AgentStatus
 from tests.agent.support import DEADLINE_SECONDS, config
 
 PREAMBLE = """

@@ -13,7 +13,8 @@ from ddp_agent.config import AgentConfig
 from ddp_agent.network.server import AgentServer
 from ddp_agent.orders import AttemptOrders
 from ddp_agent.status.status_cell import AgentStatusCell
-from ddp_wire.contract import AgentStatus, AttemptOrder, Env, Heartbeat, RankPhase
+from ddp_wire.contract import Env
+from ddp_wire.messages import AgentStatus, AttemptOrder, Heartbeat, RankPhase
 from ddp_wire.processes import adopt_orphans, descendants
 from tests.operator.support import UID, agent_status
 

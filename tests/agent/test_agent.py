@@ -12,7 +12,8 @@ import pytest
 
 import ddp_wire
 from ddp_agent.agent import NEXT_ORDER_SECONDS, READER_ABSENT_SECONDS, UNREAD_SECONDS
-from ddp_wire.contract import AgentPhase, AgentStatus, AttemptOrder, Env, ExitCode, HungRank
+from ddp_wire.contract import Env, ExitCode
+from ddp_wire.messages import AgentPhase, AgentStatus, AttemptOrder, HungRank
 from tests.agent.harness import AgentHarness, phase, stub_torchrun
 from tests.agent.support import adopting_orphans
 

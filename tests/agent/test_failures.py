@@ -13,7 +13,8 @@ from ddp_agent.failures import (
     signal_name,
     traceback_in_logs,
 )
-from ddp_wire.contract import ExitCode, Failure
+from ddp_wire.contract import ExitCode
+from ddp_wire.messages import Failure
 
 TRACEBACK = """Traceback (most recent call last):
   File "train.py", line 3, in <module>

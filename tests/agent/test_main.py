@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ddp_agent.main import main
-from ddp_wire.contract import AgentPhase, AgentStatus, Env, ExitCode
+from ddp_wire.contract import Env, ExitCode
+from ddp_wire.messages import AgentPhase, AgentStatus
 from tests.agent.harness import AgentHarness, stub_torchrun
 from tests.agent.support import adopting_orphans, environment
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_agent.orders import MOST_AHEAD, STOP, AttemptOrders
-from ddp_wire.contract import ATTEMPT_FILE, ATTEMPT_STOP, AttemptOrder
+from ddp_wire.contract import ATTEMPT_FILE, ATTEMPT_STOP
+from ddp_wire.messages import AttemptOrder
 
 
 def orders_of(home: Path) -> AttemptOrders:

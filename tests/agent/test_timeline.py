@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ddp_agent.status.heartbeats import extend_timeline
-from ddp_wire.contract import AgentStatus, Timeline
+from ddp_wire.messages import AgentStatus, Timeline
 from tests.agent.harness import AgentHarness, phase, stub_torchrun
 from tests.agent.support import heartbeat
 

@@ -4,7 +4,7 @@ import asyncio
 import time
 from typing import Any
 
-from ddp_wire.contract import AgentPhase, AgentStatus, CheckpointInfo, Failure, Progress
+from ddp_wire.messages import AgentPhase, AgentStatus, CheckpointInfo, Failure, Progress
 from tests.api.client import Api, eventually, path_of
 from tests.api.kubelet import FakeAgents, FakeKubelet
 from tests.operator.support import job_manifest

@@ -14,7 +14,7 @@ from aiohttp import web
 from ddp_operator.cluster.base import Key
 from ddp_operator.reconcile.world import PodView, view_pod
 from ddp_wire import contract
-from ddp_wire.contract import AgentStatus
+from ddp_wire.messages import AgentStatus
 from ddp_wire.signatures import (
     NONCE_HEADER,
     SIGNATURE_HEADER,

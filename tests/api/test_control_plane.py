@@ -5,7 +5,7 @@ import pytest
 from ddp_operator.builders.pod import Defaults
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
-from ddp_wire.contract import AgentPhase, AgentStatus
+from ddp_wire.messages import AgentPhase, AgentStatus
 from tests.api.client import Api, operator_client, path_of
 from tests.api.control_plane import OPERATOR, ControlPlane
 from tests.api.kubelet import FakeAgents, FakeKubelet, FakeStatuses

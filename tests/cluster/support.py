@@ -9,7 +9,8 @@ from typing import Any, Self
 import yaml
 
 from ddp_operator.reconcile.world import view_pod
-from ddp_wire.contract import AGENT_PORT, AgentStatus, Heartbeat
+from ddp_wire.contract import AGENT_PORT
+from ddp_wire.messages import AgentStatus, Heartbeat
 from ddp_wire.signatures import NONCE_HEADER, SIGNATURE_HEADER, random_text, sign_request
 from tests.fault_player.unreachable import heartbeats_inside
 from tests.harness.cluster import Cluster

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddp_wire.contract import AgentPhase
+from ddp_wire.messages import AgentPhase
 from tests.cluster.support import BARRIER_SCRIPT, Job, agents, script_job
 from tests.harness.cluster import Cluster
 from tests.harness.install import eventually

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddp_wire.contract import AGENT_PORT, AttemptOrder
+from ddp_wire.contract import AGENT_PORT
+from ddp_wire.messages import AttemptOrder
 from tests.cluster.support import STEADY_SCRIPT, Job, operator_requests, script_job
 from tests.cluster.test_operator import leader, operator, restarts
 from tests.harness import install

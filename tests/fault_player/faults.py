@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any, Protocol
 
-from ddp_wire.contract import Heartbeat
+from ddp_wire.messages import Heartbeat
 from tests.fault_player.containers import control_group, memory_kills, processes
 from tests.harness.cluster import Cluster
 from tests.harness.install import eventually

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddp_wire.contract import RankPhase
+from ddp_wire.messages import RankPhase
 from tests.cluster.support import Job
 from tests.fault_player import faults, run_checks
 from tests.fault_player.record import PodWatch, read_attempts

@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ddp_wire.contract import AGENT_PORT, Heartbeat
+from ddp_wire.contract import AGENT_PORT
+from ddp_wire.messages import Heartbeat
 from tests.fault_player.containers import processes
 from tests.harness.cluster import Cluster
 from tests.harness.install import operator_pods

@@ -24,7 +24,7 @@ from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.world import PodView
 from ddp_operator.runtime.cache import Cache
 from ddp_wire import contract
-from ddp_wire.contract import AgentStatus, AttemptOrder
+from ddp_wire.messages import AgentStatus, AttemptOrder
 from tests.scenarios.pods import TERMINAL
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import Action, Plan
 from ddp_operator.reconcile.world import PROGRESS_INTERVAL, PodView, Termination, World, view_pod
 from ddp_wire import contract
-from ddp_wire.contract import AgentPhase, AgentStatus, Failure
+from ddp_wire.messages import AgentPhase, AgentStatus, Failure
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 UID = "6f1c4f0e-8d0c-4d55-9d4b-3f2f5b0a7c11"

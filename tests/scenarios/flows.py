@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddp_operator.cluster.base import Manifest
-from ddp_wire.contract import Failure
+from ddp_wire.messages import Failure
 from tests.operator.support import NOW, job_manifest
 from tests.scenarios.pods import Script
 

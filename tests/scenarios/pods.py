@@ -10,7 +10,8 @@ from typing import Any
 
 from ddp_operator.cluster.base import Manifest
 from ddp_wire import contract
-from ddp_wire.contract import AgentPhase, AgentStatus, CheckpointInfo, ExitCode, Failure, Progress
+from ddp_wire.contract import ExitCode
+from ddp_wire.messages import AgentPhase, AgentStatus, CheckpointInfo, Failure, Progress
 
 TERMINAL = {"Succeeded", "Failed"}
 """Pod phases in which all containers have ended."""

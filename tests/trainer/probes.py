@@ -36,7 +36,7 @@ from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.tools.verify.buffers import compare_buffers
-from ddp_wire.contract import CheckpointInfo
+from ddp_wire.messages import CheckpointInfo
 
 
 def profile_steady_step(config: dict[str, Any]) -> None:

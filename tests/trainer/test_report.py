@@ -16,7 +16,7 @@ import torch
 
 from ddp_operator.report.history import read_history
 from ddp_trainer import report
-from ddp_wire.contract import LocalHeartbeat
+from ddp_wire.messages import LocalHeartbeat
 from tests.trainer.rank_processes import Launcher
 
 

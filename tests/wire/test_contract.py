@@ -10,13 +10,12 @@ from pydantic import ValidationError
 
 from ddp_operator.api.base import API_GROUP
 from ddp_wire import contract
-from ddp_wire.contract import (
+from ddp_wire.contract import Env, ExitCode
+from ddp_wire.messages import (
     AgentPhase,
     AgentStatus,
     AttemptOrder,
     CheckpointInfo,
-    Env,
-    ExitCode,
     ExitProblem,
     Failure,
     Heartbeat,
@@ -28,8 +27,8 @@ from ddp_wire.contract import (
     Straggler,
     Timeline,
     TrainingTimes,
-    WireModel,
 )
+from ddp_wire.wire_model import WireModel
 
 INSPECTION = RankInspection(waits=True, number=7, collectives=["all_reduce of [3]"])
 HUNG = HungRank(rank=3, step=5, activity="data", seconds=31.0, inspection=INSPECTION)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ddp_wire.contract import AgentPhase, AgentStatus, AttemptOrder, Heartbeat, WireModel
+from ddp_wire.messages import AgentPhase, AgentStatus, AttemptOrder, Heartbeat
+from ddp_wire.wire_model import WireModel
 
 RECORDED = Path(__file__).parent / "recorded"
 """Written by the code of commit c9c9f86. `status-all-fields` also has all newer fields."""

@@ -35,8 +35,9 @@ from ddp_agent.processes.exits import ExitWatch, as_problem
 from ddp_agent.processes.launch import Launch, command_problem, prepare
 from ddp_agent.status.hangs import HangDetector, describe_hang
 from ddp_agent.status_writer import StatusWriter
-from ddp_wire.contract import AgentPhase, ExitCode, Failure, rendezvous_port
+from ddp_wire.contract import ExitCode, rendezvous_port
 from ddp_wire.delays import LONGEST_BACKOFF_SECONDS
+from ddp_wire.messages import AgentPhase, Failure
 
 _log = logging.getLogger("ddp_agent")
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ddp_wire import collective_errors
-from ddp_wire.contract import ExitCode, Failure
+from ddp_wire.contract import ExitCode
+from ddp_wire.messages import Failure
 
 FAILURE_FILE_ENV = "DDP_FAILURE_FILE"
 """Environment variable with the path of the file in which the launcher describes the failure."""

@@ -6,7 +6,8 @@ Process: agent (loop; threads of the HTTP server accept requests).
 from enum import Enum
 from pathlib import Path
 
-from ddp_wire.contract import ATTEMPT_FILE, ATTEMPT_STOP, AttemptOrder
+from ddp_wire.contract import ATTEMPT_FILE, ATTEMPT_STOP
+from ddp_wire.messages import AttemptOrder
 
 MOST_AHEAD = 16
 """Most attempts by which a direct request may be ahead of the annotation file.

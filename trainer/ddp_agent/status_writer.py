@@ -20,7 +20,7 @@ from ddp_agent.status.heartbeats import (
     read_heartbeats,
 )
 from ddp_agent.status.status_cell import AgentStatusCell
-from ddp_wire.contract import (
+from ddp_wire.messages import (
     AgentPhase,
     AgentStatus,
     ExitProblem,

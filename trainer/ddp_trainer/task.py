@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset
 
 from ddp_trainer.errors import InputError
 from ddp_trainer.staging import staged
-from ddp_wire.contract import LOSS_PARTS as LOSS_PARTS  # noqa: PLC0414 (part of the interface)
+from ddp_wire.messages import LOSS_PARTS as LOSS_PARTS  # noqa: PLC0414 (part of the interface)
 
 
 @dataclass(frozen=True, slots=True)

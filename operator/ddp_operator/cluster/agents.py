@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from ddp_operator.cluster.agent_http import AgentConnections, NoResponseError, Response
 from ddp_operator.cluster.base import AgentAnswer
 from ddp_operator.limits import FEWEST_CONNECTIONS, MOST_CONNECTIONS, MOST_ORDERS, OTHER_FILES
-from ddp_wire.contract import AGENT_PORT, AgentPhase, AgentStatus, AttemptOrder, Heartbeat
+from ddp_wire.contract import AGENT_PORT
+from ddp_wire.messages import AgentPhase, AgentStatus, AttemptOrder, Heartbeat
 from ddp_wire.signatures import (
     NONCE_HEADER,
     SIGNATURE_HEADER,

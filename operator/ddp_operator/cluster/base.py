@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.world import PodView
-from ddp_wire.contract import AgentStatus, AttemptOrder
+from ddp_wire.messages import AgentStatus, AttemptOrder
 
 Manifest = dict[str, Any]
 Key = tuple[str, str]

@@ -15,7 +15,7 @@ from ddp_operator.reconcile import exits
 from ddp_operator.reconcile.containers import NORMAL_START
 from ddp_operator.reconcile.held_pods import held_sentence
 from ddp_operator.reconcile.world import PodView, World
-from ddp_wire.contract import AgentPhase
+from ddp_wire.messages import AgentPhase
 
 MESSAGE_CHARACTERS = 2048
 """Maximum length of a message, in characters, because the API server's errors have no limit."""

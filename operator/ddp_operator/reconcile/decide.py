@@ -49,7 +49,7 @@ from ddp_operator.reconcile.progress import seconds_until_due, with_progress
 from ddp_operator.reconcile.restored import with_reported_attempt
 from ddp_operator.reconcile.root_cause import find_root_cause
 from ddp_operator.reconcile.world import World
-from ddp_wire.contract import AgentPhase
+from ddp_wire.messages import AgentPhase
 
 RUNNING_REQUEUE_SECONDS = 5.0
 """Shortest reconcile interval, in seconds, while an attempt trains and reports progress."""

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from ddp_operator.reconcile.plan import Event, EventType
 from ddp_operator.reconcile.world import World
-from ddp_wire.contract import AgentPhase, AgentStatus, ExitCode, ExitProblem, RankPhase
+from ddp_wire.contract import ExitCode
+from ddp_wire.messages import AgentPhase, AgentStatus, ExitProblem, RankPhase
 
 EXIT_FAILED = "ExitFailed"
 """Reason of the Event about ranks that did not exit as they should."""

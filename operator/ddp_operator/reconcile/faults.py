@@ -28,7 +28,8 @@ from ddp_operator.reconcile.terminations import (
     why_pod_failed,
 )
 from ddp_operator.reconcile.world import PodView, World
-from ddp_wire.contract import AgentPhase, AgentStatus, ExitCode, Failure
+from ddp_wire.contract import ExitCode
+from ddp_wire.messages import AgentPhase, AgentStatus, Failure
 
 _ENDED = frozenset({AgentPhase.FAILED, AgentPhase.PREEMPTED})
 _REASONS: dict[int | None, str] = {

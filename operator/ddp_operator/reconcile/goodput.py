@@ -20,7 +20,7 @@ from ddp_operator.reconcile.training import (
     repeated_steps,
 )
 from ddp_operator.reconcile.world import World
-from ddp_wire.contract import TrainingTimes
+from ddp_wire.messages import TrainingTimes
 
 _SUSPENDED = "Suspended"
 """Reason of a suspended job, and of the end of the attempt that the suspension stopped."""

@@ -21,7 +21,7 @@ from ddp_operator.api.status import Cause, DDPJobStatus, FailureStatus, SuspectS
 from ddp_operator.builders import names
 from ddp_operator.reconcile.plan import Event, EventType
 from ddp_operator.reconcile.world import World
-from ddp_wire.contract import INSPECTED_COLLECTIVES, AgentStatus, HungRank, RankInspection
+from ddp_wire.messages import INSPECTED_COLLECTIVES, AgentStatus, HungRank, RankInspection
 
 HUNG = "Hung"
 """Reason of the failure of an attempt that made no progress."""

@@ -5,7 +5,7 @@ The pod itself may tell nothing: its Kubernetes node has died, or a new pod has 
 
 from ddp_operator.builders import names
 from ddp_operator.reconcile.world import PodView, World
-from ddp_wire.contract import AgentStatus
+from ddp_wire.messages import AgentStatus
 
 
 def silent_pod(world: World) -> str | None:

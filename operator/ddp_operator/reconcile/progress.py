@@ -17,7 +17,7 @@ from ddp_operator.api.status import (
 )
 from ddp_operator.reconcile.escalation import has_saved
 from ddp_operator.reconcile.world import World
-from ddp_wire.contract import AgentStatus, Progress, Straggler
+from ddp_wire.messages import AgentStatus, Progress, Straggler
 
 METRICS = 32
 """Maximum number of metrics in the status."""

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from ddp_operator.api.status import DDPJobStatus, FailureStatus, RecoveryStatus
 from ddp_operator.reconcile.world import World
-from ddp_wire.contract import Timeline
+from ddp_wire.messages import Timeline
 
 _CHARACTERS = 256
 _PARTS: tuple[tuple[str, str, Callable[[Timeline], float | None]], ...] = (

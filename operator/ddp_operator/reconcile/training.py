@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ddp_operator.reconcile.world import World
-from ddp_wire.contract import AgentStatus, Heartbeat, RankPhase
+from ddp_wire.messages import AgentStatus, Heartbeat, RankPhase
 
 
 @dataclass(frozen=True)

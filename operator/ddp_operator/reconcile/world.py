@@ -16,7 +16,8 @@ from ddp_operator.limits import PROGRESS_SECONDS
 from ddp_operator.reconcile import containers, node_ranges
 from ddp_operator.reconcile.containers import InitFailure
 from ddp_wire import contract
-from ddp_wire.contract import AgentStatus, Env
+from ddp_wire.contract import Env
+from ddp_wire.messages import AgentStatus
 
 PROGRESS_INTERVAL = timedelta(seconds=PROGRESS_SECONDS)
 """Minimum time between two status writes that change only the progress of one job."""

@@ -33,7 +33,7 @@ from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.job_state import JobState
 from ddp_operator.runtime.slow_start import slow_start
 from ddp_wire import contract
-from ddp_wire.contract import AttemptOrder
+from ddp_wire.messages import AttemptOrder
 from ddp_wire.signatures import random_text
 
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from ddp_operator.cluster.base import Key
 from ddp_operator.reconcile.world import PodView
-from ddp_wire.contract import AgentStatus
+from ddp_wire.messages import AgentStatus
 
 
 class AgentStatuses(Protocol):

@@ -25,7 +25,8 @@ from ddp_operator.runtime.agent_watches import FINAL_PHASES, AnswerBudget, JobWa
 from ddp_operator.runtime.fair_budget import FairBudget
 from ddp_operator.runtime.pod_lists import SilenceLists
 from ddp_operator.runtime.token_bucket import TokenBucket
-from ddp_wire.contract import LONGEST_WAIT_SECONDS, AgentStatus
+from ddp_wire.contract import LONGEST_WAIT_SECONDS
+from ddp_wire.messages import AgentStatus
 
 
 class AgentWatcher:

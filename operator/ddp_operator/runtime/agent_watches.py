@@ -8,7 +8,7 @@ from ddp_operator.cluster.base import Key
 from ddp_operator.reconcile.world import PodView
 from ddp_operator.runtime.fair_budget import FairShare
 from ddp_operator.runtime.token_bucket import TokenBucket
-from ddp_wire.contract import AgentPhase, AgentStatus
+from ddp_wire.messages import AgentPhase, AgentStatus
 
 FINAL_PHASES = frozenset({AgentPhase.SUCCEEDED, AgentPhase.FAILED, AgentPhase.PREEMPTED})
 

@@ -13,7 +13,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from ddp_agent.failures import FAILURE_FILE_ENV
 from ddp_agent.launcher import torchrun
 from ddp_agent.launcher.torchrun import first_failure
-from ddp_wire.contract import Env, ExitCode, Failure
+from ddp_wire.contract import Env, ExitCode
+from ddp_wire.messages import Failure
 
 
 class Node:

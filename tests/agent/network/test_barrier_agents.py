@@ -9,7 +9,8 @@ import pytest
 
 from ddp_agent.clock import Ticker
 from ddp_agent.network.barrier_client import StartBarrier
-from ddp_wire.contract import AgentPhase, Env, ExitCode
+from ddp_wire.contract import Env, ExitCode
+from ddp_wire.messages import AgentPhase
 from tests.agent.harness import AgentHarness, phase, stub_torchrun
 from tests.agent.support import adopting_orphans
 

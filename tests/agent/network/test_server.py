@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddp_wire.contract import AgentPhase, AgentStatus, AttemptOrder
+from ddp_wire.messages import AgentPhase, AgentStatus, AttemptOrder
 from ddp_wire.signatures import NONCE_HEADER, SIGNATURE_HEADER, random_text, sign_request
 from tests.agent.support import FakeAgent, few_files, heartbeat, wait_until
 from tests.operator.support import UID, agent_status

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from ddp_wire.contract import AgentPhase, AgentStatus, AttemptOrder
+from ddp_wire.messages import AgentPhase, AgentStatus, AttemptOrder
 from ddp_wire.signatures import (
     NONCE_HEADER,
     SIGNATURE_HEADER,

@@ -10,7 +10,8 @@ from ddp_agent.network.barrier import BarrierServer
 from ddp_agent.network.unread_status import UnreadStatusNotifier
 from ddp_agent.status.status_cell import AgentStatusCell
 from ddp_agent.status_writer import StatusWriter
-from ddp_wire.contract import AgentPhase, Env
+from ddp_wire.contract import Env
+from ddp_wire.messages import AgentPhase
 from tests.agent.support import FakeStatusCell, config, wait_until
 from tests.operator.support import UID, agent_status
 

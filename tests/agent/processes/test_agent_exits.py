@@ -9,8 +9,9 @@ import pytest
 from ddp_agent.agent import NEXT_ORDER_SECONDS
 from ddp_agent.clock import Ticker
 from ddp_agent.network.barrier_client import StartBarrier
-from ddp_wire.contract import AgentPhase, ExitCode
+from ddp_wire.contract import ExitCode
 from ddp_wire.delays import LONGEST_BACKOFF_SECONDS
+from ddp_wire.messages import AgentPhase
 from tests.agent.harness import AgentHarness, stub_torchrun
 from tests.agent.support import adopting_orphans
 

@@ -18,7 +18,8 @@ from ddp_agent.processes.rank_processes import (
     read_exit_failures,
     write_exit_failures,
 )
-from ddp_wire.contract import ExitCode, Failure, LocalHeartbeat, RankPhase
+from ddp_wire.contract import ExitCode
+from ddp_wire.messages import Failure, LocalHeartbeat, RankPhase
 from ddp_wire.stacks import read_stacks
 from tests.agent.support import wait_until
 

@@ -15,7 +15,8 @@ from ddp_agent.processes.launch import Launch, prepare
 from ddp_agent.processes.rank_processes import RankProcesses
 from ddp_agent.processes.rank_sockets import all_connected
 from ddp_agent.status_writer import LOOK_SECONDS, StatusWriter
-from ddp_wire.contract import AgentPhase, Env
+from ddp_wire.contract import Env
+from ddp_wire.messages import AgentPhase
 from tests.agent.support import config, environment, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -11,7 +11,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from ddp_wire.contract import AgentPhase, AgentStatus, Env
+from ddp_wire.contract import Env
+from ddp_wire.messages import AgentPhase, AgentStatus
 from ddp_wire.processes import children, descendants
 from tests.agent.support import environment, wait_until
 from tests.harness.ports import free_port

@@ -16,7 +16,8 @@ from ddp_agent.processes import warm
 from ddp_agent.processes.launch import SHUTDOWN_ENV, Launch, can_be_forked, prepare
 from ddp_agent.processes.supervise import WarmTree
 from ddp_agent.processes.warm import Standby, StandbyLostError
-from ddp_wire.contract import Env, Failure
+from ddp_wire.contract import Env
+from ddp_wire.messages import Failure
 from ddp_wire.processes import descendants
 from tests.agent.support import config, environment, wait_until
 from tests.harness.ports import free_port

@@ -19,14 +19,8 @@ from ddp_agent.status.hangs import (
 )
 from ddp_trainer.observe.inspector import answering
 from ddp_wire.activity import Activity, ActivityWriter
-from ddp_wire.contract import (
-    HungRank,
-    LocalHeartbeat,
-    RankInspection,
-    RankPhase,
-    RankTimes,
-)
 from ddp_wire.families import UPDATE_SECONDS_BUCKETS
+from ddp_wire.messages import HungRank, LocalHeartbeat, RankInspection, RankPhase, RankTimes
 from tests.agent.support import wait_until
 
 

@@ -10,7 +10,8 @@ from ddp_agent.processes.launch import prepare
 from ddp_agent.status.heartbeats import all_joined, all_spawned, read_heartbeats
 from ddp_agent.status_writer import StatusWriter
 from ddp_wire.activity import ActivityWriter
-from ddp_wire.contract import AgentPhase, CheckpointInfo, Env, Heartbeat, Progress, RankPhase
+from ddp_wire.contract import Env
+from ddp_wire.messages import AgentPhase, CheckpointInfo, Heartbeat, Progress, RankPhase
 from tests.agent.support import config, heartbeat
 
 

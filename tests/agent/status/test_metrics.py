@@ -10,9 +10,9 @@ import torch
 
 from ddp_agent.status.gpus import Gpu, GpuReader
 from ddp_agent.status.metrics import AgentCollector
-from ddp_wire.contract import AgentStatus, LocalHeartbeat, Progress, RankTimes
 from ddp_wire.exposition import render
 from ddp_wire.families import UPDATE_SECONDS_BUCKETS
+from ddp_wire.messages import AgentStatus, LocalHeartbeat, Progress, RankTimes
 from ddp_wire.variables import Env
 from tests.agent.support import config, heartbeat
 from tests.operator.support import agent_status

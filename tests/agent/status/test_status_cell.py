@@ -3,7 +3,7 @@
 import pytest
 
 from ddp_agent.status.status_cell import AgentStatusCell
-from ddp_wire.contract import CheckpointInfo, Timeline
+from ddp_wire.messages import CheckpointInfo, Timeline
 from tests.operator.support import agent_status
 
 LAUNCHED = 100.0

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_agent.status.termination import write_termination_message
-from ddp_wire.contract import TERMINATION_MESSAGE_BYTES, AgentPhase, AgentStatus, Failure, Progress
+from ddp_wire.contract import TERMINATION_MESSAGE_BYTES
+from ddp_wire.messages import AgentPhase, AgentStatus, Failure, Progress
 from tests.agent.support import heartbeat
 
 TEXT = st.text(max_size=200).map(lambda text: text * 20)

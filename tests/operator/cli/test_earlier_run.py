@@ -27,7 +27,7 @@ from ddp_operator.cli.endings import interrupt_sentence, stop_sentence
 from ddp_operator.cluster.base import Manifest
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.world import World
-from ddp_wire.contract import AgentPhase, CheckpointInfo
+from ddp_wire.messages import AgentPhase, CheckpointInfo
 from tests.operator.support import (
     DEFAULTS,
     NOW,

@@ -9,7 +9,7 @@ import pytest
 from ddp_operator.cluster import agents as agents_module
 from ddp_operator.cluster.agent_http import Response
 from ddp_operator.cluster.agents import Agents
-from ddp_wire.contract import AgentPhase, AgentStatus, AttemptOrder
+from ddp_wire.messages import AgentPhase, AgentStatus, AttemptOrder
 from ddp_wire.signatures import SIGNATURE_HEADER, random_text, sign_answer
 from tests.agent.support import FakeAgent, heartbeat
 from tests.operator.support import UID, agent_status

@@ -7,7 +7,8 @@ import pytest
 from ddp_operator.api.status import Cause
 from ddp_operator.reconcile.plan import Plan
 from ddp_operator.reconcile.world import PodView
-from ddp_wire.contract import AgentStatus, ExitCode
+from ddp_wire.contract import ExitCode
+from ddp_wire.messages import AgentStatus
 from tests.operator.support import (
     active_job,
     after,

@@ -17,7 +17,7 @@ from ddp_operator.reconcile.world import PodView, World
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_wire import contract
-from ddp_wire.contract import AgentStatus, Failure, Timeline
+from ddp_wire.messages import AgentStatus, Failure, Timeline
 from tests.operator.fake_cluster import DirectStatuses, FakeCluster
 from tests.operator.support import (
     DEFAULTS,

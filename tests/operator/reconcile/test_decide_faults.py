@@ -8,7 +8,8 @@ from ddp_operator.api.status import Cause, ConditionType
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, Plan, SetAttempt
 from ddp_operator.reconcile.world import PodView
 from ddp_wire import contract
-from ddp_wire.contract import ExitCode, Timeline
+from ddp_wire.contract import ExitCode
+from ddp_wire.messages import Timeline
 from tests.operator.support import (
     active_job,
     after,

@@ -22,7 +22,7 @@ from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import CreatePod, DeleteJob, DeletePod, SetAttempt
 from ddp_operator.reconcile.world import PodView, Termination, World
-from ddp_wire.contract import AgentStatus
+from ddp_wire.messages import AgentStatus
 from tests.operator.schema_tools import server_findings
 from tests.operator.support import (
     DEFAULTS,

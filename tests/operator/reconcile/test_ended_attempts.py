@@ -6,7 +6,7 @@ import pytest
 
 from ddp_operator.api.status import AttemptStatus, Cause, CheckpointStatus, DDPJobStatus
 from ddp_operator.reconcile.ended_attempts import with_ended_attempt
-from ddp_wire.contract import CheckpointInfo
+from ddp_wire.messages import CheckpointInfo
 from tests.operator.support import (
     NOW,
     active_job,

@@ -7,7 +7,7 @@ import pytest
 from ddp_operator.api.status import Cause, CheckpointStatus, ProgressStatus, StrikeStatus
 from ddp_operator.builders.affinity import STRIKE_LIFETIME
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, SetAttempt
-from ddp_wire.contract import AgentStatus, CheckpointInfo
+from ddp_wire.messages import AgentStatus, CheckpointInfo
 from tests.operator.support import (
     NOW,
     active_job,

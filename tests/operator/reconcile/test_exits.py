@@ -8,7 +8,7 @@ from ddp_operator.api.goodput import GoodputStatus
 from ddp_operator.api.status import CheckpointStatus, ConditionType
 from ddp_operator.reconcile.exits import exit_events
 from ddp_operator.reconcile.plan import Plan, SetAttempt
-from ddp_wire.contract import AgentStatus, ExitProblem, RankPhase, Timeline
+from ddp_wire.messages import AgentStatus, ExitProblem, RankPhase, Timeline
 from tests.agent.support import heartbeat
 from tests.operator.support import (
     NOW,

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.world import PodView, Termination
-from ddp_wire.contract import AgentPhase, AgentStatus
+from ddp_wire.messages import AgentPhase, AgentStatus
 from tests.operator.support import DEFAULTS, UID, active_job, all_pods, pod, to_wire, world
 
 SEED = int(os.environ.get("DDP_SEED", "0"))

@@ -17,7 +17,7 @@ from ddp_operator.reconcile.ledger import Ledger
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.training import repeated_share, repeated_steps
 from ddp_operator.reconcile.world import World
-from ddp_wire.contract import AgentStatus, Heartbeat, RankPhase, TrainingTimes
+from ddp_wire.messages import AgentStatus, Heartbeat, RankPhase, TrainingTimes
 from tests.operator.reconcile.test_decide_properties import worlds
 from tests.operator.support import (
     DEFAULTS,

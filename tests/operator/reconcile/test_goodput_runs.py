@@ -9,7 +9,7 @@ import pytest
 from ddp_operator.api.goodput import Bucket
 from ddp_operator.api.job import DDPJob
 from ddp_operator.reconcile.lifecycle import is_finished
-from ddp_wire.contract import (
+from ddp_wire.messages import (
     AgentPhase,
     AgentStatus,
     CheckpointInfo,

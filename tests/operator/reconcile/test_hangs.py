@@ -8,7 +8,7 @@ import pytest
 from ddp_operator.api.status import Cause, CheckpointStatus
 from ddp_operator.reconcile.hangs import GATHER_WAIT, judge
 from ddp_operator.reconcile.plan import Plan, SetAttempt
-from ddp_wire.contract import AgentStatus, HungRank, RankInspection
+from ddp_wire.messages import AgentStatus, HungRank, RankInspection
 from tests.agent.support import heartbeat
 from tests.operator.support import (
     active_job,

@@ -7,7 +7,7 @@ import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Cause
 from ddp_operator.reconcile.plan import Plan
-from ddp_wire.contract import AgentStatus
+from ddp_wire.messages import AgentStatus
 from tests.operator.support import (
     active_job,
     after,

@@ -11,7 +11,7 @@ from ddp_operator.api.job import DDPJob, parse_job
 from ddp_operator.builders.service import build_service
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.world import World, view_pod
-from ddp_wire.contract import AgentPhase, AgentStatus
+from ddp_wire.messages import AgentPhase, AgentStatus
 from tests.operator.support import DEFAULTS, reason, to_wire
 
 RECORDED = Path(__file__).parent / "recorded" / "running_job.json"

@@ -9,7 +9,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, ProgressStatus
 from ddp_operator.reconcile.progress import render
 from ddp_operator.reconcile.world import PROGRESS_INTERVAL
-from ddp_wire.contract import CheckpointInfo, Heartbeat, Progress, RankPhase, Straggler
+from ddp_wire.messages import CheckpointInfo, Heartbeat, Progress, RankPhase, Straggler
 from tests.operator.schema_tools import server_findings
 from tests.operator.support import (
     NOW,

@@ -4,7 +4,7 @@ from typing import Any
 
 from ddp_operator.api.status import DDPJobStatus, RecoveryStatus
 from ddp_operator.reconcile.plan import Plan
-from ddp_wire.contract import AgentStatus, Timeline
+from ddp_wire.messages import AgentStatus, Timeline
 from tests.operator.support import (
     NOW,
     active_job,

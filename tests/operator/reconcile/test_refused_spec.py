@@ -7,7 +7,8 @@ import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, Plan
-from ddp_wire.contract import ExitCode, Timeline
+from ddp_wire.contract import ExitCode
+from ddp_wire.messages import Timeline
 from tests.operator.support import (
     active_job,
     after,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.reconcile.plan import SetAttempt
-from ddp_wire.contract import AgentStatus
+from ddp_wire.messages import AgentStatus
 from tests.operator.support import (
     UID,
     active_job,

@@ -6,7 +6,8 @@ import pytest
 
 from ddp_operator.api.status import Cause
 from ddp_operator.reconcile.plan import CreatePod, DeletePod
-from ddp_wire.contract import AgentStatus, ExitCode, Timeline
+from ddp_wire.contract import ExitCode
+from ddp_wire.messages import AgentStatus, Timeline
 from tests.operator.support import (
     active_job,
     after,

@@ -10,7 +10,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import CreatePod
 from ddp_operator.reconcile.world import World
-from ddp_wire.contract import HungRank, RankInspection
+from ddp_wire.messages import HungRank, RankInspection
 from tests.operator.support import (
     DEFAULTS,
     active_job,

@@ -12,7 +12,8 @@ from ddp_operator.cluster.base import AgentAnswer, Key
 from ddp_operator.limits import PROGRESS_SECONDS, Backoff
 from ddp_operator.reconcile.world import PodView
 from ddp_operator.runtime.agent_watcher import AgentWatcher
-from ddp_wire.contract import LONGEST_WAIT_SECONDS, AgentStatus
+from ddp_wire.contract import LONGEST_WAIT_SECONDS
+from ddp_wire.messages import AgentStatus
 from tests.operator.fake_cluster import FakeCluster
 from tests.operator.fake_time import run_in_fake_time
 from tests.operator.support import active_job, agent_status, pod

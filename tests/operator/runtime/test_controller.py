@@ -14,7 +14,7 @@ from ddp_operator.reconcile.world import view_pod
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_wire import contract
-from ddp_wire.contract import AgentStatus, AttemptOrder, Progress
+from ddp_wire.messages import AgentStatus, AttemptOrder, Progress
 from tests.operator.fake_cluster import DirectStatuses, FakeCluster
 from tests.operator.support import (
     DEFAULTS,

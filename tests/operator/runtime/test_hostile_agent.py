@@ -4,7 +4,7 @@ import re
 from datetime import timedelta
 
 from ddp_operator.limits import MINOR_WRITES
-from ddp_wire.contract import CheckpointInfo, Progress
+from ddp_wire.messages import CheckpointInfo, Progress
 from tests.operator.runtime.test_controller import Bench
 from tests.operator.support import NOW, agent_status, failed_status
 

@@ -9,7 +9,7 @@ from ddp_operator import limits
 from ddp_operator.cluster.base import AgentAnswer, Key
 from ddp_operator.reconcile.world import PodView
 from ddp_operator.runtime.agent_watcher import AgentWatcher
-from ddp_wire.contract import AgentStatus
+from ddp_wire.messages import AgentStatus
 from tests.operator.fake_cluster import FakeCluster
 from tests.operator.fake_time import run_in_fake_time
 from tests.operator.support import active_job, agent_status, pod

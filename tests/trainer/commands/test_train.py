@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_wire.contract import Heartbeat, LocalHeartbeat
+from ddp_wire.messages import Heartbeat, LocalHeartbeat
 from tests.trainer.rank_processes import Launcher
 
 TASK = "--task=sample_tasks:build"

@@ -8,7 +8,7 @@ from ddp_trainer.observe.heartbeats import HeartbeatWriter
 from ddp_trainer.observe.times import TimeMeter
 from ddp_trainer.ranks.environment import Ranks
 from ddp_wire.activity import Activity, read_activities
-from ddp_wire.contract import CheckpointInfo, LocalHeartbeat, RankPhase
+from ddp_wire.messages import CheckpointInfo, LocalHeartbeat, RankPhase
 from tests.trainer.observe.test_inspector import ask
 from tests.trainer.rank_processes import Launcher
 

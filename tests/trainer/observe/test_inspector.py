@@ -15,7 +15,7 @@ import torch
 
 from ddp_trainer.observe.inspector import inspect
 from ddp_wire.activity import ANSWER_SUFFIX, QUESTION_SUFFIX, Activity, read_activities
-from ddp_wire.contract import RankInspection
+from ddp_wire.messages import RankInspection
 from tests.trainer.rank_processes import Launcher
 
 TASK = ["--task=sample_tasks:build", "--global_batch=6", "--epochs=100000"]

@@ -14,7 +14,7 @@ from ddp_trainer.observe.stragglers import WINDOWS, StragglerMonitor, sentence
 from ddp_trainer.observe.work import WINDOW_UPDATES, WorkMeter, make_work_meter
 from ddp_trainer.ranks.agreement import NOT_MEASURED, RankSeconds
 from ddp_wire.activity import Activity
-from ddp_wire.contract import Straggler
+from ddp_wire.messages import Straggler
 from tests.trainer.rank_processes import Launcher
 
 ON_CUDA = [

@@ -25,7 +25,8 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 
 from ddp_agent.processes.rank_processes import RankProcesses, is_marked_killed, write_exit_failures
 from ddp_agent.status.heartbeats import common_result
-from ddp_wire.contract import Env, ExitCode, Failure
+from ddp_wire.contract import Env, ExitCode
+from ddp_wire.messages import Failure
 
 _LONGEST_WAIT_SECONDS = 30.0 * 24 * 3600
 """Longest wait of a node for the ranks of the others, in place of torchrun's 300 s. The agents

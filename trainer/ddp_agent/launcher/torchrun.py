@@ -30,7 +30,8 @@ from ddp_agent.launcher.entry import run_rank
 from ddp_agent.launcher.signed_rendezvous import require_signatures
 from ddp_agent.processes.launch import RENDEZVOUS_KEY_ENV
 from ddp_agent.processes.warm import NVML_CHECK
-from ddp_wire.contract import Env, Failure
+from ddp_wire.contract import Env
+from ddp_wire.messages import Failure
 from ddp_wire.secret_variables import take
 
 

@@ -33,7 +33,8 @@ from pydantic import ValidationError
 
 from ddp_agent.orders import AttemptOrders
 from ddp_agent.status.status_cell import AgentStatusCell
-from ddp_wire.contract import LONGEST_WAIT_SECONDS, AgentPhase, AttemptOrder
+from ddp_wire.contract import LONGEST_WAIT_SECONDS
+from ddp_wire.messages import AgentPhase, AttemptOrder
 from ddp_wire.signatures import (
     NONCE_HEADER,
     SIGNATURE_HEADER,

@@ -18,7 +18,7 @@ import threading
 from ddp_agent.config import AgentConfig
 from ddp_agent.network.arrivals import Arrival, connected
 from ddp_agent.status.status_cell import AgentStatusCell
-from ddp_wire.contract import AgentPhase, AgentStatus
+from ddp_wire.messages import AgentPhase, AgentStatus
 
 _GRACE_SECONDS = 0.05
 """Time in which an operator that waits for this agent reads a new status."""

@@ -23,8 +23,8 @@ from ddp_agent.processes.warm import (
     standby_environment,
 )
 from ddp_agent.status.xids import XidCounts, new_xids
-from ddp_wire.contract import Failure
 from ddp_wire.machine import memory_limit, out_of_memory_kills
+from ddp_wire.messages import Failure
 
 _log = logging.getLogger("ddp_agent")
 

@@ -23,7 +23,7 @@ from ddp_agent.processes.rank_processes import (
     read_processes,
 )
 from ddp_agent.status.heartbeats import common_result
-from ddp_wire.contract import EXIT_PROBLEMS, ExitProblem, Failure
+from ddp_wire.messages import EXIT_PROBLEMS, ExitProblem, Failure
 from ddp_wire.processes import blocked_process, cpu_seconds, descendants
 from ddp_wire.stacks import read_stacks, request_stacks
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from ddp_wire.contract import Failure
+from ddp_wire.messages import Failure
 
 _FILE = "ranks.state"
 _PROBLEMS_FILE = "exit-problems.state"

@@ -34,14 +34,8 @@ from ddp_wire.activity import (
     ActivityRecord,
     read_activities,
 )
-from ddp_wire.contract import (
-    Failure,
-    HungRank,
-    LocalHeartbeat,
-    RankInspection,
-    RankPhase,
-)
 from ddp_wire.families import UPDATE_SECONDS_BUCKETS
+from ddp_wire.messages import Failure, HungRank, LocalHeartbeat, RankInspection, RankPhase
 from ddp_wire.processes import blocked_process
 
 _log = logging.getLogger("ddp_agent")

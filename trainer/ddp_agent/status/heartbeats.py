@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ddp_wire.activity import ActivityRecord, read_activities
-from ddp_wire.contract import Heartbeat, LocalHeartbeat, RankPhase, Timeline
+from ddp_wire.messages import Heartbeat, LocalHeartbeat, RankPhase, Timeline
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,9 @@ from prometheus_client.registry import Collector
 from ddp_agent.config import AgentConfig
 from ddp_agent.status.gpus import Gpu
 from ddp_wire import machine
-from ddp_wire.contract import (
+from ddp_wire.exposition import Samples
+from ddp_wire.families import UPDATE_SECONDS_BUCKETS, Family, Kind
+from ddp_wire.messages import (
     LOSS_PARTS,
     AgentStatus,
     Heartbeat,
@@ -20,8 +22,6 @@ from ddp_wire.contract import (
     Progress,
     RankTimes,
 )
-from ddp_wire.exposition import Samples
-from ddp_wire.families import UPDATE_SECONDS_BUCKETS, Family, Kind
 
 _JOB = ("ddpjob",)
 _NODE = ("ddpjob", "node_index")

@@ -6,7 +6,7 @@ Process: agent (all threads).
 import threading
 from typing import Any
 
-from ddp_wire.contract import AgentPhase, AgentStatus, CheckpointInfo, Failure, HungRank, Timeline
+from ddp_wire.messages import AgentPhase, AgentStatus, CheckpointInfo, Failure, HungRank, Timeline
 
 
 class AgentStatusCell:

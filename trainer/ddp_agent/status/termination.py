@@ -6,7 +6,8 @@ Process: agent (main thread, at its end).
 import logging
 from pathlib import Path
 
-from ddp_wire.contract import TERMINATION_MESSAGE_BYTES, AgentStatus
+from ddp_wire.contract import TERMINATION_MESSAGE_BYTES
+from ddp_wire.messages import AgentStatus
 
 _log = logging.getLogger("ddp_agent")
 

@@ -19,8 +19,8 @@ from ddp_trainer.checkpoint.format import CONFIG, CheckpointName, names_in
 from ddp_trainer.checkpoint.snapshot import Checkpoint
 from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
 from ddp_trainer.config import CheckpointConfig
-from ddp_wire.contract import CheckpointInfo
 from ddp_wire.files import open_folder
+from ddp_wire.messages import CheckpointInfo
 
 DEFAULT_SECONDS = 300
 """Seconds between two checkpoints by default, when the config states no interval."""

@@ -14,7 +14,8 @@ from ddp_trainer.observe.inspector import answering
 from ddp_trainer.ranks.environment import Ranks, integer
 from ddp_trainer.ranks.slurm import variables_of_slurm
 from ddp_trainer.stop import StopFlag
-from ddp_wire.contract import Env, ExitCode, RankPhase
+from ddp_wire.contract import Env, ExitCode
+from ddp_wire.messages import RankPhase
 from ddp_wire.stacks import answer_stack_requests
 
 if TYPE_CHECKING:

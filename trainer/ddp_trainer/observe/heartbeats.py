@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ddp_trainer.ranks.environment import Ranks
 from ddp_wire.activity import SUFFIX, Activity, ActivityWriter
-from ddp_wire.contract import (
+from ddp_wire.messages import (
     CheckpointInfo,
     LocalHeartbeat,
     Progress,

@@ -17,7 +17,7 @@ from types import FrameType
 
 from ddp_trainer.observe.collective_record import collective_name, newest_collectives
 from ddp_wire.activity import ANSWER_SUFFIX, QUESTION_SUFFIX
-from ddp_wire.contract import INSPECTED_COLLECTIVES, RankInspection
+from ddp_wire.messages import INSPECTED_COLLECTIVES, RankInspection
 
 _FRAMES = 12
 """Maximum number of stack frames in an answer, counted from the innermost one."""

@@ -11,7 +11,7 @@ from ddp_trainer.observe.heartbeats import HeartbeatWriter
 from ddp_trainer.observe.rates import CpuMeter, RateMeter
 from ddp_trainer.observe.times import TimeMeter
 from ddp_trainer.ranks.agreement import RankSeconds
-from ddp_wire.contract import CheckpointInfo, Progress, Straggler
+from ddp_wire.messages import CheckpointInfo, Progress, Straggler
 
 _MEASURED = ("grad_norm", "allreduce_seconds", "allreduce_overlap_seconds")
 """Fields of the progress that its event has only if they are measured."""

@@ -17,7 +17,7 @@ from itertools import islice
 from statistics import median_low
 
 from ddp_trainer.ranks.agreement import RankSeconds
-from ddp_wire.contract import Straggler
+from ddp_wire.messages import Straggler
 
 SLOW_RATIO = 1.2
 """Ratio of a rank's own time to that of the median rank from which the rank is too slow."""

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 
 from ddp_trainer.observe.wait_clock import WaitClock
-from ddp_wire.contract import RankTimes, TrainingTimes
 from ddp_wire.families import UPDATE_SECONDS_BUCKETS
+from ddp_wire.messages import RankTimes, TrainingTimes
 
 
 class TimeMeter:

@@ -16,7 +16,7 @@ from ddp_wire.variables import Env
 
 if TYPE_CHECKING:
     from ddp_trainer.observe.history_writer import HistoryWriter
-    from ddp_wire.contract import LocalHeartbeat, Progress
+    from ddp_wire.messages import LocalHeartbeat, Progress
 
 _WRITE_SECONDS = 0.5
 """Shortest time between two written reports, in seconds."""
@@ -67,7 +67,7 @@ class ScriptReporter:
 
     def checkpoint(self, path: str, step: int) -> None:
         """Report a complete checkpoint, or the one that the script resumes from."""
-        from ddp_wire.contract import CheckpointInfo  # noqa: PLC0415 - slow to import
+        from ddp_wire.messages import CheckpointInfo  # noqa: PLC0415 - slow to import
 
         self._heartbeat.checkpoint = CheckpointInfo(step=step, path=path[:4096], at=time.time())
         if self._first is None:
@@ -78,7 +78,7 @@ class ScriptReporter:
 
     def _begin(self, step: int) -> None:
         """Report the start of the training, at the first step of this attempt."""
-        from ddp_wire.contract import RankPhase  # noqa: PLC0415 - slow to import
+        from ddp_wire.messages import RankPhase  # noqa: PLC0415 - slow to import
 
         self._heartbeat.phase = RankPhase.TRAINING
         self._heartbeat.joined_at = time.time()
@@ -124,7 +124,7 @@ class ScriptReporter:
         self._history.write(event, now, json.dumps(head | fields) + "\n")
 
     def _newest(self, now: float, first_step: int, first_time: float) -> "Progress":
-        from ddp_wire.contract import Progress  # noqa: PLC0415 - slow to import
+        from ddp_wire.messages import Progress  # noqa: PLC0415 - slow to import
 
         metrics = {name: self._number(name, value) for name, value in self._metrics.items()}
         known = {name: value for name, value in metrics.items() if value is not None}
@@ -168,7 +168,7 @@ def open_reporter() -> ScriptReporter | None:
         return None
     from ddp_trainer.errors import InputError  # noqa: PLC0415 - slow to import
     from ddp_trainer.ranks.environment import Ranks, integer  # noqa: PLC0415
-    from ddp_wire.contract import LocalHeartbeat, RankPhase  # noqa: PLC0415
+    from ddp_wire.messages import LocalHeartbeat, RankPhase  # noqa: PLC0415
 
     try:
         ranks = Ranks.from_environment(os.environ)

@@ -15,7 +15,7 @@ from ddp_trainer.run.data import RunData
 from ddp_trainer.run.parts import BuiltTask, Group, Resume
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.state import unused_state
-from ddp_wire.contract import CheckpointInfo
+from ddp_wire.messages import CheckpointInfo
 
 
 def report_first(

@@ -53,7 +53,7 @@ from ddp_trainer.saved_state import NonFiniteCounts
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import Task
 from ddp_wire.activity import Activity
-from ddp_wire.contract import RankPhase
+from ddp_wire.messages import RankPhase
 
 
 @dataclass(frozen=True, slots=True)

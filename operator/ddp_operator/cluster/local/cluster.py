@@ -34,8 +34,9 @@ from ddp_operator.cluster.local.volumes import (
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.world import PodView
 from ddp_wire import contract
-from ddp_wire.contract import AttemptOrder, Env
+from ddp_wire.contract import Env
 from ddp_wire.machine import cpu_count
+from ddp_wire.messages import AttemptOrder
 from ddp_wire.processes import adopt_orphans
 
 MAX_NODES = 150

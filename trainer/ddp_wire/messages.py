@@ -1,0 +1,310 @@
+"""Documents that operator, agent and trainer exchange, as JSON with camelCase names.
+
+A rank writes its heartbeat into a file. Its agent reads the heartbeats of its node and answers the
+operator with its status; the operator sends the order of an attempt. A field that is unknown is
+ignored and one that is missing has a default, so that neighbouring releases understand each other.
+Agents are not trusted: numbers and texts are bounded when they are read.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from ddp_wire.families import UPDATE_SECONDS_BUCKETS
+from ddp_wire.plain_text import PlainLines, PlainText
+from ddp_wire.wire_model import Number, Seconds, Text, UnixSeconds, WireModel
+
+
+class RankPhase(StrEnum):
+    """Phase of a rank within an attempt."""
+
+    STARTING = "Starting"
+    """The process runs, but its process group is not initialised yet."""
+    TRAINING = "Training"
+    """The rank is in the attempt's process group: it trains, evaluates or saves."""
+    DONE = "Done"
+
+
+LOSS_PARTS = 16
+"""Maximum number of named parts of a loss."""
+
+
+class Straggler(WireModel):
+    """A rank that is slower than the others, so that they wait for it in every update."""
+
+    rank: Number
+    ratio: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)]
+    """Time for its data and forward pass, as a multiple of the time of the median rank."""
+    part: Annotated[PlainText, Field(max_length=32)]
+    """Part in which it loses most of the time: `data` or `forward pass`."""
+
+
+class Progress(WireModel):
+    """Progress of a run, as global rank 0 reports it."""
+
+    step: Number = 0
+    """Completed updates since the start of the run, over all attempts."""
+    total_steps: Number | None = None
+    epoch: Number | None = None
+    """Current pass over the data, from 1. 0 before the first update."""
+    loss: float | None = None
+    """Mean training loss per counted unit (sample or token) since the last report."""
+    loss_parts: dict[Text, float] | None = None
+    """Means of the named parts of that loss, at most `LOSS_PARTS`. None without parts."""
+    samples_per_second: float | None = None
+    """Samples per second over all ranks since the last report."""
+    eta_seconds: Number | None = None
+    metrics: dict[Text, float] = Field(default_factory=dict)
+    """Results of the newest evaluation, by metric name."""
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    """Norm of the newest gradient, if it is measured."""
+    allreduce_seconds: float | None = None
+    """Seconds of the all-reduce of the gradients in the newest update that DDP measured."""
+    allreduce_overlap_seconds: float | None = None
+    """Part of these seconds in which the backward pass computed."""
+    straggler: Straggler | None = None
+
+
+class CheckpointInfo(WireModel):
+    """The newest committed checkpoint."""
+
+    step: Number
+    path: Text
+    at: UnixSeconds
+
+
+class RankTimes(WireModel):
+    """Where the time of a rank went since the start of its attempt."""
+
+    updates: Annotated[list[Number], Field(max_length=len(UPDATE_SECONDS_BUCKETS) + 1)] = Field(
+        default_factory=list
+    )
+    """Updates by their duration: one count per bucket of `UPDATE_SECONDS_BUCKETS`, and the rest."""
+    update_seconds: float = 0.0
+    """Seconds of these updates, without evaluations and checkpoints."""
+    data_wait_seconds: float = 0.0
+    """Seconds without a batch to train on. They are part of the updates."""
+    checkpoint_seconds: float = 0.0
+    evaluation_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    """CPU time of the process."""
+    phase_seconds: Annotated[dict[Text, float], Field(max_length=8)] = Field(default_factory=dict)
+    """Seconds of each phase of the newest measured update."""
+    memory_bytes: Number | None = None
+    """Memory of the GPU that the rank's tensors use. None without a GPU."""
+
+
+class TrainingTimes(WireModel):
+    """Where the time of global rank 0 went since the first update of its attempt.
+
+    The sum is the time from the end of the first update to the end of the newest one, or to the
+    end of a later evaluation or checkpoint.
+    """
+
+    step: Number | None = None
+    """Updates done when these times were measured. The heartbeat's own step can be newer. An older
+    trainer does not report it."""
+    training_seconds: Seconds = 0.0
+    """Seconds of updates and evaluations, without the waits for data."""
+    data_wait_seconds: Seconds = 0.0
+    """Seconds of the updates without a batch to train on."""
+    checkpoint_seconds: Seconds = 0.0
+
+
+class Heartbeat(WireModel):
+    """Newest sign of progress of a rank: one JSON file per local rank, replaced by rename."""
+
+    attempt: Number
+    rank: Number
+    local_rank: Number
+    phase: RankPhase
+    step: Number = 0
+    at: UnixSeconds
+    pid: Number | None = None
+    """Process id of the rank in the PID namespace of its container."""
+    joined_at: UnixSeconds | None = None
+    """Unix seconds at which the rank joined the attempt's process group."""
+    first_step_at: UnixSeconds | None = None
+    """Unix seconds at which the rank completed the first update of the attempt."""
+    resumed_from: Number | None = None
+    """Step of the checkpoint from which this attempt resumed."""
+    activity: Annotated[PlainText, Field(max_length=32)] | None = None
+    """Part of the run in which the rank is, for example `checkpoint`. The agent adds it."""
+    idle_seconds: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
+    """Seconds since its last progress when the agent read it. The agent adds it."""
+    result: Number | None = None
+    """Exit code that a rank in phase Done is about to have, after all ranks have saved their work.
+    An older trainer does not report it."""
+    progress: Progress | None = None
+    """Set by global rank 0 only."""
+    checkpoint: CheckpointInfo | None = None
+    """Set by global rank 0 only."""
+    training_times: TrainingTimes | None = None
+    """Set by global rank 0 only, from the first update of the attempt."""
+
+
+class LocalHeartbeat(Heartbeat):
+    """Heartbeat as a rank writes it for its agent. An agent's status has only the fields above."""
+
+    times: RankTimes | None = None
+    """For the agent's metrics."""
+
+
+INSPECTED_COLLECTIVES = 16
+"""Maximum number of collectives in an inspection."""
+
+
+class RankInspection(WireModel):
+    """What a rank that makes no progress does: the answer of a thread of its process."""
+
+    waits: bool
+    """Whether its training thread waits in a collective, by its stack."""
+    compiles: bool = False
+    """Whether it compiles code of the model, by its stack."""
+    stack: Annotated[PlainLines, Field(max_length=4096)] = ""
+    """Stack of the training thread, innermost call last."""
+    number: Number | None = None
+    """Number of the newest collective of the default process group that the rank has begun, by
+    torch's record. All ranks count equally. None without a record."""
+    collectives: Annotated[
+        list[Annotated[PlainText, Field(max_length=128)]], Field(max_length=INSPECTED_COLLECTIVES)
+    ] = Field(default_factory=list)
+    """Names and sizes of the newest collectives. The last one has that number."""
+
+
+class HungRank(WireModel):
+    """A rank in an attempt that makes no progress."""
+
+    rank: Number
+    step: Number
+    """Updates done."""
+    activity: Annotated[PlainText, Field(max_length=32)]
+    """Part of the run in which the rank is, for example `backward`."""
+    seconds: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+    """Seconds since its last progress."""
+    overdue: bool = True
+    """Whether it exceeds the limit that ends an attempt. Otherwise it is only a suspect."""
+    blocked: Annotated[PlainText, Field(max_length=256)] = ""
+    """Why the kernel does not run the process or a child of it. Empty if it could run."""
+    inspection: RankInspection | None = None
+    """None if the process did not answer."""
+
+
+class ExitProblem(WireModel):
+    """A rank that has done its work, and then did not exit, or crashed while it exited."""
+
+    rank: Number | None = None
+    """None for the launcher of the ranks."""
+    message: Annotated[PlainText, Field(max_length=512)]
+    """Predicate of a sentence about the rank."""
+    stack: Annotated[PlainLines, Field(max_length=4096)] = ""
+    """Stacks of its threads, innermost call first, or the end of a traceback."""
+
+
+EXIT_PROBLEMS = 8
+"""Maximum number of exit problems of one node in its agent's status."""
+
+
+class Failure(WireModel):
+    """Reason why an attempt failed on one node."""
+
+    attempt: Number
+    at: UnixSeconds
+    rank: Number | None = None
+    exit_code: Number | None = None
+    """Exit code of the rank. Absent if a signal ended it."""
+    signal: Text | None = None
+    """Name of the signal that ended the rank, for example SIGKILL."""
+    message: Annotated[PlainText, Field(max_length=1024)] = ""
+    """One sentence. For an exception, the first line of its text."""
+    traceback: Annotated[PlainLines, Field(max_length=4096)] = ""
+    """End of the traceback."""
+    out_of_memory: bool = False
+    """Whether the kernel killed a process of this container at its memory limit."""
+    secondary: bool = False
+    """Whether the rank failed only because it lost a peer. Never the root cause."""
+    network: bool | None = None
+    """Whether no rank started here, because the network kept this node from node 0."""
+    replaced_node: Number | None = None
+    """Node whose pod was replaced after the start. Only node 0's agent sees it."""
+
+
+class AgentPhase(StrEnum):
+    """Phase of an agent within the attempt that it reports."""
+
+    WAITING = "Waiting"
+    """The agent waits for an attempt order, or until the agents of all nodes wait."""
+    STARTING = "Starting"
+    """torchrun runs, but not all local ranks train yet."""
+    TRAINING = "Training"
+    """Every local rank is in the process group. Only in this phase is the pod ready."""
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    """The attempt failed on this node. The agent waits for the next one."""
+    PREEMPTED = "Preempted"
+    """The ranks stopped on request, after they could save."""
+
+
+class Timeline(WireModel):
+    """Milestones of an attempt on one node, in unix seconds of that node's clock.
+
+    The differences between them are the parts of a recovery time.
+    """
+
+    noticed: UnixSeconds | None = None
+    """The agent noticed that the previous attempt had failed here. Absent if it had not."""
+    ordered: UnixSeconds
+    """The agent received the attempt order."""
+    cleared: UnixSeconds | None = None
+    """All processes of the previous attempt had ended."""
+    launched: UnixSeconds | None = None
+    """The agent forked or started torchrun."""
+    spawned: UnixSeconds | None = None
+    """The rendezvous was complete and torchrun had started the local ranks."""
+    joined: UnixSeconds | None = None
+    """Every local rank had joined the process group."""
+    stepped: UnixSeconds | None = None
+    """Every local rank had completed its first update."""
+
+
+class AttemptOrder(WireModel):
+    """Request of the operator to an agent's `/attempt` to start a new attempt.
+
+    The operator sends it after it has written the attempt to the job's status. The pod annotation
+    carries the same number, but reaches the agent later, through the kubelet.
+    """
+
+    job_uid: str
+    attempt: Annotated[int, Field(ge=1)]
+
+
+class AgentStatus(WireModel):
+    """Document that an agent serves at `/status` and writes as its termination message."""
+
+    job_uid: Text = ""
+    """UID of the agent's job: the address may belong to a pod of another job by now."""
+    revision: Number = 0
+    """Number of published changes. `/status?revision=N&wait=S` waits up to S s for one not N."""
+    unread_notices: Number | None = Field(default=None, alias="news")  # Older releases read "news".
+    """Number of notices of an unread status that other nodes' agents have sent to node 0's agent.
+    Only node 0's agent counts them. An older one does not, and its value is None."""
+    node_index: Number
+    attempt: Number
+    phase: AgentPhase
+    since: UnixSeconds
+    """Unix seconds of the start of this phase."""
+    command: list[PlainText] = Field(default_factory=list)
+    """torchrun command line of this attempt."""
+    timeline: Timeline | None = None
+    ranks: list[Heartbeat] = Field(default_factory=list)
+    progress: Progress | None = None
+    checkpoint: CheckpointInfo | None = None
+    failure: Failure | None = None
+    exit_problems: Annotated[list[ExitProblem], Field(max_length=EXIT_PROBLEMS)] | None = None
+    """Ranks of this node whose work is done, but that did not exit as they should."""
+    hang: Annotated[list[HungRank], Field(max_length=1024)] | None = None
+    """All ranks of this node while at least one of them makes no progress. None otherwise."""
+    waits_for: Annotated[str, Field(max_length=512)] | None = None
+    """What has kept this node from the start of its attempt for 15 s. None otherwise."""
