@@ -19,8 +19,9 @@ from ddp_operator.api.pod_policy import (
     SYSTEM_PRIORITY_PREFIX,
     PodTemplatePolicy,
 )
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.network import PolicyPeer, build_network_policy
-from ddp_operator.builders.pod import Defaults, build_pod
+from ddp_operator.builders.pod import build_pod
 from ddp_operator.builders.service import build_service
 from ddp_wire import contract
 from tools.cel import FREE, OWNER_UID, keys, literal, quoted, same

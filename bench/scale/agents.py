@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from bench.scale.conduct import Conduct, be_hostile, be_silent
-from ddp_operator.reconcile.world import view_pod
+from ddp_operator.reconcile.pod_view import view_pod
 from ddp_wire import contract
 from ddp_wire.messages import AgentPhase, AgentStatus, Heartbeat, Progress, RankPhase
 from ddp_wire.signatures import (

@@ -15,8 +15,8 @@ from typing import Any
 import kopf
 from prometheus_client import CollectorRegistry
 
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.kinds import kinds_in_use
-from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import Key, NotLeadingError, Request, namespace_of
 from ddp_operator.cluster.kube.cluster import KubeCluster
 from ddp_operator.cluster.kube.connection import ApiConnection

@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from ddp_operator.cluster.base import Key
-from ddp_operator.reconcile.world import PodView, view_pod
+from ddp_operator.reconcile.pod_view import PodView, view_pod
 from ddp_wire import contract
 from ddp_wire.messages import AgentStatus
 from ddp_wire.signatures import (

@@ -7,7 +7,8 @@ from typing import Any
 
 from ddp_operator.api.job import InvalidJobError, parse_job
 from ddp_operator.api.pod_policy import PodTemplatePolicy, forbidden_field
-from ddp_operator.builders.pod import Defaults, build_pod
+from ddp_operator.builders.defaults import Defaults
+from ddp_operator.builders.pod import build_pod
 from ddp_wire import contract
 
 JSON = dict[str, Any]

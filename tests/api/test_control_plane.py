@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_operator.builders.pod import Defaults
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_wire.messages import AgentPhase, AgentStatus

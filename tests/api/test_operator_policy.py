@@ -10,8 +10,9 @@ import yaml
 
 from ddp_operator.api.job import parse_job
 from ddp_operator.api.pod_policy import ANNOTATIONS, allows_annotation
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.network import build_network_policy
-from ddp_operator.builders.pod import Defaults, build_pod, with_secrets
+from ddp_operator.builders.pod import build_pod, with_secrets
 from ddp_operator.builders.service import build_service
 from ddp_operator.runtime.settings import Settings
 from tests.api.client import Api, RefusedError, eventually, path_of

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import yaml
 
-from ddp_operator.reconcile.world import view_pod
+from ddp_operator.reconcile.pod_view import view_pod
 from ddp_wire.contract import AGENT_PORT
 from ddp_wire.messages import AgentStatus, Heartbeat
 from ddp_wire.signatures import NONCE_HEADER, SIGNATURE_HEADER, random_text, sign_request

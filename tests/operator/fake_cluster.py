@@ -21,7 +21,7 @@ from ddp_operator.cluster.base import (
     NameTakenError,
 )
 from ddp_operator.reconcile.plan import Event
-from ddp_operator.reconcile.world import PodView
+from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.runtime.cache import Cache
 from ddp_wire import contract
 from ddp_wire.messages import AgentStatus, AttemptOrder

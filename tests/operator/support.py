@@ -16,15 +16,16 @@ from ddp_operator.api.status import (
     FailureStatus,
 )
 from ddp_operator.builders import names
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.network import PolicyPeer
-from ddp_operator.builders.pod import Defaults
 from ddp_operator.builders.service import build_service
 from ddp_operator.cluster.base import Manifest
 from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from ddp_operator.reconcile.children import fresh_pods
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import Action, Plan
-from ddp_operator.reconcile.world import PROGRESS_INTERVAL, PodView, Termination, World, view_pod
+from ddp_operator.reconcile.pod_view import PodView, Termination, view_pod
+from ddp_operator.reconcile.world import PROGRESS_INTERVAL, World
 from ddp_wire import contract
 from ddp_wire.messages import AgentPhase, AgentStatus, Failure
 

@@ -8,8 +8,8 @@ from kubernetes.aio import client
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.builders import names
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.kinds import KINDS, ChildKind
-from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import ClusterError, Key, Manifest
 from ddp_operator.cluster.kube.cluster import KubeCluster

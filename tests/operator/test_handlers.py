@@ -11,8 +11,8 @@ import pytest
 
 from ddp_operator import app
 from ddp_operator.app import WatchError
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.kinds import kinds_in_use
-from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import Key, Manifest
 from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from ddp_operator.handlers import NoMemories, build_registry, build_settings

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.network import build_network_policy
-from ddp_operator.builders.pod import Defaults
 from ddp_operator.builders.service import build_service
 
 Manifest = dict[str, Any]

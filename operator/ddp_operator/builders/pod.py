@@ -10,58 +10,20 @@ The result depends on the job, the node's index and the attempt alone. Secrets a
 pod is created (`with_secrets`), so that a plan does not contain them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.pod_policy import ANNOTATIONS, PodTemplatePolicy
-from ddp_operator.api.spec import Rdma
 from ddp_operator.builders import names
 from ddp_operator.builders.affinity import avoided_nodes, with_terms
-from ddp_operator.builders.env import build_env
-from ddp_operator.builders.network import PolicyPeer
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.overlay import apply_overlay, are_objects
+from ddp_operator.builders.pod_spec import LAST_WORDS, build_pod_spec, with_lost_nodes
 from ddp_wire import contract
 
-GPU_RESOURCE = "nvidia.com/gpu"
-LOST_NODE_SECONDS = 5
-"""Seconds that a pod stays bound to a Kubernetes node after the node is marked as lost."""
 _RESERVED = "DDP_"
 """Prefix of the variables of the agent."""
-_GRACE_SECONDS = 60
-"""Seconds between SIGTERM and SIGKILL, in which the ranks save a checkpoint."""
 _KUBERNETES_GRACE_SECONDS = 30
 """Grace period of a pod whose overlay removes it: the default of Kubernetes."""
-_LAST_WORDS = "FallbackToLogsOnError"
-"""Termination message of containers: the end of their log, for the job's status."""
-_SCRATCH = {"ddp-tmp": "/tmp", "ddp-shm": "/dev/shm"}  # noqa: S108 (paths inside the container)
-"""Volumes for scratch directories, with their paths. A mount of the job there replaces them."""
-_DNS_OPTIONS = [{"name": "timeout", "value": "1"}, {"name": "attempts", "value": "5"}]
-"""Resolver timeout of 1 s per lost answer. The default of 5 s lasts as long as a recovery."""
-
-
-@dataclass(frozen=True)
-class Defaults:
-    """Values of the installation for fields that a job leaves out."""
-
-    image: str
-    image_pull_policy: str = "IfNotPresent"
-    log_format: str = "text"
-    """Format of the agents' log lines: text or json."""
-    user: int | None = 1000
-    """User and group id of the worker process, or None if the cluster assigns them."""
-    shared_memory: str | None = None
-    """Size limit of /dev/shm, a Kubernetes quantity. None limits it by the pod's memory only."""
-    agent_clients: tuple[PolicyPeer, ...] | None = None
-    """Peers that the NetworkPolicy of a job lets connect to its agents. None for no policy."""
-    pod_template: PodTemplatePolicy = PodTemplatePolicy.SCHEDULING
-    """How much of a worker pod a job may set."""
-    annotations: tuple[str, ...] = ANNOTATIONS
-    """Annotations that a job may set on its pods, see `allows_annotation`."""
-    pinned_image: str | None = None
-    """The image by digest, if the other pods of the attempt run it. It precedes the job's image."""
-
 
 _SCRAPED = {
     "prometheus.io/scrape": "true",
@@ -91,7 +53,7 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
             "annotations": _SCRAPED | fixed,
             "ownerReferences": [names.owner_reference(job)],
         },
-        "spec": _pod_spec(job, index, defaults),
+        "spec": build_pod_spec(job, index, defaults),
     }
     template = job.spec.pod_template
     if template is None:
@@ -101,13 +63,13 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
     # The overlay cannot change these labels and annotations: the operator finds its pods by them.
     tolerations = merged["spec"].get("tolerations") or []
     if are_objects(tolerations):
-        merged["spec"]["tolerations"] = _tolerations(tolerations)
+        merged["spec"]["tolerations"] = with_lost_nodes(tolerations)
     merged["metadata"]["labels"] |= pod["metadata"]["labels"]
     merged["metadata"]["annotations"] |= fixed
     for kind in ("containers", "initContainers"):
         if are_objects(merged["spec"].get(kind)):
             merged["spec"][kind] = [
-                {"terminationMessagePolicy": _LAST_WORDS, **_restricted(item)}
+                {"terminationMessagePolicy": LAST_WORDS, **_restricted(item)}
                 for item in merged["spec"][kind]
             ]
     if are_objects(merged["spec"].get("containers")):
@@ -195,161 +157,3 @@ def _with_variable(pod: dict[str, Any], name: contract.Env, value: str) -> dict[
         for c in containers
     ]
     return {**pod, "spec": {**pod["spec"], "containers": containers}}
-
-
-def _pod_spec(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
-    spec = job.spec
-    out: dict[str, Any] = {
-        "hostname": names.hostname(job, index),
-        "subdomain": names.service_name(job),
-        "dnsConfig": {"options": _DNS_OPTIONS},
-        "restartPolicy": "Never",
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": _GRACE_SECONDS,
-        "securityContext": _pod_security(defaults),
-        "topologySpreadConstraints": [
-            {
-                "maxSkew": 1,
-                "topologyKey": "kubernetes.io/hostname",
-                "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": names.pod_selector(job)},
-            }
-        ],
-        "containers": [_container(job, index, defaults)],
-        "volumes": _volumes(job, defaults),
-        "nodeSelector": spec.node_selector,
-        "tolerations": _tolerations(spec.tolerations or []),
-        "priorityClassName": spec.priority_class_name,
-        "imagePullSecrets": [{"name": name} for name in spec.image_pull_secrets or []],
-    }
-    return {key: value for key, value in out.items() if value is not None and value != []}
-
-
-def _pod_security(defaults: Defaults) -> dict[str, Any]:
-    """Return the security context of the pod: the user id, unless the cluster assigns one."""
-    user = defaults.user
-    ids = {} if user is None else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
-    return {
-        "runAsNonRoot": True,
-        **ids,
-        "fsGroupChangePolicy": "OnRootMismatch",
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-
-
-def _tolerations(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return these tolerations, and 5 s for a lost node instead of Kubernetes' 300 s."""
-    keys = [t.get("key") for t in given]
-    return [
-        *given,
-        *(
-            {
-                "key": key,
-                "operator": "Exists",
-                "effect": "NoExecute",
-                "tolerationSeconds": LOST_NODE_SECONDS,
-            }
-            for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-            # A toleration without a key tolerates every taint.
-            if key not in keys and None not in keys
-        ),
-    ]
-
-
-def _container(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
-    spec = job.spec
-    policy = spec.image_pull_policy
-    return {
-        "name": contract.WORKER_CONTAINER,
-        "image": defaults.pinned_image or spec.image or defaults.image,
-        "imagePullPolicy": policy.value if policy else defaults.image_pull_policy,
-        # -P: no module of the user's working directory may replace one of the agent.
-        "command": ["python3", "-P", "-m", "ddp_agent"],
-        "env": build_env(job, index, defaults.log_format),
-        "ports": [
-            {"name": "agent", "containerPort": contract.AGENT_PORT},
-            {"name": "barrier", "containerPort": contract.BARRIER_PORT},
-        ],
-        "resources": _resources(job),
-        "volumeMounts": _mounts(job),
-        # The period limits the delay until the API server shows a lost rank.
-        "readinessProbe": {
-            "httpGet": {"path": "/readyz", "port": "agent"},
-            "periodSeconds": 1,
-            "timeoutSeconds": 2,
-            "failureThreshold": 1,
-        },
-        "livenessProbe": {
-            "httpGet": {"path": "/healthz", "port": "agent"},
-            "periodSeconds": 10,
-            "timeoutSeconds": 5,
-            "failureThreshold": 6,
-        },
-        # An image without the agent, for example, shows its error in the job's status.
-        "terminationMessagePolicy": _LAST_WORDS,
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": _capabilities(job),
-        },
-    }
-
-
-def _capabilities(job: DDPJob) -> dict[str, list[str]]:
-    """Return the capabilities: none, except that RDMA locks the memory of its buffers."""
-    added = {"add": ["IPC_LOCK"]} if _rdma(job) else {}
-    return {"drop": ["ALL"], **added}
-
-
-def _rdma(job: DDPJob) -> Rdma | None:
-    return job.spec.network.rdma if job.spec.network else None
-
-
-def _resources(job: DDPJob) -> dict[str, Any]:
-    given = job.spec.resources
-    out = given.model_dump(by_alias=True, exclude_none=True) if given else {}
-    devices = {GPU_RESOURCE: job.spec.gpus_per_node} if job.spec.gpus_per_node else {}
-    if rdma := _rdma(job):
-        devices[rdma.resource] = rdma.count
-    if devices:
-        out["limits"] = {**out.get("limits", {}), **devices}
-    return out
-
-
-def _volumes(job: DDPJob, defaults: Defaults) -> list[dict[str, Any]]:
-    size = job.spec.shared_memory or defaults.shared_memory
-    limit = {"sizeLimit": size} if size else {}
-    attempt = f"metadata.annotations['{contract.ANNOTATION_ATTEMPT}']"
-    items = [{"path": contract.ATTEMPT_FILE, "fieldRef": {"fieldPath": attempt}}]
-    volumes: list[dict[str, Any]] = [
-        {"name": "ddp-pod-info", "downwardAPI": {"items": items}},
-        {"name": "ddp-tmp", "emptyDir": {}},
-        # The default of 64 MiB is too small for data loaders and NCCL's shared memory transport.
-        {"name": "ddp-shm", "emptyDir": {"medium": "Memory", **limit}},
-    ]
-    if job.spec.checkpoint is not None:
-        claim = {"claimName": job.spec.checkpoint.claim_name}
-        volumes.append({"name": "ddp-checkpoint", "persistentVolumeClaim": claim})
-    replaced = _replaced_mounts(job)
-    volumes = [v for v in volumes if _SCRATCH.get(v["name"]) not in replaced]
-    given = job.spec.volumes or []
-    return volumes + [v.model_dump(by_alias=True, exclude_none=True) for v in given]
-
-
-def _mounts(job: DDPJob) -> list[dict[str, Any]]:
-    mounts: list[dict[str, Any]] = [
-        {"name": "ddp-pod-info", "mountPath": contract.POD_INFO_DIR, "readOnly": True},
-        *({"name": name, "mountPath": path} for name, path in _SCRATCH.items()),
-    ]
-    if job.spec.checkpoint is not None:
-        mounts.append({"name": "ddp-checkpoint", "mountPath": contract.CHECKPOINT_MOUNT})
-    given = job.spec.volume_mounts or []
-    replaced = _replaced_mounts(job)
-    mounts = [mount for mount in mounts if mount["mountPath"] not in replaced]
-    return mounts + [m.model_dump(by_alias=True, exclude_none=True) for m in given]
-
-
-def _replaced_mounts(job: DDPJob) -> set[str]:
-    """Return the paths of scratch directories for which the job has mounts of its own."""
-    return {m.mount_path.rstrip("/") for m in job.spec.volume_mounts or []} & set(_SCRATCH.values())

@@ -13,12 +13,13 @@ from typing import Any
 from ddp_operator.api.job import DDPJob, InvalidJobError, parse_job
 from ddp_operator.api.pod_policy import PodTemplatePolicy
 from ddp_operator.api.status import Condition, ConditionStatus, ConditionType, DDPJobStatus
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.env import checkpoint_path
-from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import Manifest
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.lifecycle import is_finished
-from ddp_operator.reconcile.world import World, view_pod
+from ddp_operator.reconcile.pod_view import view_pod
+from ddp_operator.reconcile.world import World
 
 DEFAULTS = Defaults(
     image="none: the interpreter that runs this process",

@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 from ddp_operator.reconcile.plan import Event
-from ddp_operator.reconcile.world import PodView
+from ddp_operator.reconcile.pod_view import PodView
 from ddp_wire.messages import AgentStatus, AttemptOrder
 
 Manifest = dict[str, Any]

@@ -2,7 +2,8 @@
 
 from datetime import timedelta
 
-from ddp_operator.reconcile.world import PodView, World
+from ddp_operator.reconcile.pod_view import PodView
+from ddp_operator.reconcile.world import World
 
 UNREACHABLE_REASON = "DeletionByTaintManager"
 """Disruption reason of pods that Kubernetes deletes because of a taint on their node. It sets that

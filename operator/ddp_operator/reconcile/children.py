@@ -18,9 +18,9 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, PodsStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.affinity import valid_strikes
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.env import checkpoint_directory
 from ddp_operator.builders.kinds import kinds_in_use
-from ddp_operator.builders.pod import Defaults
 from ddp_operator.reconcile.abandoned import is_abandoned
 from ddp_operator.reconcile.escalation import pods_to_replace
 from ddp_operator.reconcile.images import pinned_image
@@ -32,7 +32,8 @@ from ddp_operator.reconcile.plan import (
     EnsureChild,
     SetAttempt,
 )
-from ddp_operator.reconcile.world import PodView, World
+from ddp_operator.reconcile.pod_view import PodView
+from ddp_operator.reconcile.world import World
 from ddp_wire.contract import ATTEMPT_STOP
 
 LINGERING_GRACE_SECONDS = 1

@@ -14,7 +14,8 @@ from ddp_operator.api.status import (
 from ddp_operator.reconcile import exits
 from ddp_operator.reconcile.containers import NORMAL_START
 from ddp_operator.reconcile.held_pods import held_sentence
-from ddp_operator.reconcile.world import PodView, World
+from ddp_operator.reconcile.pod_view import PodView
+from ddp_operator.reconcile.world import World
 from ddp_wire.messages import AgentPhase
 
 MESSAGE_CHARACTERS = 2048

@@ -15,7 +15,7 @@ from datetime import timedelta
 
 from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.builders import names
-from ddp_operator.builders.pod import Defaults
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.reconcile import (
     backoff,
     budgets,

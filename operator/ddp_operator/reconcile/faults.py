@@ -20,6 +20,7 @@ from ddp_operator.reconcile import hangs
 from ddp_operator.reconcile.abandoned import UNREACHABLE_REASON, is_abandoned
 from ddp_operator.reconcile.containers import InitFailure
 from ddp_operator.reconcile.fault import STOPPED, Fault
+from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.reconcile.terminations import (
     NETWORK_FAILED,
     NOT_STARTED,
@@ -27,7 +28,7 @@ from ddp_operator.reconcile.terminations import (
     classify,
     why_pod_failed,
 )
-from ddp_operator.reconcile.world import PodView, World
+from ddp_operator.reconcile.world import World
 from ddp_wire.contract import ExitCode
 from ddp_wire.messages import AgentPhase, AgentStatus, Failure
 

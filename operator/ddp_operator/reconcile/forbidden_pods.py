@@ -6,7 +6,7 @@ cluster may lack the admission policy.
 
 from ddp_operator.api.pod_policy import forbidden_field
 from ddp_operator.api.status import ConditionType
-from ddp_operator.builders.pod import Defaults
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.reconcile.conditions import ConditionWriter
 from ddp_operator.reconcile.invalid_spec import INVALID
 from ddp_operator.reconcile.lifecycle import is_finished

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from ddp_operator.api.job import DDPJob
 from ddp_operator.builders.image_names import has_digest, repository
 from ddp_operator.reconcile.plan import Event, EventType
-from ddp_operator.reconcile.world import PodView
+from ddp_operator.reconcile.pod_view import PodView
 
 
 def pinned_image(job: DDPJob, image: str, pods: Iterable[PodView]) -> str | None:

@@ -11,8 +11,9 @@ from ddp_operator.reconcile import budgets, lifecycle
 from ddp_operator.reconcile.fault import Fault
 from ddp_operator.reconcile.faults import ended_pod
 from ddp_operator.reconcile.plan import Event, EventType, Plan
+from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.reconcile.root_cause import PEER_LOST
-from ddp_operator.reconcile.world import PodView, World
+from ddp_operator.reconcile.world import World
 
 
 def correct(world: World) -> Plan | None:

@@ -4,7 +4,8 @@ The pod itself may tell nothing: its Kubernetes node has died, or a new pod has 
 """
 
 from ddp_operator.builders import names
-from ddp_operator.reconcile.world import PodView, World
+from ddp_operator.reconcile.pod_view import PodView
+from ddp_operator.reconcile.world import World
 from ddp_wire.messages import AgentStatus
 
 

@@ -1,7 +1,7 @@
 """Pods that the NetworkPolicy of a job cannot protect."""
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.builders.pod import Defaults
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.reconcile.plan import Event, EventType
 
 

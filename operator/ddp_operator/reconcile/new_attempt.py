@@ -9,7 +9,7 @@ twice. If the start is delayed by the backoff, the plan has no actions yet.
 from datetime import datetime
 
 from ddp_operator.api.status import Cause, ConditionType, DDPJobStatus
-from ddp_operator.builders.pod import Defaults
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.reconcile import (
     backoff,
     budgets,

@@ -7,8 +7,9 @@ from typing import Any
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.builders import names
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.kinds import KINDS, ChildKind
-from ddp_operator.builders.pod import Defaults, build_pod
+from ddp_operator.builders.pod import build_pod
 from ddp_wire.plain_text import plain_text
 
 

@@ -1,7 +1,7 @@
 """Classify containers and pods that ended without a status of their agent."""
 
 from ddp_operator.api.status import Cause
-from ddp_operator.reconcile.world import PodView, Termination
+from ddp_operator.reconcile.pod_view import PodView, Termination
 from ddp_wire.contract import ExitCode
 
 VOLUME_FAILED = "VolumeFailed"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ddp_operator.cluster.base import Key
-from ddp_operator.reconcile.world import PodView
+from ddp_operator.reconcile.pod_view import PodView
 from ddp_wire.messages import AgentStatus
 
 

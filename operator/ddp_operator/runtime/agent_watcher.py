@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from ddp_operator import limits
 from ddp_operator.cluster.base import Cluster, Key
-from ddp_operator.reconcile.world import PodView
+from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.runtime.agent_watches import FINAL_PHASES, AnswerBudget, JobWatches, Watch
 from ddp_operator.runtime.fair_budget import FairBudget
 from ddp_operator.runtime.pod_lists import SilenceLists

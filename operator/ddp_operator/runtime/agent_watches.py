@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from ddp_operator import limits
 from ddp_operator.cluster.base import Key
-from ddp_operator.reconcile.world import PodView
+from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.runtime.fair_budget import FairShare
 from ddp_operator.runtime.token_bucket import TokenBucket
 from ddp_wire.messages import AgentPhase, AgentStatus

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from ddp_operator.api.job import DDPJob, InvalidJobError, UnreadableStatusError, parse_job
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.builders.pod import Defaults
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.cluster.base import (
     Cluster,
     ClusterError,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.kinds import KINDS
-from ddp_operator.builders.pod import Defaults
 from ddp_operator.cluster.base import Manifest
 from ddp_operator.limits import LARGE_JOB
 from ddp_operator.reconcile.decide import decide

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ddp_operator.cluster.base import Manifest
-from ddp_operator.reconcile.world import PodView, view_pod
+from ddp_operator.reconcile.pod_view import PodView, view_pod
 
 
 class PodViews:

@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 from ddp_operator.cluster.base import ClusterError
 from ddp_operator.limits import EVENT_READS
 from ddp_operator.reconcile.conditions import is_stuck
-from ddp_operator.reconcile.world import PodView, World
+from ddp_operator.reconcile.pod_view import PodView
+from ddp_operator.reconcile.world import World
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 
 from ddp_operator.reconcile import backoff
-from ddp_operator.reconcile.world import PodView
+from ddp_operator.reconcile.pod_view import PodView
 
 
 class Sightings:

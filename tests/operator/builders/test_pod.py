@@ -8,15 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator.builders.pod import (
-    GPU_RESOURCE,
-    LOST_NODE_SECONDS,
-    Defaults,
-    build_pod,
-    with_secrets,
-)
+from ddp_operator.builders.defaults import Defaults
+from ddp_operator.builders.pod import build_pod, with_secrets
+from ddp_operator.builders.pod_spec import GPU_RESOURCE, LOST_NODE_SECONDS
 from ddp_operator.cluster.kube.used_fields import keep_used_fields
-from ddp_operator.reconcile.world import view_pod
+from ddp_operator.reconcile.pod_view import view_pod
 from ddp_wire import contract
 from ddp_wire.signatures import random_text
 from tests.operator.support import DEFAULTS, UID, active_job, new_job

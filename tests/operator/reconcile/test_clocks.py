@@ -13,7 +13,8 @@ from ddp_operator.builders.service import build_service
 from ddp_operator.cluster.base import Manifest
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import Plan
-from ddp_operator.reconcile.world import PodView, World
+from ddp_operator.reconcile.pod_view import PodView
+from ddp_operator.reconcile.world import World
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_wire import contract

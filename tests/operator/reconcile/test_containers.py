@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.status import Cause, ConditionType
-from ddp_operator.reconcile.world import PodView
+from ddp_operator.reconcile.pod_view import PodView
 from tests.operator.support import (
     active_job,
     after,

@@ -6,7 +6,7 @@ import pytest
 
 from ddp_operator.api.status import Cause, ConditionType
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, Plan, SetAttempt
-from ddp_operator.reconcile.world import PodView
+from ddp_operator.reconcile.pod_view import PodView
 from ddp_wire import contract
 from ddp_wire.contract import ExitCode
 from ddp_wire.messages import Timeline

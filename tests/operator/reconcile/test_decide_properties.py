@@ -21,7 +21,8 @@ from ddp_operator.builders.service import build_service
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import CreatePod, DeleteJob, DeletePod, SetAttempt
-from ddp_operator.reconcile.world import PodView, Termination, World
+from ddp_operator.reconcile.pod_view import PodView, Termination
+from ddp_operator.reconcile.world import World
 from ddp_wire.messages import AgentStatus
 from tests.operator.schema_tools import server_findings
 from tests.operator.support import (

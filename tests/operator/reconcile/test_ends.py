@@ -12,8 +12,8 @@ from ddp_operator.limits import ENDING_WRITES_SECONDS
 from ddp_operator.reconcile import node_ranges
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, EndPod, SetAttempt
+from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.reconcile.status_throttle import seconds_until_write
-from ddp_operator.reconcile.world import PodView
 from tests.operator.support import (
     DEFAULTS,
     active_job,

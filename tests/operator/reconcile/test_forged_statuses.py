@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from ddp_operator.reconcile.decide import decide
-from ddp_operator.reconcile.world import PodView, Termination
+from ddp_operator.reconcile.pod_view import PodView, Termination
 from ddp_wire.messages import AgentPhase, AgentStatus
 from tests.operator.support import DEFAULTS, UID, active_job, all_pods, pod, to_wire, world
 

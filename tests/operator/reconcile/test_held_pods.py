@@ -7,7 +7,7 @@ import pytest
 
 from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, Plan
-from ddp_operator.reconcile.world import view_pod
+from ddp_operator.reconcile.pod_view import view_pod
 from tests.operator.support import (
     active_job,
     after,

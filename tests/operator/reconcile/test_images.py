@@ -7,7 +7,7 @@ import pytest
 from ddp_operator.reconcile import children
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import CreatePod, Plan
-from ddp_operator.reconcile.world import view_pod
+from ddp_operator.reconcile.pod_view import view_pod
 from tests.operator.support import (
     DEFAULTS,
     active_job,

@@ -10,7 +10,8 @@ import pytest
 from ddp_operator.api.job import DDPJob, parse_job
 from ddp_operator.builders.service import build_service
 from ddp_operator.reconcile.decide import decide
-from ddp_operator.reconcile.world import World, view_pod
+from ddp_operator.reconcile.pod_view import view_pod
+from ddp_operator.reconcile.world import World
 from ddp_wire.messages import AgentPhase, AgentStatus
 from tests.operator.support import DEFAULTS, reason, to_wire
 

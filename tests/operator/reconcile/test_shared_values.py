@@ -7,7 +7,7 @@ import pytest
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.builders.pod import Defaults
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import Action, CreatePod, DeletePod
 from tests.operator.support import (

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ddp_operator.api.status import Cause
-from ddp_operator.reconcile.world import Termination
+from ddp_operator.reconcile.pod_view import Termination
 from tests.operator.support import (
     active_job,
     ended,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.reconcile.world import PodView, parse_time
+from ddp_operator.reconcile.pod_view import PodView, parse_time
 from ddp_wire import contract
 from tests.operator.support import NOW, active_job, failed_status, pod_manifest, view_of, world
 

@@ -10,7 +10,7 @@ import pytest
 from ddp_operator import limits
 from ddp_operator.cluster.base import AgentAnswer, Key
 from ddp_operator.limits import PROGRESS_SECONDS, Backoff
-from ddp_operator.reconcile.world import PodView
+from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.runtime.agent_watcher import AgentWatcher
 from ddp_wire.contract import LONGEST_WAIT_SECONDS
 from ddp_wire.messages import AgentStatus

@@ -7,10 +7,10 @@ import pytest
 
 from ddp_operator.api.job import parse_job
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.builders.pod import Defaults
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest, NameTakenError
 from ddp_operator.limits import FIRST_PODS
-from ddp_operator.reconcile.world import view_pod
+from ddp_operator.reconcile.pod_view import view_pod
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_wire import contract

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddp_operator.builders.pod import Defaults
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.limits import LARGE_JOB, PAUSE_FACTOR
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import Plan

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddp_operator.builders.pod import Defaults
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.cluster.base import ClusterError, Key
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller

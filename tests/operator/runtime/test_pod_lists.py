@@ -8,7 +8,7 @@ import pytest
 
 from ddp_operator.api.job import parse_job
 from ddp_operator.cluster.base import AgentAnswer, ClusterError, Key, Listing
-from ddp_operator.reconcile.world import PodView
+from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.runtime.agent_watcher import AgentWatcher
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller

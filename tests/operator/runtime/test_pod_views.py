@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.reconcile.world import PodView, view_pod
+from ddp_operator.reconcile.pod_view import PodView, view_pod
 from ddp_operator.runtime import pod_views
 from ddp_operator.runtime.pod_views import PodViews
 

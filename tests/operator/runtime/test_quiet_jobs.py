@@ -7,7 +7,7 @@ import pytest
 
 from ddp_operator import limits
 from ddp_operator.cluster.base import AgentAnswer, Key
-from ddp_operator.reconcile.world import PodView
+from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.runtime.agent_watcher import AgentWatcher
 from ddp_wire.messages import AgentStatus
 from tests.operator.fake_cluster import FakeCluster

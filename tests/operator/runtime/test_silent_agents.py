@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ddp_operator.cluster.base import AgentAnswer, Key
-from ddp_operator.reconcile.world import PodView
+from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.runtime.agent_watcher import AgentWatcher
 from tests.operator.fake_cluster import FakeCluster
 from tests.operator.fake_time import run_in_fake_time

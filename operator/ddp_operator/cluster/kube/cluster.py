@@ -28,7 +28,7 @@ from ddp_operator.cluster.kube.paths import object_path
 from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from ddp_operator.limits import PAGE, REQUESTS_IN_FLIGHT
 from ddp_operator.reconcile.plan import Event
-from ddp_operator.reconcile.world import PodView
+from ddp_operator.reconcile.pod_view import PodView
 from ddp_wire.messages import AttemptOrder
 
 _log = logging.getLogger(__name__)

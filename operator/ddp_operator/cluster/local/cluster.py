@@ -32,7 +32,7 @@ from ddp_operator.cluster.local.volumes import (
     write_volumes,
 )
 from ddp_operator.reconcile.plan import Event
-from ddp_operator.reconcile.world import PodView
+from ddp_operator.reconcile.pod_view import PodView
 from ddp_wire import contract
 from ddp_wire.contract import Env
 from ddp_wire.machine import cpu_count

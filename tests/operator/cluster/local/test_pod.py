@@ -9,7 +9,7 @@ import pytest
 from ddp_agent.config import AgentConfig
 from ddp_operator.builders.pod import build_pod
 from ddp_operator.cluster.local.pod import LocalPod, container_environment
-from ddp_operator.reconcile.world import Termination, view_pod
+from ddp_operator.reconcile.pod_view import Termination, view_pod
 from ddp_wire.contract import Env
 from tests.operator.support import DEFAULTS, new_job
 

@@ -1,0 +1,230 @@
+"""View of a worker pod: the fields that decisions depend on, read from the pod's manifest.
+
+The worker container decides, and not the pod: its phase changes as soon as the worker has ended,
+while the kubelet changes the pod's phase seconds later. What the agent wrote at its end is in the
+termination message of the worker.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from pydantic import ValidationError
+
+from ddp_operator.builders.image_names import image_by_digest
+from ddp_operator.reconcile import containers
+from ddp_operator.reconcile.containers import InitFailure
+from ddp_wire import contract
+from ddp_wire.contract import Env
+from ddp_wire.messages import AgentStatus
+
+
+@dataclass(frozen=True)
+class Termination:
+    """End of a worker container."""
+
+    exit_code: int
+    reason: str
+    """Reason that the kubelet reports, for example OOMKilled."""
+    at: datetime | None
+    """Time of the end, by the clock of the Kubernetes node."""
+    final: AgentStatus | None
+    """Last status of the agent, from the termination message."""
+    words: str = ""
+    """Error of the container runtime, or last line of the log, if the agent left no status."""
+
+
+@dataclass(frozen=True)
+class PodView:
+    """The fields of a worker pod that decisions depend on."""
+
+    name: str
+    uid: str
+    index: int
+    phase: str
+    """Pending, Running, Succeeded, Failed or Unknown."""
+    ready: bool = False
+    """Whether the worker container is ready, even if a container beside it is not."""
+    attempt: str = ""
+    """Value of the attempt annotation."""
+    first_attempt: str = ""
+    """Attempt for which the operator created the pod. Pods of an older operator have none."""
+    spec_hash: str = ""
+    deleting: bool = False
+    grace: timedelta = timedelta(0)
+    """Grace period of the deletion."""
+    finalizers: tuple[str, ...] = ()
+    """Finalizers of other controllers, which keep the deleted pod until they are removed."""
+    node: str | None = None
+    scheduled_at: datetime | None = None
+    """Time at which the pod got its Kubernetes node, if the scheduler reports it."""
+    ip: str | None = None
+    image: str | None = None
+    """Image of the worker container."""
+    image_by_digest: str | None = None
+    """The same image with the digest that runs, if the runtime reports it."""
+    secret: str = field(default="", repr=False)
+    """Secret of the pod, which signs the messages to and from its agent. Old pods have none."""
+    job_secret: str = field(default="", repr=False)
+    """Secret of all pods of the job, which signs messages between agents. Old pods have none."""
+    waiting: str | None = None
+    """Why the pod does not run yet, as the scheduler or the kubelet reports it."""
+    reason: str | None = None
+    """Reason of the pod status when the pod failed as a whole, for example Evicted."""
+    message: str = ""
+    """The kubelet's sentence about `reason`."""
+    init_failure: InitFailure | None = None
+    """End of the init container that ended the pod, so that the worker never ran."""
+    beside: str | None = None
+    """What is wrong with another container of a pod whose worker is ready."""
+    disruption: str | None = None
+    """Reason of the DisruptionTarget condition, or None without a disruption."""
+    termination: Termination | None = None
+    lingers: bool = False
+    """Whether the worker container has ended, but another container of the pod still runs."""
+
+    @property
+    def terminal(self) -> bool:
+        """Return whether the container will never run again."""
+        return self.phase in {"Succeeded", "Failed"}
+
+    @property
+    def held(self) -> bool:
+        """Return whether only finalizers keep the pod. Another deletion would change nothing."""
+        if not self.deleting or not self.finalizers:
+            return False
+        return self.terminal or not self.grace
+
+
+def parse_time(text: str | None) -> datetime | None:
+    """Convert an API timestamp to an aware datetime."""
+    return datetime.fromisoformat(text) if text else None
+
+
+def view_pod(manifest: Mapping[str, Any]) -> PodView:
+    """Return the view of a pod manifest from the API server."""
+    metadata, spec = manifest["metadata"], manifest.get("spec") or {}
+    status = manifest.get("status") or {}
+    annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
+    conditions = {c["type"]: c for c in status.get("conditions") or []}
+    container: Mapping[str, Any] = next(
+        (
+            c
+            for c in status.get("containerStatuses") or []
+            if c.get("name") == contract.WORKER_CONTAINER
+        ),
+        {},
+    )
+    worker = _worker(spec)
+    termination = _termination(container)
+    return PodView(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        index=_index(labels.get(contract.LABEL_NODE_INDEX, "")),
+        phase=_phase(status, container, termination),
+        ready=containers.worker_is_ready(conditions, container),
+        attempt=annotations.get(contract.ANNOTATION_ATTEMPT, ""),
+        first_attempt=annotations.get(contract.ANNOTATION_FIRST_ATTEMPT, ""),
+        spec_hash=annotations.get(contract.ANNOTATION_SPEC_HASH, ""),
+        deleting=metadata.get("deletionTimestamp") is not None,
+        grace=timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0),
+        finalizers=tuple(metadata.get("finalizers") or ()),
+        node=spec.get("nodeName"),
+        scheduled_at=_scheduled_at(conditions),
+        ip=status.get("podIP"),
+        image=worker.get("image"),
+        image_by_digest=image_by_digest(worker.get("image") or "", container.get("imageID") or ""),
+        secret=_secret(worker, Env.AGENT_SECRET),
+        job_secret=_secret(worker, Env.JOB_SECRET),
+        waiting=_unscheduled(conditions)
+        or containers.init_waiting(spec, status)
+        or containers.waiting(container),
+        reason=status.get("reason"),
+        message=containers.last_line(status.get("message") or ""),
+        init_failure=containers.init_failure(spec, status),
+        beside=containers.trouble_beside(spec, status, conditions, container),
+        disruption=_disruption(conditions),
+        termination=termination,
+        lingers=termination is not None and _other_runs(status),
+    )
+
+
+def _worker(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the worker container of a pod spec, or an empty one."""
+    containers = spec.get("containers") or []
+    return next((c for c in containers if c["name"] == contract.WORKER_CONTAINER), {})
+
+
+def _secret(worker: Mapping[str, Any], name: Env) -> str:
+    values = [e.get("value") for e in worker.get("env") or [] if e["name"] == name]
+    return str(values[-1]) if values and values[-1] else ""  # The last one takes effect.
+
+
+def _phase(
+    status: Mapping[str, Any], worker: Mapping[str, Any], termination: Termination | None
+) -> str:
+    """Return the phase of the pod, or of its worker container once that runs or has ended.
+
+    The pod is Pending until every container has started. After the worker's end the kubelet changes
+    the phase seconds later, and not before all sidecars have ended.
+    """
+    phase = str(status.get("phase", "Pending"))
+    if termination is None:
+        runs = phase == "Pending" and "running" in (worker.get("state") or {})
+        return "Running" if runs else phase
+    return "Succeeded" if termination.exit_code == 0 else "Failed"
+
+
+def _other_runs(status: Mapping[str, Any]) -> bool:
+    """Return whether any container except the worker still runs.
+
+    The phase alone does not show it: the kubelet changes it seconds after the worker's end.
+    """
+    others = (
+        c
+        for c in status.get("containerStatuses") or []
+        if c.get("name") != contract.WORKER_CONTAINER
+    )
+    ended = all("terminated" in (c.get("state") or {}) for c in others)
+    return status.get("phase") in {"Running", "Pending"} and not ended
+
+
+def _index(label: str) -> int:
+    return int(label) if label.isascii() and label.isdigit() else -1
+
+
+def _scheduled_at(conditions: Mapping[str, Any]) -> datetime | None:
+    scheduled = conditions.get("PodScheduled", {})
+    is_scheduled = scheduled.get("status") == "True"
+    return parse_time(scheduled.get("lastTransitionTime")) if is_scheduled else None
+
+
+def _unscheduled(conditions: Mapping[str, Any]) -> str | None:
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") != "False":
+        return None
+    return f"{scheduled.get('reason', 'Unscheduled')}: {scheduled.get('message', '')}"
+
+
+def _disruption(conditions: Mapping[str, Any]) -> str | None:
+    found = conditions.get("DisruptionTarget", {})
+    return found.get("reason") or "Unknown" if found.get("status") == "True" else None
+
+
+def _termination(container: Mapping[str, Any]) -> Termination | None:
+    terminated = (container.get("state") or {}).get("terminated")
+    if not terminated:
+        return None
+    message = terminated.get("message") or ""
+    try:
+        final = AgentStatus.model_validate_json(message)
+    except ValidationError:
+        final = None  # The container was killed before its agent wrote a status.
+    return Termination(
+        exit_code=int(terminated.get("exitCode", 1)),
+        reason=terminated.get("reason", ""),
+        at=parse_time(terminated.get("finishedAt")),
+        final=final,
+        words="" if final else containers.last_line(message),
+    )
