@@ -89,7 +89,7 @@ def test_job_that_needs_a_cluster_is_refused_before_it_starts(
         capture_output=True,
         text=True,
         check=False,
-        timeout=6,
+        timeout=60,
     )
     assert ended.returncode == 2
     assert f"ddpjob: {sentence}" in ended.stderr
