@@ -159,17 +159,20 @@ def test_output_appears_while_the_run_goes_on(tmp_path: Path) -> None:
     assert shown[1:] == ["[rank 0] last without an end\n"]
 
 
-def test_large_output_is_shown_completely_and_in_small_parts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("megabytes", [12, pytest.param(64, marks=pytest.mark.slow)])
+def test_large_output_is_shown_completely_and_in_small_parts(
+    tmp_path: Path, megabytes: int
+) -> None:
     log, sizes = tmp_path / "digits-0.log", list[int]()
     output = RankOutput({log: range(1)}, lambda text: sizes.append(len(text)), all_ranks=False)
-    for _ in range(64):
+    for _ in range(megabytes):
         append(log, (b"[rank 0] " + b"x" * 1015 + b"\n") * 1024)
     tracemalloc.start()
     output.start()
     output.close()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert sum(sizes) == 1016 * 1024 * 64
+    assert sum(sizes) == 1016 * 1024 * megabytes
     assert max(sizes) < 1 << 20
     assert peak < 4 << 20
 

@@ -25,20 +25,21 @@ async def test_run_has_the_expected_end(flow: Flow) -> None:
 
 # A kill after a write mostly leaves the same state as a kill before the next write.
 @pytest.mark.parametrize(
-    "after",
+    ("after", "every"),
     [
-        pytest.param(False, id="before a write"),
-        pytest.param(True, id="after a write", marks=pytest.mark.slow),
+        pytest.param(False, 3, id="before each third write"),
+        pytest.param(False, 1, id="before a write", marks=pytest.mark.slow),
+        pytest.param(True, 1, id="after a write", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("flow", FLOWS.values(), ids=FLOWS.keys())
 async def test_killed_controller_does_not_change_the_end(
-    flow: Flow, after: bool, subtests: pytest.Subtests
+    flow: Flow, after: bool, every: int, subtests: pytest.Subtests
 ) -> None:
     undisturbed = await run(flow)
     writes = len(undisturbed.cluster.writes)
     assert writes > 8
-    for write in range(1, writes + 1):
+    for write in range(1, writes + 1, every):
         with subtests.test(write=write, what=undisturbed.cluster.writes[write - 1]):
             disturbed = await run(flow, (write, after))
             assert disturbed.deaths == 1
