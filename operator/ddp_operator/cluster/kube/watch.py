@@ -19,15 +19,19 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, aclosing
 from http import HTTPStatus
-from typing import NamedTuple, NoReturn, Protocol
-
-import orjson
+from typing import NoReturn, Protocol
 
 from ddp_operator.cluster.base import ClusterError, Listing, Manifest
 from ddp_operator.cluster.kube.connection import SILENT_SECONDS, ApiConnection
 from ddp_operator.cluster.kube.object_lists import MANAGED, list_pages
 from ddp_operator.cluster.kube.paths import object_path
-from ddp_operator.cluster.kube.used_fields import keep_used_fields
+from ddp_operator.cluster.kube.watch_events import (
+    Backoffs,
+    Lines,
+    WatchEvent,
+    decode_event,
+    must_list,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -37,8 +41,6 @@ _STREAM_SECONDS = (300, 600)
 """Range of the time after which the server ends a stream. Not all end at the same time."""
 _SHORT_SECONDS = 5.0
 """Shortest stream without a line that counts as a success."""
-_BACKOFFS = (1.0, 2.0, 3.0, 5.0)
-_KEEP_VERSION = {0, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS}
 
 
 class Sink(Protocol):
@@ -59,88 +61,7 @@ class Sink(Protocol):
         """Take the error of the last list or stream, or None after a success."""
 
 
-class StaleError(ClusterError):
-    """A stream cannot go on from its last version."""
-
-
-class WatchEvent(NamedTuple):
-    """One line of a stream."""
-
-    type: str
-    """ADDED, MODIFIED, DELETED or BOOKMARK."""
-    object: Manifest
-    """Fields in use of the object, nothing for a bookmark."""
-    version: str
-    """Version from which a stream can continue after this line."""
-
-
-def decode_event(kind: str, line: bytes) -> WatchEvent:
-    """Decode one line of the stream of a kind.
-
-    Raises:
-        StaleError: The line is an error of the server, or no event.
-    """
-    try:
-        event = orjson.loads(line)
-        what, found = event["type"], event["object"]
-        if what == "ERROR":
-            raise StaleError(str(found.get("message")), status=int(found.get("code") or 0))
-        version = str(found["metadata"]["resourceVersion"])
-        kept = {} if what == "BOOKMARK" else keep_used_fields(kind, found)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StaleError(f"a line is not a watch event: {error!r}") from error
-    return WatchEvent(what, kept, version)
-
-
-class Lines:
-    """Lines of any length, from pieces that begin and end anywhere."""
-
-    def __init__(self) -> None:
-        self._begun: list[bytes] = []
-        """Pieces of the line that has no end yet."""
-
-    def feed(self, piece: bytes) -> Iterable[bytes]:
-        """Return the lines that end in this piece, without empty ones."""
-        first, *rest = piece.split(b"\n")
-        self._begun.append(first)
-        if not rest:
-            return ()
-        lines = [b"".join(self._begun), *rest[:-1]]
-        self._begun = [rest[-1]]
-        return filter(None, map(bytes.strip, lines))
-
-
-class Backoffs:
-    """Pauses between attempts: 1, 2, 3, 5, 5 … seconds since the last success."""
-
-    def __init__(self) -> None:
-        self.failures = 0
-
-    def reset(self) -> None:
-        """Record a success."""
-        self.failures = 0
-
-    def after(self, error: ClusterError) -> float:
-        """Record a failure. Return the pause, at least as long as the server asks for."""
-        pause = _BACKOFFS[min(self.failures, len(_BACKOFFS) - 1)]
-        self.failures += 1
-        return max(pause, error.retry_after or 0.0)
-
-    def after_end(self) -> float:
-        """Record the end of a stream, or a 410. Only the first one in a row causes no pause."""
-        pause = 0.0 if self.failures == 0 else _BACKOFFS[min(self.failures, len(_BACKOFFS)) - 1]
-        self.failures += 1
-        return pause
-
-
-def must_list(error: ClusterError) -> bool:
-    """Return whether a list must follow an error. Otherwise the same stream is tried again."""
-    if isinstance(error, StaleError):
-        return True
-    return error.status not in _KEEP_VERSION and error.status < HTTPStatus.INTERNAL_SERVER_ERROR
-
-
-class Watch:
+class ListWatch:
     """Watch of the children of one kind, of one namespace or of all."""
 
     def __init__(
@@ -235,4 +156,4 @@ async def watch_children(
     async with asyncio.TaskGroup() as tasks:
         for kind in kinds:
             for namespace in namespaces or (None,):
-                tasks.create_task(Watch(connection, kind, namespace, sink).run())
+                tasks.create_task(ListWatch(connection, kind, namespace, sink).run())

@@ -3,49 +3,22 @@
 import asyncio
 import contextlib
 import itertools
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any
 
 import pytest
 from aiohttp import web
 from kubernetes.aio import client
 
 from ddp_operator.cluster.base import ClusterError, Listing, Manifest
-from ddp_operator.cluster.kube import watch
+from ddp_operator.cluster.kube import watch, watch_events
 from ddp_operator.cluster.kube.connection import ApiConnection
-from ddp_operator.cluster.kube.watch import (
-    Backoffs,
-    Lines,
-    StaleError,
-    Watch,
-    decode_event,
-    must_list,
-    watch_children,
-)
+from ddp_operator.cluster.kube.watch import ListWatch, watch_children
+from tests.operator.cluster.kube.watch_lines import JOB, bookmark, error, event
 from tests.operator.fake_api import FakeApi, refusal
-from tests.operator.support import active_job, pod_manifest
+from tests.operator.support import pod_manifest
 
-JOB = active_job()
 Play = Callable[["Stream"], Awaitable[None]]
-
-
-def event(kind: str, index: int = 0, *, version: int = 1, **metadata: Any) -> bytes:
-    """Return the line of an event of a pod."""
-    pod = pod_manifest(JOB, index, version=version)
-    pod["metadata"] |= metadata
-    return json.dumps({"type": kind, "object": pod}).encode() + b"\n"
-
-
-def bookmark(version: int) -> bytes:
-    found = {"kind": "Pod", "metadata": {"resourceVersion": str(version)}}
-    return json.dumps({"type": "BOOKMARK", "object": found}).encode() + b"\n"
-
-
-def error(code: int) -> bytes:
-    found = {"kind": "Status", "code": code, "message": f"error {code}"}
-    return json.dumps({"type": "ERROR", "object": found}).encode() + b"\n"
 
 
 class Stream:
@@ -138,7 +111,7 @@ class Bench:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Run the watch until a condition holds."""
-        running = Watch(self.connection, "Pod", None, self.sink, self.silent_seconds)
+        running = ListWatch(self.connection, "Pod", None, self.sink, self.silent_seconds)
         task = asyncio.ensure_future(running.run())
         try:
             async with asyncio.timeout(20):
@@ -160,7 +133,7 @@ async def bench(api: FakeApi) -> AsyncIterator[Bench]:
 
 @pytest.fixture(autouse=True)
 def short_backoffs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_BACKOFFS", (0.01, 0.02, 0.03, 0.05))
+    monkeypatch.setattr(watch_events, "_BACKOFFS", (0.01, 0.02, 0.03, 0.05))
 
 
 async def test_objects_are_listed_and_then_followed(bench: Bench) -> None:
@@ -371,49 +344,3 @@ async def test_cancelled_watch_closes_its_connection(bench: Bench) -> None:
     bench.server.plays = [play]
     await bench.until(lambda: len(bench.server.log) == 2)
     await asyncio.wait_for(closed.wait(), 10)
-
-
-def test_lines_are_put_together_from_any_pieces() -> None:
-    text = b'{"a": 1}\n\n  {"b": 2}\r\n{"c": 3}'
-    for size in range(1, len(text) + 1):
-        lines = Lines()
-        pieces = [text[at : at + size] for at in range(0, len(text), size)]
-        found = [line for piece in pieces for line in lines.feed(piece)]
-        assert found == [b'{"a": 1}', b'{"b": 2}']
-        assert list(lines.feed(b"\n")) == [b'{"c": 3}']
-
-
-def test_event_keeps_the_used_fields_only() -> None:
-    found = decode_event("Pod", event("ADDED", version=7, managedFields=[{"fieldsV1": {}}]))
-    assert (found.type, found.version) == ("ADDED", "7")
-    assert "managedFields" not in found.object["metadata"]
-    assert decode_event("Pod", bookmark(8)) == ("BOOKMARK", {}, "8")
-
-
-def test_error_of_the_server_is_raised_with_its_sentence() -> None:
-    with pytest.raises(StaleError, match="error 410") as raised:
-        decode_event("Pod", error(410))
-    assert raised.value.status == 410
-
-
-def test_backoffs_are_endless_short_and_begin_again_after_a_success(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(watch, "_BACKOFFS", (1.0, 2.0, 3.0, 5.0))
-    backoffs, failed = Backoffs(), ClusterError("no")
-    for _ in range(2):
-        assert [backoffs.after(failed) for _ in range(6)] == [1.0, 2.0, 3.0, 5.0, 5.0, 5.0]
-        backoffs.reset()
-        assert [backoffs.after_end() for _ in range(6)] == [0.0, 1.0, 2.0, 3.0, 5.0, 5.0]
-        backoffs.reset()
-    assert backoffs.after(ClusterError("busy", status=429, retry_after=30.0)) == 30.0
-
-
-@pytest.mark.parametrize(
-    ("status", "expected"),
-    [(0, False), (401, False), (403, False), (429, False), (500, False), (404, True), (410, True)],
-)
-def test_list_follows_the_errors_after_which_a_version_is_of_no_use(
-    status: int, expected: bool
-) -> None:
-    assert must_list(ClusterError("no", status=status)) is expected
