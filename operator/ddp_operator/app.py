@@ -26,6 +26,7 @@ from ddp_operator.limits import WAITING_SECONDS
 from ddp_operator.runtime import logs
 from ddp_operator.runtime.agent_watcher import AgentWatcher
 from ddp_operator.runtime.cache import Cache
+from ddp_operator.runtime.child_events import ChildEvents
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.health import serve_health
 from ddp_operator.runtime.job_metrics import JobCollector
@@ -155,7 +156,8 @@ async def _reconcile_jobs(
     metrics.observe_queue(queue.__len__, queue.oldest_seconds)
     metrics.observe_agents(watcher.count)
 
-    kinds = [kind.name for kind in kinds_in_use(defaults)]
+    used = kinds_in_use(defaults)
+    kinds, watched = [k.name for k in used], [k.name for k in used if k.watched]
     take_one = functools.partial(cluster.snapshot, kinds=kinds)
     take_snapshot = Snapshots(take_one, settings.namespaces, activity).take
     await first_sync(take_snapshot, cache, queue, activity)
@@ -166,7 +168,9 @@ async def _reconcile_jobs(
     every, wanted = settings.resync_seconds, activity.resync_wanted
     coroutines.append(resync_periodically(take_snapshot, cache, queue, every, wanted))
     coroutines.append(metrics.measure_lag())
-    coroutines.append(_watch(settings, cache, queue, stop))
+    coroutines.append(_watch_jobs(settings, cache, queue, stop))
+    sink = ChildEvents(cache, queue, activity)
+    coroutines.append(cluster.watch_children(watched, settings.namespaces, sink))
     try:
         await _run_until(asyncio.Event(), coroutines)
     finally:
@@ -187,17 +191,17 @@ def _defaults_of(settings: Settings) -> Defaults:
     )
 
 
-async def _watch(
+async def _watch_jobs(
     settings: Settings, cache: Cache, queue: WorkQueue[Key], stop: asyncio.Event
 ) -> None:
-    """Add keys to the queue from kopf's watches.
+    """Add keys to the queue from kopf's watches of jobs.
 
     Raises:
         WatchError: Kopf stopped, or the API server was restored. The watches of a restored API
             server would wait until it reaches the versions that it had before.
     """
     watching = await kopf.spawn_tasks(
-        registry=build_registry(cache, queue, kinds_in_use(_defaults_of(settings))),
+        registry=build_registry(cache, queue),
         settings=build_settings(),
         memories=NoMemories(),
         standalone=True,
@@ -215,7 +219,7 @@ async def _watch(
     if restored in done:
         raise WatchError("the API server has older versions than before, as after a restore")
     cause = next((e for t in done if not t.cancelled() and (e := t.exception())), None)
-    raise WatchError(f"jobs and pods cannot be watched: {cause!r}") from cause
+    raise WatchError(f"jobs cannot be watched: {cause!r}") from cause
 
 
 async def _run_until(stop: asyncio.Event, coroutines: list[Coroutine[Any, Any, None]]) -> None:

@@ -1,4 +1,4 @@
-"""Kopf handlers that update the cache and add keys to the queue.
+"""Kopf handlers of the jobs, which update the cache and add keys to the queue.
 
 They are event handlers only, without finalizers, daemons, timers or annotations on users' objects
 (docs/develop/decisions/0002-kopf-event-only.md).
@@ -7,33 +7,28 @@ They are event handlers only, without finalizers, daemons, timers or annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import kopf
 from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 
 from ddp_operator.api.base import API_GROUP, API_VERSION_NAME, KIND, PLURAL
-from ddp_operator.builders.kinds import KINDS, ChildKind
 from ddp_operator.cluster.base import Key, Manifest
 from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.queue import WorkQueue
-from ddp_wire import contract
 
 FIRST_PAGE = 50
 """Number of objects in one answer to kopf's first list. kopf decodes all of them at once."""
 
 
-def build_registry(
-    cache: Cache, queue: WorkQueue[Key], kinds: Iterable[ChildKind] = KINDS.values()
-) -> kopf.OperatorRegistry:
+def build_registry(cache: Cache, queue: WorkQueue[Key]) -> kopf.OperatorRegistry:
     """Return the handlers, which update the cache and add keys to the queue.
 
     Args:
         cache: Newest known jobs and children.
         queue: Keys of the jobs to reconcile.
-        kinds: Kinds of children to watch.
     """
     registry = kopf.OperatorRegistry()
 
@@ -43,37 +38,22 @@ def build_registry(
 
     @kopf.on.event(API_GROUP, API_VERSION_NAME, PLURAL, registry=registry)
     async def on_job(event: Any, **_: Any) -> None:
-        job = _take(KIND, event)
+        job = _take(event)
         deleted = event["type"] == "DELETED"
         queue.add(cache.drop_job(job) if deleted else cache.put_job(job))
 
-    def watch_children(kind: ChildKind) -> None:
-        @kopf.on.event(
-            kind.group, kind.version, kind.plural, registry=registry, id=f"on_{kind.plural}"
-        )
-        async def on_child(event: Any, **_: Any) -> None:
-            child = _take(kind.name, event)
-            deleted = event["type"] == "DELETED"
-            change = cache.drop_child if deleted else cache.put_child
-            key = change(kind.name, child)
-            if key is not None:
-                queue.add(key, urgent=True)
-
-    for kind in kinds:
-        if kind.watched:
-            watch_children(kind)
     return registry
 
 
-def _take(kind: str, event: Any) -> Manifest:
-    """Return the used fields of an event's object, and remove the large rest from the event.
+def _take(event: Any) -> Manifest:
+    """Return the used fields of an event's job, and remove the large rest from the event.
 
-    kopf leaves each event in a reference cycle. With all its parts, the events of a thousand pods
-    would hold 400 MB until a garbage collection, which would stop the event loop for as long as it
-    takes to find them.
+    kopf leaves each event in a reference cycle. With all its parts, the events of a thousand jobs
+    would stay in memory until a garbage collection, which would stop the event loop for as long as
+    it takes to find them.
     """
     raw = event["object"]
-    used = keep_used_fields(kind, raw)
+    used = keep_used_fields(KIND, raw)
     for part in raw.keys() - {"apiVersion", "kind", "metadata"}:
         del raw[part]
     raw["metadata"].pop("managedFields", None)
@@ -81,11 +61,8 @@ def _take(kind: str, event: Any) -> Manifest:
 
 
 def build_settings() -> kopf.OperatorSettings:
-    """Return kopf's settings: watch only the operator's own children, and write nothing."""
+    """Return kopf's settings, with which it writes nothing."""
     settings = kopf.OperatorSettings()
-    selector = f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"
-    for kind in KINDS.values():
-        settings.watching.label_selectors[kind.plural] = selector
     settings.watching.chunk_size = FIRST_PAGE
     # The task of an object keeps its last event until it has been idle for this long.
     settings.queueing.idle_timeout = 0.2
@@ -104,9 +81,9 @@ def build_settings() -> kopf.OperatorSettings:
 class NoMemories(ResourceMemories):
     """Kopf's memories of objects, of which none is kept.
 
-    Event handlers need none. Kopf would keep a dozen small objects for each job and child, and
-    those of an object that is deleted between a watch and the next list would stay for ever. The
-    package's metadata restricts kopf to releases with this private class.
+    Event handlers need none. Kopf would keep a dozen small objects for each job, and those of a job
+    that is deleted between a watch and the next list would stay for ever. The package's metadata
+    restricts kopf to releases with this private class.
     """
 
     async def recall(self, *args: Any, **kwargs: Any) -> ResourceMemory:
@@ -142,7 +119,7 @@ class _NoDiffs(kopf.DiffBaseStorage):
     """No last handled state: all objects have the same empty one.
 
     Kopf copies each object several times to compute what changed since its last handling. Event
-    handlers never ask for that, and with a thousand pods it took an eighth of the CPU time.
+    handlers never ask for that, and with a thousand objects it took an eighth of the CPU time.
     """
 
     def build(self, **_: Any) -> Any:

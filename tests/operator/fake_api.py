@@ -20,24 +20,17 @@ def _resource(plural: str, kind: str) -> dict[str, Any]:
     return {"name": plural, "kind": kind, "namespaced": True, "verbs": verbs, "singularName": ""}
 
 
-VERSION, V1 = {"version": "v1alpha1"}, {"version": "v1"}
+VERSION = {"version": "v1alpha1"}
 DISCOVERY = {
     "/version": {"major": "1", "minor": "35"},
     "/api": {"versions": ["v1"]},
-    "/api/v1": {
-        "resources": [
-            _resource("pods", "Pod"),
-            _resource("services", "Service"),
-            _resource("namespaces", "Namespace"),  # Kopf starts no watch without it.
-        ]
-    },
+    # Kopf starts no watch without it.
+    "/api/v1": {"resources": [_resource("namespaces", "Namespace")]},
     "/apis": {
         "groups": [
             {"name": "ddp-trainer.dev", "versions": [VERSION], "preferredVersion": VERSION},
-            {"name": "networking.k8s.io", "versions": [V1], "preferredVersion": V1},
         ]
     },
-    "/apis/networking.k8s.io/v1": {"resources": [_resource("networkpolicies", "NetworkPolicy")]},
     "/apis/ddp-trainer.dev/v1alpha1": {"resources": [_resource("ddpjobs", "DDPJob")]},
 }
 

@@ -1,5 +1,6 @@
 """A further kind of child is one row of the table and its builder."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,19 +10,20 @@ from kubernetes.aio import client
 from ddp_operator.api.job import DDPJob
 from ddp_operator.builders import names
 from ddp_operator.builders.defaults import Defaults
-from ddp_operator.builders.kinds import KINDS, ChildKind
+from ddp_operator.builders.kinds import KINDS, ChildKind, kinds_in_use
 from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import ClusterError, Key, Manifest
 from ddp_operator.cluster.kube.cluster import KubeCluster
 from ddp_operator.cluster.kube.connection import ApiConnection
 from ddp_operator.cluster.kube.documents import lost_fields
 from ddp_operator.cluster.kube.used_fields import keep_used_fields
-from ddp_operator.handlers import build_registry, build_settings
 from ddp_operator.runtime.cache import Cache
+from ddp_operator.runtime.child_events import ChildEvents
 from ddp_operator.runtime.queue import WorkQueue
+from ddp_operator.runtime.workers import WorkerActivity
 from tests.operator.fake_api import FakeApi
 from tests.operator.runtime.test_controller import Bench
-from tests.operator.support import active_job
+from tests.operator.support import DEFAULTS, active_job
 
 NAME = "ConfigMap"
 
@@ -145,9 +147,15 @@ async def test_kind_is_listed_and_unused_fields_are_dropped(api: FakeApi) -> Non
     assert lost_fields(edited, built) == {"data": {"image": "trainer:1", "more": None}}
 
 
-def test_kind_is_watched_like_the_others() -> None:
-    registry = build_registry(Cache(), WorkQueue[Key]())
-    selectors = [handler.selector for handler in registry._watching.get_all_handlers()]
-    watched = {one.any_name for one in selectors if one is not None}
-    assert watched == {"ddpjobs", "pods", "services", "networkpolicies", "configmaps"}
-    assert "configmaps" in build_settings().watching.label_selectors
+async def test_kind_is_watched_like_the_others(api: FakeApi) -> None:
+    assert ROW in kinds_in_use(DEFAULTS)
+    configuration = client.Configuration(host=api.address)
+    cluster = KubeCluster(ApiConnection(client.ApiClient(configuration)), Agents())
+    sink = ChildEvents(Cache(), WorkQueue[Key](), WorkerActivity())
+    watching = asyncio.ensure_future(cluster.watch_children([NAME], [], sink))
+    async with asyncio.timeout(20):
+        while api.watched() != ["/api/v1/configmaps"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    await cluster.close()

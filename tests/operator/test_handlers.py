@@ -11,28 +11,25 @@ import pytest
 
 from ddp_operator import app
 from ddp_operator.app import WatchError
-from ddp_operator.builders.defaults import Defaults
-from ddp_operator.builders.kinds import kinds_in_use
 from ddp_operator.cluster.base import Key, Manifest
-from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from ddp_operator.handlers import NoMemories, build_registry, build_settings
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.settings import Settings
-from tests.operator.support import DEFAULTS, GUARDED, active_job, job_manifest, pod_manifest
+from tests.operator.support import job_manifest
 
 KEY = ("team-a", "digits")
 
 
 class Bench:
-    def __init__(self, defaults: Defaults = GUARDED) -> None:
+    def __init__(self) -> None:
         self.cache, self.queue = Cache(), WorkQueue[Key]()
-        self.registry = build_registry(self.cache, self.queue, kinds_in_use(defaults))
+        self.registry = build_registry(self.cache, self.queue)
 
-    async def event(self, plural: str, kind: str | None, item: Manifest) -> None:
-        """Call the handler of an event, as kopf does."""
+    async def event(self, kind: str | None, item: Manifest) -> None:
+        """Call the handler of an event of a job, as kopf does."""
         handlers: list[Any] = list(self.registry._watching.get_all_handlers())
-        (handler,) = [h for h in handlers if h.selector.any_name == plural]
+        (handler,) = handlers
         event = {"type": kind, "object": copy.deepcopy(item)}
         await handler.fn(event=event, name="x", logger=None)
         self.handled: Any = event["object"]
@@ -41,7 +38,7 @@ class Bench:
 @pytest.mark.parametrize("kind", ["ADDED", "MODIFIED", None], ids=["new", "changed", "first list"])
 async def test_new_or_changed_job_is_cached_and_queued(kind: str | None) -> None:
     bench = Bench()
-    await bench.event("ddpjobs", kind, job_manifest())
+    await bench.event(kind, job_manifest())
     assert bench.cache.job(KEY) == job_manifest()
     assert await bench.queue.get() == KEY
 
@@ -49,64 +46,34 @@ async def test_new_or_changed_job_is_cached_and_queued(kind: str | None) -> None
 async def test_deleted_job_is_dropped_and_queued() -> None:
     bench = Bench()
     bench.cache.put_job(job_manifest())
-    await bench.event("ddpjobs", "DELETED", job_manifest())
+    await bench.event("DELETED", job_manifest())
     assert bench.cache.job(KEY) is None
     assert await bench.queue.get() == KEY
-
-
-@pytest.mark.parametrize(
-    ("plural", "kind"),
-    [("pods", "Pod"), ("services", "Service"), ("networkpolicies", "NetworkPolicy")],
-)
-async def test_event_of_a_child_queues_its_job(plural: str, kind: str) -> None:
-    bench = Bench()
-    child = pod_manifest(active_job())
-    await bench.event(plural, "MODIFIED", child)
-    assert bench.cache.children(kind, KEY) == [keep_used_fields(kind, child)]
-    assert await bench.queue.get() == KEY
-    bench.queue.done(KEY)
-    await bench.event(plural, "DELETED", child)
-    assert bench.cache.children(kind, KEY) == []
-    assert len(bench.queue) == 1
 
 
 async def test_event_keeps_nothing_large() -> None:
     """kopf holds it until the next full garbage collection."""
     bench = Bench()
-    large = pod_manifest(active_job())
+    large = job_manifest()
     large["metadata"]["managedFields"] = [{"fieldsV1": {}}]
-    await bench.event("pods", "MODIFIED", large)
+    await bench.event("MODIFIED", large)
     assert bench.handled.keys() & {"spec", "status"} == set()
     assert "managedFields" not in bench.handled["metadata"]
 
 
-async def test_foreign_pod_queues_nothing() -> None:
-    bench = Bench()
-    foreign = pod_manifest(active_job())
-    foreign["metadata"]["labels"] = {}
-    await bench.event("pods", "MODIFIED", foreign)
-    assert len(bench.queue) == 0
-
-
-@pytest.mark.parametrize("policies", [True, False])
-def test_kopf_only_watches(policies: bool) -> None:
+def test_kopf_only_watches_jobs() -> None:
     """Without finalizers, daemons, timers, indexes and webhooks kopf never writes to an object."""
-    registry = Bench(GUARDED if policies else DEFAULTS).registry
+    registry = Bench().registry
     watching: list[Any] = list(registry._watching.get_all_handlers())
-    watched = {h.selector.any_name for h in watching}
-    assert watched - {"networkpolicies"} == {"ddpjobs", "pods", "services"}
-    assert ("networkpolicies" in watched) is policies
+    assert [handler.selector.any_name for handler in watching] == ["ddpjobs"]
     for other in (registry._changing, registry._spawning, registry._indexing, registry._webhooks):
         assert list(other.get_all_handlers()) == []
 
 
-def test_kopf_watches_only_managed_children_and_posts_no_events() -> None:
+def test_kopf_posts_no_events() -> None:
     settings = build_settings()
     assert settings.posting.enabled is False
     assert settings.peering.standalone is True
-    for plural in ("pods", "services", "networkpolicies"):
-        selector = settings.watching.label_selectors[plural]
-        assert selector == "app.kubernetes.io/managed-by=ddp-trainer"
 
 
 def test_watch_backoffs_are_endless_and_short() -> None:
@@ -162,5 +129,5 @@ async def test_operator_gives_its_memories_to_kopf(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(app, "_handle_signals", lambda _: None)
     settings = Settings(trainer_image="trainer:1", leader_election=False)
     with pytest.raises(WatchError):
-        await app._watch(settings, Cache(), WorkQueue[Key](), asyncio.Event())
+        await app._watch_jobs(settings, Cache(), WorkQueue[Key](), asyncio.Event())
     assert isinstance(given["memories"], NoMemories)

@@ -198,17 +198,19 @@ class PendingRequest:
         if (_JOB, *key) not in self._changed:
             self._contents.remove_job(key)
 
-    def put_child(self, kind: str, child: Manifest) -> None:
-        """Store a child from the answer."""
+    def put_child(self, kind: str, child: Manifest) -> bool:
+        """Store a child from the answer. Return whether it differs from the known one."""
         key = job_key(child)
         if key is None:
-            return
+            return False
         name = child["metadata"]["name"]
         known = self._contents.children[kind].get(key, {}).get(name)
-        if self._wins(kind, child, known):
-            if child != known:
-                self._contents.children[kind].setdefault(key, {})[name] = child
-            self._contents.record_change(kind, child, by=self)
+        if not self._wins(kind, child, known):
+            return False
+        if child != known:
+            self._contents.children[kind].setdefault(key, {})[name] = child
+        self._contents.record_change(kind, child, by=self)
+        return child != known
 
     def replace(self, snapshot: ClusterSnapshot) -> set[Key]:
         """Replace the contents of the cache by a relist.
@@ -235,9 +237,21 @@ class PendingRequest:
         """Replace the pods of a job that have these labels by a list of all pods with them."""
         self._replace_children("Pod", listing, [key], labels)
 
+    def replace_kind(self, kind: str, namespace: str | None, listing: Listing) -> set[Key]:
+        """Replace the children of a kind, of one namespace or of all, by a list of all of them.
+
+        Returns:
+            Keys of the jobs whose children differ from the known ones.
+        """
+        known = self._contents.children[kind]
+        keys = [key for key in known if namespace is None or key[0] == namespace]
+        return self._replace_children(kind, listing, keys, {})
+
     def _replace_children(
         self, kind: str, listing: Listing, keys: Iterable[Key], labels: Mapping[str, str]
-    ) -> None:
+    ) -> set[Key]:
+        """Replace the children of these jobs with these labels. Return the keys that changed."""
+        changed: set[Key] = set()
         children = self._contents.children[kind]
         unchanged = {_object_key(kind, child) for child in listing.items} - self._changed
         uids = {child["metadata"]["uid"] for child in listing.items}
@@ -248,12 +262,16 @@ class PendingRequest:
                 listed = _object_key(kind, child) in unchanged
                 if selected and not listed and not self._outlives(kind, child, listing):
                     del known[name]
+                    changed.add(key)
                     if child["metadata"]["uid"] not in uids:  # No older answer brings it back.
                         self._contents.record_change(kind, child, deleted=True, by=self)
             if not known:
                 children.pop(key, None)
         for child in listing.items:
-            self.put_child(kind, child)
+            owner = job_key(child)
+            if self.put_child(kind, child) and owner is not None:
+                changed.add(owner)
+        return changed
 
     def _wins(self, kind: str, answer: Manifest, known: Manifest | None) -> bool:
         """Return whether an object of the answer replaces the known one."""

@@ -53,6 +53,9 @@ async def serve_health(
             return _response(False, f"jobs and pods have not been listed yet{reason}")
         unserved = activity.unserved_namespaces.items()
         lines = [f"the namespace {name} is not served: {error}" for name, error in unserved]
+        refused = activity.refused_watches.items()
+        # A namespace that is not served is not watched either.
+        lines += [text for (_, name), text in refused if name not in activity.unserved_namespaces]
         return _response(True, "\n".join(["ok", *lines]))
 
     async def metrics(_: web.Request) -> web.Response:

@@ -1,7 +1,7 @@
 """Lists of the pods of one job, which also remove from the cache the pods that are gone.
 
-A watch that starts again with a new list delivers no event of a pod that was deleted in between.
-Until the next relist of all jobs, only the silence of its agent shows that the pod is gone.
+A watch may be silent for over a minute before it starts again, with a list if its version is too
+old. Until then only the silence of an agent shows that its pod is gone.
 """
 
 import asyncio

@@ -48,6 +48,8 @@ class WorkerActivity:
         """Error of the last failed attempt to fill the cache, or empty."""
         self.unserved_namespaces: dict[str, str] = {}
         """Error of each namespace that refuses the operator, by its name."""
+        self.refused_watches: dict[tuple[str, str | None], str] = {}
+        """Sentence about each watch that is refused, by kind and namespace."""
         self.resync_wanted = asyncio.Event()
         """Set when a job of an unserved namespace is known: the namespace may be served again."""
         self._busy: dict[Key, float] = {}

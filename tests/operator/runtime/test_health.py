@@ -45,7 +45,14 @@ async def test_operator_is_ready_after_the_first_sync(
     activity.synced = True
     assert await get(f"{address}/readyz") == (200, "ok\n")
     activity.unserved_namespaces = {"b": "pods is forbidden"}
-    text = "ok\nthe namespace b is not served: pods is forbidden\n"
+    activity.refused_watches = {
+        ("Pod", "b"): "the pods of the namespace b are not watched: pods is forbidden",
+        ("Pod", "c"): "the pods of the namespace c are not watched: pods is forbidden",
+    }
+    text = (
+        "ok\nthe namespace b is not served: pods is forbidden\n"
+        "the pods of the namespace c are not watched: pods is forbidden\n"
+    )
     assert await get(f"{address}/readyz") == (200, text)
 
 

@@ -1,7 +1,7 @@
 """Jobs, children and agents of a Kubernetes cluster: the documents of each request."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Self
@@ -26,6 +26,7 @@ from ddp_operator.cluster.kube.lists import decode_nothing
 from ddp_operator.cluster.kube.object_lists import list_at_once, list_pages, take_snapshot
 from ddp_operator.cluster.kube.paths import object_path
 from ddp_operator.cluster.kube.used_fields import keep_used_fields
+from ddp_operator.cluster.kube.watch import Sink, watch_children
 from ddp_operator.limits import PAGE, REQUESTS_IN_FLIGHT
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.pod_view import PodView
@@ -70,6 +71,12 @@ class KubeCluster:
             kinds: Kinds of children to list. None lists all kinds.
         """
         return await take_snapshot(self._connection, namespace, kinds or KINDS)
+
+    async def watch_children(
+        self, kinds: Iterable[str], namespaces: Sequence[str], sink: Sink
+    ) -> None:
+        """Watch the children of these kinds forever, in these namespaces or, if none, in all."""
+        await watch_children(self._connection, kinds, namespaces, sink)
 
     async def get_job(self, key: Key) -> Manifest | None:
         """See `Cluster`."""

@@ -6,10 +6,11 @@ the time of a request (docs/decisions/0003-client.md).
 
 import contextlib
 import json
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from http import HTTPStatus
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -22,8 +23,13 @@ from ddp_operator.cluster.kube.fair_semaphore import FairSemaphore
 from ddp_operator.cluster.kube.lists import Decode, DecoderThread, decode_nothing
 from ddp_operator.limits import REQUESTS_IN_FLIGHT
 
+_log = logging.getLogger(__name__)
+
 _MERGE_PATCH = "application/merge-patch+json"
-_REQUEST_SECONDS = 30
+_REQUEST = aiohttp.ClientTimeout(total=30)
+SILENT_SECONDS = 70
+"""Longest silence of a stream. The API server sends a bookmark about once a minute."""
+_FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
 
 
 class ApiConnection:
@@ -64,7 +70,8 @@ class ApiConnection:
             config.load_incluster_config(client_configuration=configuration)
         except config.ConfigException:
             await config.load_kube_config(client_configuration=configuration)
-        configuration.connection_pool_maxsize = in_flight
+        # No limit: `_in_flight` bounds requests, and streams must not take their connections.
+        configuration.connection_pool_maxsize = 0
         use_proxy_of_environment(configuration)
         api = client.ApiClient(configuration)
         return cls(api, may_write=may_write, on_request=on_request, in_flight=in_flight)
@@ -126,6 +133,37 @@ class ApiConnection:
             raise
         return document
 
+    async def stream(
+        self, path: str, query: Mapping[str, str], silent_seconds: float = SILENT_SECONDS
+    ) -> AsyncGenerator[bytes]:
+        """Yield the pieces of a response that stays open, until either side ends it.
+
+        The first piece is empty: the server has accepted the request. The stream takes no place
+        of `in_flight`, and may last for hours. It also ends when the connection breaks, and when
+        no byte arrives for `silent_seconds`. Close it with `aclosing`.
+
+        Raises:
+            ClusterError: The server refused the request, or did not answer.
+        """
+        limits = aiohttp.ClientTimeout(total=None, connect=30, sock_read=silent_seconds)
+        try:
+            response = await self._open("GET", path, None, query, limits)
+            await _check(response)
+        except _FAILURES as error:
+            raise _no_answer(error) from error
+        except ClusterError as error:
+            if error.status == HTTPStatus.UNAUTHORIZED:
+                self._reload_token()
+            raise
+        try:
+            yield b""
+            async for piece in response.response.content.iter_any():
+                yield piece
+        except _FAILURES as error:
+            _log.debug("the stream of %s broke: %r", path, error)
+        finally:
+            response.response.close()
+
     async def _measure(
         self,
         method: str,
@@ -162,6 +200,23 @@ class ApiConnection:
     async def _send(
         self, method: str, path: str, body: Manifest | None, query: Mapping[str, str] | None
     ) -> bytes:
+        try:
+            response = await self._open(method, path, body, query, _REQUEST)
+            await _check(response)
+            text: bytes = await response.read()
+        except _FAILURES as error:
+            raise _no_answer(error) from error
+        return text
+
+    async def _open(
+        self,
+        method: str,
+        path: str,
+        body: Manifest | None,
+        query: Mapping[str, str] | None,
+        limits: aiohttp.ClientTimeout,
+    ) -> Any:
+        """Send a request. Return the client's response before its body is read."""
         url = self._api.configuration.host + path + (f"?{urlencode(query)}" if query else "")
         headers = {"Accept": "application/json", "User-Agent": COMPONENT}
         headers["Content-Type"] = _MERGE_PATCH if method == "PATCH" else "application/json"
@@ -169,16 +224,20 @@ class ApiConnection:
         if method != "GET":
             # No await may separate this check from the request; `_in_flight` reserves a connection.
             self.may_write()
-        try:
-            response = await self._api.call_api(
-                method, url, header_params=headers, body=body, _request_timeout=_REQUEST_SECONDS
-            )
-            text: bytes = await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ClusterError(f"the API server did not answer: {error!r}") from error
-        if response.status >= HTTPStatus.BAD_REQUEST:
-            raise refusal(response.status, text, response.headers.get("Retry-After"))
-        return text
+        return await self._api.call_api(
+            method, url, header_params=headers, body=body, _request_timeout=limits
+        )
+
+
+async def _check(response: Any) -> None:
+    """Raise ClusterError for a response with an HTTP status from 400."""
+    if response.status >= HTTPStatus.BAD_REQUEST:
+        text = await response.read()
+        raise refusal(response.status, text, response.headers.get("Retry-After"))
+
+
+def _no_answer(error: Exception) -> ClusterError:
+    return ClusterError(f"the API server did not answer: {error!r}")
 
 
 def use_proxy_of_environment(configuration: client.Configuration) -> None:

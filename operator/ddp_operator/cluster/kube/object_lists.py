@@ -12,6 +12,9 @@ from ddp_operator.cluster.kube.paths import object_path
 from ddp_operator.limits import PAGE
 from ddp_wire import contract
 
+MANAGED = {"labelSelector": f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"}
+"""Query that selects the operator's own children."""
+
 
 async def list_pages(
     connection: ApiConnection, kind: str, namespace: str | None, query: Mapping[str, str]
@@ -48,11 +51,10 @@ async def take_snapshot(
     connection: ApiConnection, namespace: str | None, kinds: Iterable[str]
 ) -> ClusterSnapshot:
     """Return all jobs and their children of these kinds, of one namespace or of all."""
-    managed = {"labelSelector": f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"}
     kinds = list(kinds)
     outcomes = await asyncio.gather(
         _list_jobs(connection, namespace),
-        *(list_pages(connection, kind, namespace, managed) for kind in kinds),
+        *(list_pages(connection, kind, namespace, MANAGED) for kind in kinds),
         return_exceptions=True,
     )
     listings = []

@@ -1,0 +1,159 @@
+"""Watches of the children: one list-watch per kind and namespace, straight into a sink.
+
+A watch first lists its objects in pages, which also shows which known ones are gone. Then it reads
+one stream of events from the version of the list on. Each line is decoded by orjson, reduced to the
+fields in use and handed over, without tasks or queues in between.
+
+- A stream that ends, breaks or is silent continues from the last version, without a list. The
+  server ends each one after some minutes. Bookmarks keep the version new while nothing changes.
+- When the server no longer has that version (410), or sends an error or a line that is no event,
+  the watch lists again.
+- After other errors it tries again for ever, after 1, 2, 3, 5, 5 … seconds.
+- After some milliseconds of lines the watch lets the event loop do other work.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, aclosing
+from http import HTTPStatus
+from typing import NoReturn, Protocol
+
+from ddp_operator.cluster.base import ClusterError, Listing, Manifest
+from ddp_operator.cluster.kube.connection import SILENT_SECONDS, ApiConnection
+from ddp_operator.cluster.kube.object_lists import MANAGED, list_pages
+from ddp_operator.cluster.kube.paths import object_path
+from ddp_operator.cluster.kube.watch_events import (
+    Backoffs,
+    Lines,
+    WatchEvent,
+    decode_event,
+    must_list,
+)
+
+_log = logging.getLogger(__name__)
+
+_SLICE_SECONDS = 0.004
+"""Time for lines of one watch, after which the event loop does other work."""
+_STREAM_SECONDS = (300, 600)
+"""Range of the time after which the server ends a stream. Not all end at the same time."""
+_SHORT_SECONDS = 5.0
+"""Shortest stream without a line that counts as a success."""
+
+
+class Sink(Protocol):
+    """Consumer of the objects of a watch."""
+
+    def put(self, kind: str, child: Manifest) -> None:
+        """Take a new or changed object."""
+
+    def drop(self, kind: str, child: Manifest) -> None:
+        """Take a deleted object."""
+
+    def relist(
+        self, kind: str, namespace: str | None
+    ) -> AbstractContextManager[Callable[[Listing], None]]:
+        """Begin a list of all objects. The result takes the list inside the context."""
+
+    def report(self, kind: str, namespace: str | None, error: ClusterError | None) -> None:
+        """Take the error of the last list or stream, or None after a success."""
+
+
+class ListWatch:
+    """Watch of the children of one kind, of one namespace or of all."""
+
+    def __init__(
+        self,
+        connection: ApiConnection,
+        kind: str,
+        namespace: str | None,
+        sink: Sink,
+        silent_seconds: float = SILENT_SECONDS,
+    ) -> None:
+        """Create a watch that hands its objects to `sink`."""
+        self._connection, self._kind, self._namespace = connection, kind, namespace
+        self._sink, self._silent_seconds = sink, silent_seconds
+        self._version: str | None = None
+        """Version of the last line or list, or None if a list must come first."""
+        self._backoffs = Backoffs()
+
+    async def run(self) -> NoReturn:
+        """List and watch forever."""
+        while True:
+            pause = await self._try_once()
+            await asyncio.sleep(pause)
+
+    async def _try_once(self) -> float:
+        """List if necessary, and read one stream. Return the pause in seconds until the next."""
+        try:
+            if self._version is None:
+                self._version = await self._list()
+            await self._follow(self._version)
+        except ClusterError as error:
+            self._version = None if must_list(error) else self._version
+            if error.status == HTTPStatus.GONE:
+                return self._backoffs.after_end()
+            self._sink.report(self._kind, self._namespace, error)
+            return self._backoffs.after(error)
+        except Exception as error:  # noqa: BLE001 (an unexpected error must not stop the process)
+            _log.exception("the watch of %s failed", self._kind)
+            self._version = None
+            return self._backoffs.after(ClusterError(repr(error)))
+        return self._backoffs.after_end()
+
+    async def _list(self) -> str:
+        with self._sink.relist(self._kind, self._namespace) as take:
+            listing = await list_pages(self._connection, self._kind, self._namespace, MANAGED)
+            take(listing)
+        return str(listing.version)
+
+    async def _follow(self, version: str) -> None:
+        """Read one stream from a version on, until it ends."""
+        opened = began = time.monotonic()
+        lines = Lines()
+        async with aclosing(self._stream(version)) as pieces:
+            async for piece in pieces:
+                self._record_piece(piece)
+                for line in lines.feed(piece):
+                    self._take(decode_event(self._kind, line))
+                    if time.monotonic() - began > _SLICE_SECONDS:
+                        await asyncio.sleep(0)
+                        began = time.monotonic()
+        if time.monotonic() - opened > _SHORT_SECONDS:
+            self._backoffs.reset()
+
+    def _stream(self, version: str) -> AsyncGenerator[bytes]:
+        query = {
+            **MANAGED,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(random.randint(*_STREAM_SECONDS)),  # noqa: S311 (jitter)
+        }
+        path = object_path(self._kind, self._namespace)
+        return self._connection.stream(path, query, self._silent_seconds)
+
+    def _take(self, event: WatchEvent) -> None:
+        if event.type == "DELETED":
+            self._sink.drop(self._kind, event.object)
+        elif event.type in {"ADDED", "MODIFIED"}:
+            self._sink.put(self._kind, event.object)
+        self._version = event.version
+
+    def _record_piece(self, piece: bytes) -> None:
+        if piece:
+            self._backoffs.reset()
+        else:  # The server has accepted the stream.
+            self._sink.report(self._kind, self._namespace, None)
+
+
+async def watch_children(
+    connection: ApiConnection, kinds: Iterable[str], namespaces: Sequence[str], sink: Sink
+) -> None:
+    """Watch the children of these kinds forever, in these namespaces or, if none, in all."""
+    async with asyncio.TaskGroup() as tasks:
+        for kind in kinds:
+            for namespace in namespaces or (None,):
+                tasks.create_task(ListWatch(connection, kind, namespace, sink).run())

@@ -1,0 +1,94 @@
+"""Lines of a watch's stream, and what follows from an error. No input or output."""
+
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import NamedTuple
+
+import orjson
+
+from ddp_operator.cluster.base import ClusterError, Manifest
+from ddp_operator.cluster.kube.used_fields import keep_used_fields
+
+_BACKOFFS = (1.0, 2.0, 3.0, 5.0)
+_KEEP_VERSION = {0, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS}
+
+
+class StaleError(ClusterError):
+    """A stream cannot go on from its last version."""
+
+
+class WatchEvent(NamedTuple):
+    """One line of a stream."""
+
+    type: str
+    """ADDED, MODIFIED, DELETED or BOOKMARK."""
+    object: Manifest
+    """Fields in use of the object, nothing for a bookmark."""
+    version: str
+    """Version from which a stream can continue after this line."""
+
+
+def decode_event(kind: str, line: bytes) -> WatchEvent:
+    """Decode one line of the stream of a kind.
+
+    Raises:
+        StaleError: The line is an error of the server, or no event.
+    """
+    try:
+        event = orjson.loads(line)
+        what, found = event["type"], event["object"]
+        if what == "ERROR":
+            raise StaleError(str(found.get("message")), status=int(found.get("code") or 0))
+        version = str(found["metadata"]["resourceVersion"])
+        kept = {} if what == "BOOKMARK" else keep_used_fields(kind, found)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StaleError(f"a line is not a watch event: {error!r}") from error
+    return WatchEvent(what, kept, version)
+
+
+class Lines:
+    """Lines of any length, from pieces that begin and end anywhere."""
+
+    def __init__(self) -> None:
+        self._begun: list[bytes] = []
+        """Pieces of the line that has no end yet."""
+
+    def feed(self, piece: bytes) -> Iterable[bytes]:
+        """Return the lines that end in this piece, without empty ones."""
+        first, *rest = piece.split(b"\n")
+        self._begun.append(first)
+        if not rest:
+            return ()
+        lines = [b"".join(self._begun), *rest[:-1]]
+        self._begun = [rest[-1]]
+        return filter(None, map(bytes.strip, lines))
+
+
+class Backoffs:
+    """Pauses between attempts: 1, 2, 3, 5, 5 … seconds since the last success."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+
+    def reset(self) -> None:
+        """Record a success."""
+        self.failures = 0
+
+    def after(self, error: ClusterError) -> float:
+        """Record a failure. Return the pause, at least as long as the server asks for."""
+        pause = _BACKOFFS[min(self.failures, len(_BACKOFFS) - 1)]
+        self.failures += 1
+        return max(pause, error.retry_after or 0.0)
+
+    def after_end(self) -> float:
+        """Record the end of a stream, or a 410. Only the first one in a row causes no pause."""
+        pause = 0.0 if self.failures == 0 else _BACKOFFS[min(self.failures, len(_BACKOFFS)) - 1]
+        self.failures += 1
+        return pause
+
+
+def must_list(error: ClusterError) -> bool:
+    """Return whether a list must follow an error. Otherwise the same stream is tried again."""
+    if isinstance(error, StaleError):
+        return True
+    return error.status not in _KEEP_VERSION and error.status < HTTPStatus.INTERNAL_SERVER_ERROR
