@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -265,7 +266,9 @@ async def test_operator_without_its_crd_is_not_ready_and_logs_the_reason_once(
 def _check_no_repeated_warning(operator: OperatorProcess) -> None:
     warnings = [line.partition(" WARNING ")[2] for line in operator.log.splitlines()]
     sentences = [sentence for sentence in warnings if "not ready, jobs and pods" in sentence]
-    assert len(set(sentences)) == len(sentences) <= 3, sentences
+    # While a CRD appears, the API server may refuse, miss and refuse it by turns.
+    assert all(one != other for one, other in pairwise(sentences)), sentences
+    assert len(sentences) <= 4, sentences
 
 
 async def _check_unready_start(
