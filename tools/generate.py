@@ -7,10 +7,10 @@ from pathlib import Path
 
 from ddp_operator.api.crd import build_crd, to_yaml
 from ddp_operator.api.reference import build_reference
-from ddp_operator.limits_page import build_limits_page
 from tools.admission import build_pod_template_rules
 from tools.dashboards.build import build_dashboards
 from tools.dashboards.page import build_dashboards_page
+from tools.limits_page import build_limits_page
 from tools.metrics_page import build_metrics_page
 from tools.operator_policy import build_operator_rules
 from tools.reference.pages import build_pages

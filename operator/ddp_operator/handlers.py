@@ -16,6 +16,7 @@ from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 from ddp_operator.api.base import API_GROUP, API_VERSION_NAME, KIND, PLURAL
 from ddp_operator.cluster.base import Key, Manifest
 from ddp_operator.cluster.kube.used_fields import keep_used_fields
+from ddp_operator.limits import WATCH_PAUSES
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.queue import WorkQueue
 
@@ -105,14 +106,13 @@ def _log_in_with_service_account(**kwargs: Any) -> kopf.ConnectionInfo | None:
 
 
 class _Backoffs:
-    """Endless backoffs between attempts to list or watch, 1 to 5 seconds.
+    """Endless pauses between attempts to list or watch.
 
-    By default kopf stops within a minute of server errors or missing permissions. Its longer
-    backoffs also delay the first success after an outage.
+    By default kopf stops within a minute of server errors or missing permissions.
     """
 
     def __iter__(self) -> Iterator[float]:
-        return itertools.chain((1.0, 2.0, 3.0), itertools.repeat(5.0))
+        return itertools.chain(WATCH_PAUSES, itertools.repeat(WATCH_PAUSES[-1]))
 
 
 class _NoDiffs(kopf.DiffBaseStorage):

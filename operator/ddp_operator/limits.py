@@ -1,8 +1,8 @@
 """All limits and rates of the operator, with what each protects and where its number comes from.
 
-Three things need protection: the API server, this process with its one event loop, and the other
-jobs, from a large job, from many jobs, and from agents, which the owner of a job controls. There
-are four means, and each bound below is one of them:
+They protect the API server, this process with its one event loop, and all other jobs: against a
+large job, against many jobs, and against agents, which the owner of a job controls. There are four
+means, and each bound below is one of them:
 
 - a `Rate` of a token bucket (`runtime/token_bucket.py`). With a rate of each user and a shared one
   it is a fair budget (`runtime/fair_budget.py`): a user within its own rate never waits;
@@ -10,7 +10,7 @@ are four means, and each bound below is one of them:
 - a number of things at the same time. It may begin with few (`runtime/slow_start.py`), and users
   take turns (`cluster/kube/fair_semaphore.py`, the groups of `runtime/queue.py`, the creation of
   pods in `runtime/actions.py`, `runtime/list_turns.py`);
-- a largest size.
+- a maximum size.
 
 `docs/reference/limits.md` is generated from this module.
 """
@@ -25,7 +25,7 @@ _MOST_DOUBLINGS = 60
 
 @dataclass(frozen=True)
 class Rate:
-    """Tokens that are there at first and at most, and tokens per second after that."""
+    """Tokens of a full bucket, with which it begins, and new tokens per second."""
 
     burst: float
     per_second: float
@@ -79,6 +79,13 @@ REPAIRS: Final = Backoff(first=2.0, longest=300.0)
 REPAIRS_QUIET_SECONDS: Final = 60.0
 """Time after the end of such a wait without a repair, after which the count starts again."""
 
+WATCH_PAUSES: Final = (1.0, 2.0, 3.0, 5.0)
+"""Pauses in seconds between attempts to list or watch, the last one again and again. kopf's own
+pauses are longer, so that the first success after an outage would come later."""
+SILENT_SECONDS: Final = 70.0
+"""Time without any byte after which a watch of children opens a new connection. The API server
+sends a bookmark about once a minute."""
+
 # === Status writes
 
 STATUS_WRITES_PER_SECOND: Final = 20.0
@@ -117,7 +124,7 @@ LONGEST_TURN_SECONDS: Final = 15.0
 TURN_FACTOR: Final = 5.0
 """Shortest turn, as a multiple of the CPU time of the job's decision, which each turn repeats."""
 WAITING_SECONDS: Final = 0.1
-"""Time after which a job that waits for a worker ends the turns of jobs that create pods."""
+"""Wait of a job for a worker, after which other jobs end their turns to create pods."""
 
 # === Decisions and workers
 
@@ -140,7 +147,7 @@ URGENT_IN_A_ROW: Final = 16
 # === Agents
 
 OPENINGS: Final = Rate(burst=100, per_second=2000.0)
-"""First requests to agents. The agents of thousands of pods at once would hold the event loop."""
+"""First requests to agents. The agents of thousands of pods at once would block the event loop."""
 AGENT_ANSWERS: Final = Rate(burst=16, per_second=1.0)
 """Answers of one agent. A hostile one could answer without end (decision 7)."""
 OWN_ANSWERS: Final = 1.25
@@ -164,22 +171,22 @@ RETRIES_PER_SECOND: Final = 50.0
 """Requests to agents that have not answered for long, except those of node 0, in the long run. The
 pods of many jobs may have no agent that the operator can reach."""
 MOST_HELD: Final = 512
-"""Most pods of a job whose agents may all hold a request. The agents of a larger job would all
-answer within the same second, and hold the event loop (decision 7)."""
+"""Maximum number of pods of a job whose agents may all hold a request. The agents of a larger job
+would all answer within the same second, and block the event loop (decision 7)."""
 MOST_CONNECTIONS: Final = 1 << 16
-"""Most connections to agents, if the limit of open files (RLIMIT_NOFILE) permits so many. Further
-requests wait for one of them."""
+"""Maximum number of connections to agents, if the limit of open files (RLIMIT_NOFILE) permits so
+many. Further requests wait for one of them."""
 FEWEST_CONNECTIONS: Final = 16
-"""Connections to agents with any limit of open files."""
+"""Minimum number of connections to agents, even if the limit of open files permits fewer."""
 OTHER_FILES: Final = 128
 """Open files that are left to requests to the API server, watches, Leases and probes."""
 MOST_ORDERS: Final = 64
-"""Most orders that are sent at a time. Other agents read the order from their pod's annotation."""
+"""Maximum number of orders in flight. Other agents read the order from their pod's annotation."""
 HEAD_BYTES: Final = 8 << 10
-"""Largest status line with its headers in an answer of an agent."""
+"""Maximum size of the status line and the headers in an answer of an agent."""
 BODY_BYTES: Final = 256 << 10
-"""Largest body of an answer of an agent."""
+"""Maximum size of the body of an answer of an agent."""
 PIECE_BYTES: Final = 512
-"""Size that the smallest piece of an answer counts as. Each piece wakes the event loop once."""
+"""Size that a smaller piece of an answer counts as. Each piece wakes the event loop once."""
 MOST_HEADERS: Final = 32
-"""Most headers of an answer of an agent."""
+"""Maximum number of headers in an answer of an agent."""

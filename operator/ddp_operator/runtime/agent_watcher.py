@@ -7,9 +7,8 @@ operator finds a fault by the state of the pod alone, seconds later.
 
 Node 0's agent always has a request. The other agents have one as long as the status of any agent of
 the job changes. Once the job is quiet their requests end, and they notify node 0's agent of an
-unread status.
-In a job of more than 512 pods the other agents answer at once instead of holding a request, one
-after the other.
+unread status. In a job of more than 512 pods the other agents answer at once instead of holding a
+request, one after the other.
 
 Agents are not trusted and there may be thousands. So first requests, answers, retries and wakes
 each have a budget.

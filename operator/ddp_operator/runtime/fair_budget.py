@@ -7,7 +7,7 @@ from ddp_operator.runtime.token_bucket import TokenBucket
 class FairBudget:
     """Bounds how often something happens for each of many users, such as jobs.
 
-    A user that stays within its own rate never waits, whatever the others do. A user above it takes
+    A user that stays within its own rate never waits for the others. A user above it takes
     its turn for the shared rate, so that one busy user is hardly slowed down while the others are
     quiet. All times are in seconds of one clock, which must not start before 0.
     """
@@ -18,7 +18,7 @@ class FairBudget:
         Args:
             own: Rate of each user.
             shared: Rate of all users together above their own rates.
-            shortest_turn: Seconds that a user above its own rate waits at least.
+            shortest_turn: Minimum wait, in seconds, of a user above its own rate.
         """
         self.own, self.shortest_turn = own, shortest_turn
         self.own_per_second = own.per_second

@@ -194,7 +194,7 @@ def _rank_environment(
         # The ranks must not reuse the agent's store: one restart in three then hangs
         # (docs/develop/decisions/0004-rendezvous.md).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        # Otherwise torchrun kills the ranks 30 s after SIGTERM, whatever the pod's grace period is.
+        # Otherwise torchrun kills the ranks 30 s after SIGTERM, for any grace period of the pod.
         SHUTDOWN_ENV: given.get(SHUTDOWN_ENV, f"{config.stop_grace_seconds:.0f}"),
         # Mode 1, the default of torchrun, can lose NCCL's flight-recorder dump (pytorch#121055).
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": given.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"),

@@ -21,14 +21,12 @@ from ddp_operator.cluster.base import ClusterError, Manifest, Request
 from ddp_operator.cluster.kube.documents import COMPONENT, namespace_in, refusal, resource_of
 from ddp_operator.cluster.kube.fair_semaphore import FairSemaphore
 from ddp_operator.cluster.kube.lists import Decode, DecoderThread, decode_nothing
-from ddp_operator.limits import REQUESTS_IN_FLIGHT
+from ddp_operator.limits import REQUESTS_IN_FLIGHT, SILENT_SECONDS
 
 _log = logging.getLogger(__name__)
 
 _MERGE_PATCH = "application/merge-patch+json"
 _REQUEST = aiohttp.ClientTimeout(total=30)
-SILENT_SECONDS = 70
-"""Longest silence of a stream. The API server sends a bookmark about once a minute."""
 _FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
 
 

@@ -22,7 +22,7 @@ from http import HTTPStatus
 from typing import NoReturn, Protocol
 
 from ddp_operator.cluster.base import ClusterError, Listing, Manifest
-from ddp_operator.cluster.kube.connection import SILENT_SECONDS, ApiConnection
+from ddp_operator.cluster.kube.connection import ApiConnection
 from ddp_operator.cluster.kube.object_lists import MANAGED, list_pages
 from ddp_operator.cluster.kube.paths import object_path
 from ddp_operator.cluster.kube.watch_events import (
@@ -32,6 +32,7 @@ from ddp_operator.cluster.kube.watch_events import (
     decode_event,
     must_list,
 )
+from ddp_operator.limits import SILENT_SECONDS
 
 _log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ import orjson
 
 from ddp_operator.cluster.base import ClusterError, Manifest
 from ddp_operator.cluster.kube.used_fields import keep_used_fields
+from ddp_operator.limits import WATCH_PAUSES
 
-_BACKOFFS = (1.0, 2.0, 3.0, 5.0)
 _KEEP_VERSION = {0, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS}
 
 
@@ -76,13 +76,15 @@ class Backoffs:
 
     def after(self, error: ClusterError) -> float:
         """Record a failure. Return the pause, at least as long as the server asks for."""
-        pause = _BACKOFFS[min(self.failures, len(_BACKOFFS) - 1)]
+        pause = WATCH_PAUSES[min(self.failures, len(WATCH_PAUSES) - 1)]
         self.failures += 1
         return max(pause, error.retry_after or 0.0)
 
     def after_end(self) -> float:
         """Record the end of a stream, or a 410. Only the first one in a row causes no pause."""
-        pause = 0.0 if self.failures == 0 else _BACKOFFS[min(self.failures, len(_BACKOFFS)) - 1]
+        pause = (
+            0.0 if self.failures == 0 else WATCH_PAUSES[min(self.failures, len(WATCH_PAUSES)) - 1]
+        )
         self.failures += 1
         return pause
 

@@ -133,7 +133,7 @@ async def bench(api: FakeApi) -> AsyncIterator[Bench]:
 
 @pytest.fixture(autouse=True)
 def short_backoffs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_events, "_BACKOFFS", (0.01, 0.02, 0.03, 0.05))
+    monkeypatch.setattr(watch_events, "WATCH_PAUSES", (0.01, 0.02, 0.03, 0.05))
 
 
 async def test_objects_are_listed_and_then_followed(bench: Bench) -> None:

@@ -58,6 +58,8 @@ def _value(name: str) -> str:
             return f"{burst:g} at once, then {rest}"
         case Backoff(first=first, longest=longest):
             return f"{first:g} s, doubled up to {longest:g} s"
+        case tuple():
+            return ", ".join(f"{each:g}" for each in value) + " s"
         case _:
             return _number(name, value)
 
