@@ -23,7 +23,7 @@ LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "ddp-trainer"
 
 ANNOTATION_ATTEMPT = f"{GROUP}/attempt"
-"""On a pod: the number of the attempt to run, from 1, or `ATTEMPT_STOP`."""
+"""On a pod: the order of the attempt to run, see `orders`, or `ATTEMPT_STOP`."""
 ATTEMPT_STOP = "stop"
 """Value of the attempt annotation that makes an agent stop its ranks and exit."""
 ANNOTATION_FIRST_ATTEMPT = f"{GROUP}/first-attempt"

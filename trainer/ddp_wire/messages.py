@@ -11,7 +11,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from ddp_wire import node_ranges
 from ddp_wire.families import UPDATE_SECONDS_BUCKETS
+from ddp_wire.orders import Order
 from ddp_wire.plain_text import PlainLines, PlainText
 from ddp_wire.wire_model import Number, Seconds, Text, UnixSeconds, WireModel
 
@@ -273,11 +275,35 @@ class AttemptOrder(WireModel):
     """Request of the operator to an agent's `/attempt` to start a new attempt.
 
     The operator sends it after it has written the attempt to the job's status. The pod annotation
-    carries the same number, but reaches the agent later, through the kubelet.
+    carries the same order (`orders`), but reaches the agent later, through the kubelet.
     """
 
     job_uid: str
     attempt: Annotated[int, Field(ge=1)]
+    members: Annotated[str, Field(max_length=32768)] | None = None
+    """Nodes that train, as `node_ranges`. None for all nodes for which the pods were created."""
+    save: bool | None = None
+    """Whether the ranks that run save at the next step boundary before they stop. None for no."""
+
+    @classmethod
+    def of(cls, job_uid: str, order: Order) -> "AttemptOrder":
+        """Return the request to the agents of a job."""
+        members = None if order.members is None else node_ranges.to_text(order.members)
+        return cls(job_uid=job_uid, attempt=order.attempt, members=members, save=order.save or None)
+
+    @property
+    def order(self) -> Order:
+        """Return the order.
+
+        Raises:
+            ValueError: The members are no node ranges, or there are none.
+        """
+        if self.members is None:
+            return Order(self.attempt)
+        members = node_ranges.from_text(self.members)
+        if not members:
+            raise ValueError("an attempt must have at least one member, got none")
+        return Order(self.attempt, members, save=bool(self.save))
 
 
 class AgentStatus(WireModel):
@@ -292,6 +318,12 @@ class AgentStatus(WireModel):
     Only node 0's agent counts them. An older one does not, and its value is None."""
     node_index: Number
     attempt: Number
+    members: Annotated[PlainText, Field(max_length=32768)] | None = None
+    """Members of the attempt, as `node_ranges`. None before the first order, and from an older
+    agent, which understands no order with members."""
+    warm: bool | None = None
+    """Whether the node could start an attempt at once: the imports of its standby have ended, or it
+    needs none. An older agent does not report it."""
     phase: AgentPhase
     since: UnixSeconds
     """Unix seconds of the start of this phase."""

@@ -25,6 +25,9 @@ class Env(StrEnum):
     """GPUs that the pod requests. Absent without any."""
     RENDEZVOUS_HOST = "DDP_RENDEZVOUS_HOST"
     """DNS name of node 0, which hosts the c10d store."""
+    ADDRESS_PATTERN = "DDP_ADDRESS_PATTERN"
+    """DNS name of each node, as a format of Python with its `index`. The agents find the first
+    member of an attempt by it. Pods of an older operator lack it, and node 0 is the first one."""
     RENDEZVOUS_PORT_BASE = "DDP_RENDEZVOUS_PORT_BASE"
     """First of the ports of the c10d store. Attempts use them in turn."""
     POD_ADDRESS = "DDP_POD_ADDRESS"

@@ -28,7 +28,6 @@ from ddp_operator.reconcile import (
     late_cause,
     lifecycle,
     new_attempt,
-    node_ranges,
     queueing,
     recovery,
     refused_spec,
@@ -49,6 +48,7 @@ from ddp_operator.reconcile.progress import seconds_until_due, with_progress
 from ddp_operator.reconcile.restored import with_reported_attempt
 from ddp_operator.reconcile.root_cause import find_root_cause
 from ddp_operator.reconcile.world import World
+from ddp_wire import node_ranges
 from ddp_wire.messages import AgentPhase
 
 RUNNING_REQUEUE_SECONDS = 5.0

@@ -10,8 +10,8 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType
 from ddp_operator.builders import names
 from ddp_operator.limits import PROGRESS_SECONDS
-from ddp_operator.reconcile import node_ranges
 from ddp_operator.reconcile.pod_view import PodView
+from ddp_wire import node_ranges
 from ddp_wire.messages import AgentStatus
 
 PROGRESS_INTERVAL = timedelta(seconds=PROGRESS_SECONDS)

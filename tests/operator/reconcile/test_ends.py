@@ -3,13 +3,10 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType
 from ddp_operator.limits import ENDING_WRITES_SECONDS
-from ddp_operator.reconcile import node_ranges
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, EndPod, SetAttempt
 from ddp_operator.reconcile.pod_view import PodView
@@ -38,15 +35,6 @@ COMPLETE, FAILED, STALLED = ConditionType.COMPLETE, ConditionType.FAILED, Condit
 def succeeded(job: DDPJob, index: int) -> PodView:
     final = agent_status(index, phase="Succeeded")
     return pod(job, index, phase="Succeeded", ready=False, termination=ended(0, final=final))
-
-
-@given(st.sets(st.integers(0, 9998), max_size=40))
-def test_node_ranges_are_read_back(nodes: set[int]) -> None:
-    assert node_ranges.from_text(node_ranges.to_text(nodes) or None) == nodes
-
-
-def test_node_ranges_are_short() -> None:
-    assert node_ranges.to_text([7, 0, 1, 2]) == "0-2,7"
 
 
 def test_pod_that_succeeded_may_be_deleted_before_the_end_of_the_attempt() -> None:

@@ -2,6 +2,10 @@
 
 from collections.abc import Iterable
 
+MOST_NODES = 9999
+"""Largest number of nodes of a job."""
+_DIGITS = len(str(MOST_NODES))
+
 
 def to_text(nodes: Iterable[int]) -> str:
     """Return the ranges of a set of node numbers, in order."""
@@ -18,10 +22,19 @@ def from_text(text: str | None) -> frozenset[int]:
     """Return the node numbers of `to_text`.
 
     Raises:
-        ValueError: The text is not of this form.
+        ValueError: The text is not of this form, or names a node that no job has.
     """
     found: set[int] = set()
     for part in (text or "").split(",") if text else ():
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
+        first, dash, last = part.partition("-")
+        low, high = _number(first), _number(last) if dash else _number(first)
+        if high < low:
+            raise ValueError(f"the first node of a range must not exceed the last one, got {part}")
+        found.update(range(low, high + 1))
     return frozenset(found)
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS):
+        raise ValueError(f"a node must be a number below {MOST_NODES}, got {text[:32]!r}")
+    return int(text)
