@@ -114,7 +114,7 @@ class FakeStatuses:
     def __init__(self, agents: FakeAgents) -> None:
         self._agents = agents
 
-    def follow(self, key: Key, pods: Sequence[PodView]) -> None:
+    def follow(self, key: Key, pods: Sequence[PodView], first: int = 0) -> None:
         """Nothing needs a watch."""
 
     def statuses(self, pods: Sequence[PodView]) -> dict[str, AgentStatus]:

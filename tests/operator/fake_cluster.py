@@ -319,8 +319,8 @@ class DirectStatuses:
         self.followed: set[str] = set()
         """Names of the pods whose agents are followed."""
 
-    def follow(self, key: Key, pods: Sequence[PodView]) -> None:
-        del key
+    def follow(self, key: Key, pods: Sequence[PodView], first: int = 0) -> None:
+        del key, first
         self.followed = {pod.name for pod in pods}
 
     def statuses(self, pods: Sequence[PodView]) -> dict[str, AgentStatus]:

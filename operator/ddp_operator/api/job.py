@@ -12,6 +12,8 @@ from ddp_operator.api.rules import check_rules
 from ddp_operator.api.sizes import oversize
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
+from ddp_wire import node_ranges
+from ddp_wire.orders import Order
 
 _NEEDED_STATUS = frozenset(
     to_camel(name)
@@ -20,6 +22,7 @@ _NEEDED_STATUS = frozenset(
         "attempt_start_time",
         "attempt_spec_hash",
         "pods",
+        "members",
         "restarts",
         "infrastructure_restarts",
         "conditions",
@@ -82,8 +85,35 @@ class DDPJob(BaseModel):
 
     @property
     def nodes(self) -> int:
-        """Return the number of pods of the current attempt, or of the first one before it."""
-        return self.status.pods.nodes if self.status.pods is not None else self.spec.nodes
+        """Return the number of pods that should exist in the current attempt, or in the first one.
+
+        Not all of them need to train: see `members`.
+        """
+        if self.status.pods is None or self.spec.elastic is not None:
+            return self.spec.nodes
+        return self.status.pods.nodes
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Return the nodes that train in the current attempt, in the order of their ranks.
+
+        An older operator does not record them. All of its nodes train.
+        """
+        if self.status.members is None:
+            return tuple(range(self.nodes))
+        return tuple(sorted(node_ranges.from_text(self.status.members)))
+
+    @property
+    def order(self) -> Order:
+        """Return the order of the current attempt.
+
+        It names the members only if the job may train without some of its nodes, so that pods of
+        other jobs may have an agent of an earlier release.
+        """
+        status = self.status
+        if self.spec.elastic is None:
+            return Order(status.attempt)
+        return Order(status.attempt, frozenset(self.members), save=status.saves_before_attempt)
 
 
 def first_error(error: ValidationError, root: str = "spec") -> str:

@@ -96,6 +96,11 @@ SPEC_RULES: tuple[Rule, ...] = (
         f"spec.restartWindowSeconds: requires spec.maxRestarts of at most {MAX_RESTARTS_IN_WINDOW}",
         lambda s: s.restart_window_seconds is None or s.max_restarts <= MAX_RESTARTS_IN_WINDOW,
     ),
+    Rule(
+        "!has(self.elastic) || self.elastic.minNodes <= (has(self.nodes) ? self.nodes : 1)",
+        "spec.elastic.minNodes: must be at most spec.nodes",
+        lambda s: s.elastic is None or s.elastic.min_nodes <= s.nodes,
+    ),
     *(_reserved(field) for field in RESERVED_POD_FIELDS),
 )
 

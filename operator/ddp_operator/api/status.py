@@ -4,24 +4,22 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import (
+    Field,
+    StringConstraints,
+    field_validator,
+)
 
 from ddp_operator.api.base import StatusModel
 from ddp_operator.api.goodput import GoodputStatus
+from ddp_operator.api.members import RESIZED, DepartureStatus, NodeRanges, ResizeStatus
+from ddp_operator.api.recovery import RecoveryStatus
 from ddp_wire.plain_text import PlainLines, PlainText
 
 ShortText = Annotated[PlainText, StringConstraints(max_length=1024)]
 LongText = Annotated[PlainText, StringConstraints(max_length=32768)]
 Seconds = Annotated[int, Field(ge=0)]
 LongLines = Annotated[PlainLines, StringConstraints(max_length=32768)]
-NodeRanges = Annotated[
-    str,
-    StringConstraints(
-        pattern=r"^[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*$", max_length=32768
-    ),
-]
-_OLD_ORDERED_NAME = "toldMilliseconds"
-"""Old JSON name of orderedMilliseconds. The next release drops it."""
 
 
 class ConditionType(StrEnum):
@@ -144,55 +142,6 @@ class FailureStatus(StatusModel):
     """Time of the failure."""
 
 
-def _add_old_name(schema: dict[str, Any]) -> None:
-    """Add the old name of orderedMilliseconds to a JSON schema."""
-    schema["properties"][_OLD_ORDERED_NAME] = {
-        "type": "integer",
-        "description": "Old name of orderedMilliseconds. The operator only reads it.",
-    }
-
-
-class RecoveryStatus(StatusModel):
-    """Trace of one recovery. Milliseconds count from the fault until the last node has finished a part. The times come from the clocks of several Kubernetes nodes."""  # noqa: E501
-
-    # The API server prunes fields that the CRD lacks, so the CRD keeps the old name too.
-    model_config = ConfigDict(json_schema_extra=_add_old_name)
-
-    attempt: int
-    """Number of the attempt that the recovery started."""
-    fault: Annotated[PlainText, StringConstraints(max_length=256)] = ""
-    """Description of the fault, as a sentence."""
-    time: datetime
-    """Time of the fault, by the clock of the component that reported it."""
-    summary: ShortText | None = None
-    """Trace as text for people: 1.3 s: decided 0.10, ordered 0.15 … first step 1.30. Absent during the recovery."""  # noqa: E501
-    noticed_milliseconds: int | None = None
-    """Milliseconds from the fault until an agent detected the failure of a rank. Absent after the loss of a pod, because the API server reports that."""  # noqa: E501
-    decided_milliseconds: int = 0
-    """Milliseconds from the fault until the operator decided on the next attempt."""
-    ordered_milliseconds: int | None = Field(
-        # Read the old name for one release, because an earlier operator may have written it.
-        default=None,
-        validation_alias=AliasChoices("orderedMilliseconds", _OLD_ORDERED_NAME),
-    )
-    """Milliseconds from the fault until every agent had received the attempt order."""
-    torn_down_milliseconds: int | None = None
-    """Milliseconds from the fault until no process of the previous attempt was left on any node."""
-    forked_milliseconds: int | None = None
-    """Milliseconds from the fault until every node had started torchrun."""
-    rendezvous_milliseconds: int | None = None
-    """Milliseconds from the fault until all nodes had completed the rendezvous and started their ranks."""  # noqa: E501
-    process_group_milliseconds: int | None = None
-    """Milliseconds from the fault until every rank had joined the process group."""
-    first_step_milliseconds: int | None = None
-    """Milliseconds from the fault until every rank had completed its first update, which ends the recovery."""  # noqa: E501
-
-    @property
-    def complete(self) -> bool:
-        """Return whether the recovery has ended."""
-        return self.first_step_milliseconds is not None
-
-
 class AttemptStatus(StatusModel):
     """One ended attempt."""
 
@@ -302,6 +251,14 @@ class DDPJobStatus(StatusModel):
     """Completed updates in the newest checkpoint at the start of the current attempt."""
     pods: PodsStatus | None = None
     """Values that all pods of the current attempt share, so that an upgrade of the operator cannot mix two images. Absent for a job that an older operator started."""  # noqa: E501
+    members: NodeRanges | None = None
+    """Nodes that train in the current attempt, for example 0-2,5. Pods of other nodes wait. Absent for a job that an older operator started: then all nodes train."""  # noqa: E501
+    resizes: int = 0
+    """Number of changes of the members. They use no budget."""
+    last_resize: ResizeStatus | None = None
+    """Last change of the members of an elastic job."""
+    departures: Annotated[list[DepartureStatus], Field(max_length=32)] = Field(default_factory=list)
+    """Kubernetes nodes that members have left within an hour, at most 32, newest last."""
     mixed_images: bool | None = None
     """True if the pods of the current attempt run different images, because a tag has moved. An Event names the images."""  # noqa: E501
     succeeded_nodes: NodeRanges | None = None
@@ -381,6 +338,15 @@ class DDPJobStatus(StatusModel):
             return value
         known = {kind.value for kind in ConditionType}
         return [c for c in value if not isinstance(c, dict) or c.get("type") in known]
+
+    @property
+    def saves_before_attempt(self) -> bool:
+        """Return whether the ranks of the previous attempt save before they stop.
+
+        They can, if that attempt had no fault and ended because its members changed.
+        """
+        last = self.attempts[-1] if self.attempts else None
+        return last is not None and last.number == self.attempt - 1 and last.reason == RESIZED
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """Return the condition of a type, or None if it has not been set."""

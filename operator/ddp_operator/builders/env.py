@@ -66,6 +66,7 @@ def _contract(job: DDPJob, index: int, log_format: str) -> dict[str, str]:
         Env.NODES: str(job.nodes),
         Env.PROCS_PER_NODE: str(job.spec.ranks_per_node),
         Env.RENDEZVOUS_HOST: names.pod_address(job, 0),
+        Env.ADDRESS_PATTERN: names.address_pattern(job),
         Env.RENDEZVOUS_PORT_BASE: str(RENDEZVOUS_PORT_BASE),
         Env.POD_ADDRESS: names.pod_address(job, index),
         Env.AGENT_PORT: str(AGENT_PORT),

@@ -35,8 +35,13 @@ def hostname(job: DDPJob, index: int) -> str:
     The index is zero-padded so that node rank = index, because torchrun sorts nodes by address as a
     string.
     """
+    return _hostname_pattern(job).format(index=index)
+
+
+def _hostname_pattern(job: DDPJob) -> str:
+    """Return the format of the host names. A name of a job has no braces."""
     digits = len(str(job.spec.nodes - 1)) if _is_old(job) else _HOSTNAME_DIGITS
-    return f"{job.metadata.name}-{index:0{digits}d}"
+    return f"{job.metadata.name}-{{index:0{digits}d}}"
 
 
 def pod_address(job: DDPJob, index: int) -> str:
@@ -44,7 +49,12 @@ def pod_address(job: DDPJob, index: int) -> str:
 
     The first search domain of the resolver completes it.
     """
-    return f"{hostname(job, index)}.{service_name(job)}"
+    return address_pattern(job).format(index=index)
+
+
+def address_pattern(job: DDPJob) -> str:
+    """Return the format of the DNS names of all worker pods, with their `index`."""
+    return f"{_hostname_pattern(job)}.{service_name(job)}"
 
 
 def _is_old(job: DDPJob) -> bool:

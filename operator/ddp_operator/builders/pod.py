@@ -10,6 +10,7 @@ The result depends on the job, the node's index and the attempt alone. Secrets a
 pod is created (`with_secrets`), so that a plan does not contain them.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from ddp_operator.api.job import DDPJob
@@ -39,7 +40,7 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
     The pod satisfies the Restricted profile of the Pod Security Standards.
     """
     fixed = {
-        contract.ANNOTATION_ATTEMPT: str(attempt),
+        contract.ANNOTATION_ATTEMPT: replace(job.order, attempt=attempt).to_text(),
         contract.ANNOTATION_FIRST_ATTEMPT: str(attempt),
         contract.ANNOTATION_SPEC_HASH: job.spec_hash,
     }

@@ -7,7 +7,8 @@ missing, so an interrupted plan needs no undo. Each node of the job has one pod 
   in place. It is deleted instead if its spec has changed or the escalation asks for a new pod.
 - A pod that ended in an earlier attempt is deleted. Its successor is created at once, unless
   something still runs in the old pod or a finalizer keeps its name.
-- A pod that ended in the current attempt stays, because it is a result.
+- A pod that ended in the current attempt stays, because it is a result. That of a node that is no
+  member has none, and is replaced.
 
 Two pods of one node never run at once, because both would join the rendezvous as that node.
 """
@@ -115,7 +116,7 @@ def _is_replaceable(world: World, pod: PodView) -> bool:
     occupies the name.
     """
     if pod.terminal:
-        return not world.ended_here(pod)
+        return pod.index not in world.members or not world.ended_here(pod)
     return is_abandoned(world, pod)
 
 
@@ -124,18 +125,20 @@ def _ensure_living(world: World, pod: PodView, *, recreate: bool) -> list[Action
 
     A deleted pod keeps its name until it is gone, so a later reconcile creates its successor.
     """
-    attempt = str(world.job.status.attempt)
+    order = world.job.order
     if pod.terminal or pod.deleting:
         return []
     if pod.spec_hash != world.job.spec_hash or pod.job_secret != world.job_secret:
         return [_delete(pod)]  # With another secret it could never meet its peers.
-    if pod.attempt == attempt:
+    if pod.index not in world.members and world.why_going(pod):
+        return [_delete(pod)]  # The scheduler finds another Kubernetes node for its successor.
+    if pod.attempt == str(order.attempt):
         return []
     if recreate:
         return [_delete(pod)]
     # A request to an agent that does not answer would only delay the annotation.
     address = pod.ip if pod.uid in world.agent_statuses else None
-    return [SetAttempt(pod.name, pod.uid, attempt, address, pod.secret)]
+    return [SetAttempt(pod.name, pod.uid, order.to_text(), address, pod.secret)]
 
 
 def delete_pods(world: World) -> list[Action]:

@@ -104,11 +104,12 @@ class ConditionWriter:
 def active_conditions(world: World, status: DDPJobStatus) -> DDPJobStatus:
     """Return the status with the conditions of a job that is neither finished nor suspended."""
     out = ConditionWriter(world, status)
-    joined = status.is_true(ConditionType.RENDEZVOUSED) or _node_0_trains(world, status)
-    ready = [p for p in world.pods if _is_training(world, status, p, joined=joined)]
-    wanted = world.job.nodes
-    _set_pods_ready(out, len(ready), wanted)
-    if len(ready) == wanted:
+    joined = status.is_true(ConditionType.RENDEZVOUSED) or _first_trains(world, status)
+    members = frozenset(world.members)
+    mine = (pod for pod in world.pods if pod.index in members)
+    ready = [p for p in mine if _is_training(world, status, p, joined=joined)]
+    _set_pods_ready(out, len(ready), world.job.nodes)
+    if len(ready) == len(members):
         message = f"all ranks of attempt {status.attempt} have joined"
         out.set(ConditionType.RENDEZVOUSED, True, "AllRanksJoined", message)
     elif not out.status.is_true(ConditionType.RENDEZVOUSED):
@@ -121,13 +122,13 @@ def active_conditions(world: World, status: DDPJobStatus) -> DDPJobStatus:
     return out.status
 
 
-def _node_0_trains(world: World, status: DDPJobStatus) -> bool:
-    """Return whether node 0's agent reports that its ranks train in the current attempt.
+def _first_trains(world: World, status: DDPJobStatus) -> bool:
+    """Return whether the first member's agent reports that its ranks train in the current attempt.
 
     No rank gets past torchrun's rendezvous or into the process group without all the others. So
     this one status is enough, and the operator needs not wait until it has read thousands.
     """
-    pod = world.pod(0)
+    pod = world.first_pod
     agent = world.agent_status(pod) if pod is not None else None
     if agent is None or agent.attempt != status.attempt:
         return False
@@ -253,8 +254,8 @@ def is_stuck(pod: PodView) -> bool:
 
 
 def _running_message(world: World, status: DDPJobStatus) -> str:
-    ranks = world.job.nodes * world.job.spec.ranks_per_node
-    first = world.pod(0)
+    ranks = world.ranks
+    first = world.first_pod
     agent = world.agent_status(first) if first is not None else None
     if agent is not None and agent.attempt == status.attempt and exits.all_done(agent):
         return f"all {ranks} ranks have done their work in attempt {status.attempt}, and exit"

@@ -20,6 +20,8 @@ from ddp_operator.reconcile import (
     backoff,
     budgets,
     checkpoint_owner,
+    departures,
+    elastic,
     ended_attempts,
     escalation,
     exits,
@@ -31,6 +33,7 @@ from ddp_operator.reconcile import (
     queueing,
     recovery,
     refused_spec,
+    resizes,
 )
 from ddp_operator.reconcile.children import ensure_attempt
 from ddp_operator.reconcile.conditions import (
@@ -92,6 +95,12 @@ def _decide(world: World, defaults: Defaults) -> Plan:
     exceeded = lifecycle.exceeded_deadline(world)
     if exceeded is not None:
         return _fail_by_deadline(world, *exceeded)
+    return _decide_running(world, defaults)
+
+
+def _decide_running(world: World, defaults: Defaults) -> Plan:
+    """Return the plan of a job whose current attempt goes on, unless it has a fault."""
+    status = world.job.status
     # The next fault must find the budgets as they are after this correction.
     if (corrected := late_cause.correct(world)) is not None:
         return corrected
@@ -103,6 +112,9 @@ def _decide(world: World, defaults: Defaults) -> Plan:
     faults = find_faults(world)
     if faults:
         return _handle_faults(world, faults, defaults)
+    # A resize stops healthy ranks, so it comes after the faults, which the ranks cannot survive.
+    if (change := elastic.due(world)) is not None:
+        return new_attempt.resize(world, change, defaults)
     return _continue_attempt(world, status, defaults)
 
 
@@ -137,7 +149,7 @@ def _completion(world: World) -> Plan | None:
 
 def _all_succeeded(world: World) -> bool:
     """Return whether every rank of the attempt exited with code 0 and every container has ended."""
-    return world.succeeded >= set(range(world.job.nodes))
+    return world.succeeded >= set(world.members)
 
 
 def _fail_by_deadline(world: World, reason: str, message: str) -> Plan:
@@ -174,7 +186,10 @@ def _handle_faults(world: World, faults: Sequence[Fault], defaults: Defaults) ->
     when = new_attempt.when_it_starts(status, now)
     text = f"attempt {status.attempt + 1} starts{when} because {failure.message}"
     event = Event(EventType.WARNING, "Restarting", text)
-    return new_attempt.start_next(world, status, (event,), defaults)
+    status = departures.with_departures(status, elastic.lost_nodes(world), now)
+    members = elastic.after_fault(world)
+    status = resizes.with_resize(world, status, members, failure.message)
+    return new_attempt.start_next(world, status, (event,), defaults, members)
 
 
 def _complete(world: World, interrupted_by: str = "") -> Plan:
@@ -185,11 +200,10 @@ def _complete(world: World, interrupted_by: str = "") -> Plan:
         interrupted_by: Sentence about what keeps ranks from exiting by themselves, or "".
     """
     status = with_progress(world, world.job.status, at_the_end=True)
-    ranks = world.job.nodes * world.job.spec.ranks_per_node
     problems = exits.exit_events(world)
     how = "have done their work" if problems or interrupted_by else "exited with code 0"
     end = f"; while they exited, {interrupted_by}" if interrupted_by else ""
-    message = f"all {ranks} ranks of attempt {status.attempt} {how}{end}"
+    message = f"all {world.ranks} ranks of attempt {status.attempt} {how}{end}"
     status = escalation.reset_stalled_attempts(status)
     status = ended_attempts.with_ended_attempt(
         status, world.now, cause=None, reason="Completed", message=message
@@ -205,6 +219,7 @@ def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) ->
     status = status.model_copy(update={"suspect": hangs.suspect(world)})
     status = escalation.reset_stalled_attempts(with_progress(world, status))
     status = recovery.complete_trace(world, active_conditions(world, status))
+    status = resizes.with_completed_resize(world, status)
     status = queueing.with_hold(world, refused_spec.with_trained_spec(world, status))
     succeeded = node_ranges.to_text(world.succeeded) or None
     status = status.model_copy(update={"succeeded_nodes": succeeded})
@@ -224,6 +239,7 @@ def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) ->
         after = f"{recovery.duration(status.last_recovery)} after the fault"
         text = f"attempt {status.attempt} trains {after}; status.lastRecovery has the parts"
         events.append(Event(EventType.NORMAL, "Recovered", text))
+    events += resizes.resize_events(world, status)
     held, summary = held_sentence(world), world.job.status.condition(ConditionType.SUCCEEDED)
     if held is not None and (summary is None or held not in summary.message):
         events.append(Event(EventType.WARNING, "PodHeld", held))
@@ -236,7 +252,7 @@ def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) ->
 
 
 def _requeue_seconds(world: World, status: DDPJobStatus) -> float:
-    is_training = status.is_true(ConditionType.PODS_READY)
+    is_training = status.is_true(ConditionType.PODS_READY) or elastic.trains(world, status)
     deadline = lifecycle.seconds_to_deadline(world, status)
     has_progress = world.job.spec.task is None or status.progress is not None
     seconds = new_attempt.STARTING_REQUEUE_SECONDS
@@ -246,7 +262,12 @@ def _requeue_seconds(world: World, status: DDPJobStatus) -> float:
     ended = (AgentPhase.SUCCEEDED, AgentPhase.FAILED)
     if any(r.phase in ended for r in world.agent_statuses.values()):
         seconds = new_attempt.STARTING_REQUEUE_SECONDS
-    earlier = (seconds, deadline, seconds_until_due(world, status))
+    earlier = (
+        seconds,
+        deadline,
+        seconds_until_due(world, status),
+        elastic.seconds_until_due(world),
+    )
     return min(one for one in earlier if one is not None)
 
 

@@ -124,7 +124,7 @@ def _receives_statuses(world: World, status: DDPJobStatus) -> bool:
 
     It would not if it cannot reach the agents, for example behind a NetworkPolicy.
     """
-    first = world.pod(0)
+    first = world.first_pod
     final = first.termination.final if first is not None and first.termination else None
     known = [*world.agent_statuses.values(), *([final] if final else [])]
     if any(agent.attempt == status.attempt for agent in known):

@@ -52,7 +52,7 @@ def work_is_done(world: World) -> bool:
 
 
 def _problems(world: World) -> Iterator[tuple[str, ExitProblem]]:
-    for index in range(world.job.nodes):
+    for index in world.members:
         pod = world.pod(index)
         agent = world.agent_status(pod) if pod is not None else None
         if pod is not None and agent is not None and agent.attempt == world.job.status.attempt:

@@ -70,7 +70,7 @@ def find_faults(world: World) -> list[Fault]:
     """Return all faults of the current attempt. The list is empty while the attempt can go on."""
     found = []
     offsets = _clock_offsets(world)
-    for index in range(world.job.nodes):
+    for index in world.members:
         fault = _pod_fault(world, index, started=world.has_started)
         if fault is not None:
             offset = offsets.get(names.pod_name(world.job, index), 0.0)

@@ -129,8 +129,9 @@ def _charge_until_joined(world: World, ledger: Ledger, until: int) -> None:
     if old.attempt > 1 and not resumes:
         ledger.charge(until, Bucket.RECOVERING)
         return
-    scheduled = [pod for pod in world.pods if pod.node is not None or pod.phase != "Pending"]
-    if len(scheduled) < world.job.nodes:
+    pods = [pod for index in world.members if (pod := world.pod(index)) is not None]
+    scheduled = [pod for pod in pods if pod.node is not None or pod.phase != "Pending"]
+    if len(scheduled) < len(world.members):
         ledger.charge(until, Bucket.QUEUED)
         return
     times = [ledger.at(pod.scheduled_at) for pod in scheduled if pod.scheduled_at is not None]

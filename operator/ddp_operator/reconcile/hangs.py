@@ -85,7 +85,7 @@ def _slow_rank_zero(world: World) -> SuspectStatus | None:
     rank = next((r for r in agent.ranks if r.rank == 0), None) if agent is not None else None
     if rank is None or not rank.activity or (rank.idle_seconds or 0.0) < _LONG_SECONDS:
         return None
-    pod = names.pod_name(world.job, 0)
+    pod = names.pod_name(world.job, world.members[0])
     sentence = f"rank 0 on {pod} makes no progress in {rank.activity} of update {rank.step + 1}"
     seconds = rank.idle_seconds or 0.0
     hung = HungRank(rank=0, step=rank.step, activity=rank.activity, seconds=seconds)
@@ -93,7 +93,7 @@ def _slow_rank_zero(world: World) -> SuspectStatus | None:
 
 
 def _as_suspect(world: World, hung: HungRank, sentence: str) -> SuspectStatus | None:
-    pod, known = world.pod(hung.rank // world.job.spec.ranks_per_node), world.job.status.suspect
+    pod, known = world.pod_of(hung.rank), world.job.status.suspect
     if pod is None:
         return None
     found = SuspectStatus(
@@ -114,7 +114,7 @@ def _as_suspect(world: World, hung: HungRank, sentence: str) -> SuspectStatus | 
 def _judged(world: World) -> tuple[dict[int, HungRank], Verdict]:
     """Return the inspected ranks, and the ranks for which the others wait."""
     found = {one.rank: one for one in _inspected(world)}
-    silent = frozenset(range(world.job.nodes * world.job.spec.ranks_per_node)) - found.keys()
+    silent = frozenset(range(world.ranks)) - found.keys()
     return found, judge(found, silent)
 
 
@@ -138,7 +138,7 @@ def failure(world: World) -> FailureStatus:
     """Return the failure of a hung attempt. An agent must have reported it."""
     found, verdict = _judged(world)
     rank = min(verdict.ranks, default=None)
-    pod = None if rank is None else world.pod(rank // world.job.spec.ranks_per_node)
+    pod = None if rank is None else world.pod_of(rank)
     culprit = None if rank is None else found.get(rank)
     inspection = culprit.inspection if culprit else None
     return FailureStatus(
@@ -228,7 +228,7 @@ def _waits(one: HungRank) -> bool:
 
 def _agent_statuses(world: World) -> Iterator[AgentStatus | None]:
     """Yield the status of each node's agent in the current attempt, or None for a silent one."""
-    for index in range(world.job.nodes):
+    for index in world.members:
         pod = world.pod(index)
         agent = world.agent_status(pod) if pod is not None else None
         current = agent is not None and agent.attempt == world.job.status.attempt
@@ -258,7 +258,7 @@ def _sentence(world: World, verdict: Verdict, found: Mapping[int, HungRank]) -> 
             " network between them and whether all call the same collectives"
         )
     rank = min(verdict.ranks)
-    pod = names.pod_name(world.job, rank // world.job.spec.ranks_per_node)
+    pod = names.pod_name(world.job, world.members[rank // world.job.spec.ranks_per_node])
     who = f"{_listed(verdict.ranks)} on {pod}" + (" and others" if len(verdict.ranks) > 1 else "")
     return f"{who} made no progress for {longest:.0f} s{_what(found.get(rank))} ({verdict.how})"
 

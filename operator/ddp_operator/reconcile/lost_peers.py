@@ -11,7 +11,7 @@ from ddp_wire.messages import AgentStatus
 
 def silent_pod(world: World) -> str | None:
     """Return the name of the first pod that is missing, or that runs without an agent status."""
-    for index in range(world.job.nodes):
+    for index in world.members:
         pod = world.pod(index)
         if pod is None or (world.agent_status(pod) is None and not pod.terminal):
             return names.pod_name(world.job, index)
@@ -32,7 +32,7 @@ def replaced_pod(world: World) -> str | None:
             return names.pod_name(world.job, replaced)
     if not any(agent.timeline and agent.timeline.spawned for agent in agents.values()):
         return None
-    for index in range(world.job.nodes):
+    for index in world.members:
         pod = world.pod(index)
         if pod is not None and not pod.terminal and not _has_launched(agents.get(pod.name)):
             return pod.name

@@ -8,21 +8,26 @@ twice. If the start is delayed by the backoff, the plan has no actions yet.
 
 from datetime import datetime
 
+from ddp_operator.api.members import RESIZED
 from ddp_operator.api.status import Cause, ConditionType, DDPJobStatus
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.reconcile import (
     backoff,
     budgets,
+    elastic,
     ended_attempts,
     escalation,
     queueing,
     refused_spec,
+    resizes,
 )
 from ddp_operator.reconcile.children import ensure_attempt, fresh_pods
 from ddp_operator.reconcile.conditions import ConditionWriter, start_over_warning
 from ddp_operator.reconcile.network import unprotected_events
 from ddp_operator.reconcile.plan import Event, EventType, Plan
+from ddp_operator.reconcile.progress import with_progress
 from ddp_operator.reconcile.world import World
+from ddp_wire import node_ranges
 
 STARTING_REQUEUE_SECONDS = 1.0
 """Reconcile interval, in seconds, while an attempt does not train yet."""
@@ -73,6 +78,22 @@ def restart_for_new_spec(world: World, defaults: Defaults) -> Plan:
     return start_next(world, status, events, defaults)
 
 
+def resize(world: World, change: elastic.Resize, defaults: Defaults) -> Plan:
+    """Return the plan of a free new attempt with other members."""
+    status, before = with_progress(world, world.job.status, at_the_end=True), len(world.members)
+    status = ended_attempts.with_ended_attempt(
+        status, world.now, cause=Cause.FREE, reason=RESIZED, message=change.why
+    )
+    status = budgets.charge(status, Cause.FREE, world.now)
+    status = resizes.with_resize(world, status, change.members, change.why)
+    text = (
+        f"attempt {status.attempt + 1} trains on {len(change.members)} of {world.job.nodes} nodes"
+        f" instead of {before}, because {change.why}"
+    )
+    event = Event(EventType.NORMAL, "Resizing", text)
+    return start_next(world, status, (event,), defaults, change.members)
+
+
 def when_it_starts(status: DDPJobStatus, now: datetime) -> str:
     """Return when the next attempt starts, for a sentence, or "" if it starts at once."""
     delay = backoff.delay(status)
@@ -80,13 +101,28 @@ def when_it_starts(status: DDPJobStatus, now: datetime) -> str:
 
 
 def start_next(
-    world: World, status: DDPJobStatus, events: tuple[Event, ...], defaults: Defaults
+    world: World,
+    status: DDPJobStatus,
+    events: tuple[Event, ...],
+    defaults: Defaults,
+    members: elastic.Members | None = None,
 ) -> Plan:
-    """Return the plan of the next attempt. Its status is written before any of its actions run."""
+    """Return the plan of the next attempt. Its status is written before any of its actions run.
+
+    Args:
+        world: The observed state of the job.
+        status: Its status, with the end of the previous attempt.
+        events: Events about that end.
+        defaults: Values of jobs that set none.
+        members: Nodes that train in the attempt. None for all nodes.
+    """
     attempt = status.attempt + 1
+    nodes = world.job.model_copy(update={"status": status}).nodes
+    members = frozenset(range(nodes)) if members is None else members
     status = status.model_copy(
         update={
             "attempt": attempt,
+            "members": node_ranges.to_text(members),
             "attempt_start_time": (world.now + backoff.delay(status)).replace(microsecond=0),
             "attempt_spec_hash": world.job.spec_hash,
             "queue": queueing.of_next_attempt(status, world.now),
@@ -102,7 +138,6 @@ def start_next(
     if warning is not None:
         events = (*events, Event(EventType.WARNING, "NoCheckpoint", warning))
     out = ConditionWriter(world, status)
-    nodes = world.job.model_copy(update={"status": status}).nodes
     out.set_waiting_for_ranks()
     out.set(ConditionType.PODS_READY, False, "NotReady", f"0 of {nodes} pods are training")
     out.status = out.status.model_copy(update={"ready": f"0/{nodes}"})

@@ -18,6 +18,7 @@ from ddp_operator.reconcile.containers import InitFailure
 from ddp_wire import contract
 from ddp_wire.contract import Env
 from ddp_wire.messages import AgentStatus
+from ddp_wire.orders import order_from_text
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class PodView:
     ready: bool = False
     """Whether the worker container is ready, even if a container beside it is not."""
     attempt: str = ""
-    """Value of the attempt annotation."""
+    """Number of the attempt in the attempt annotation, or its text if that is no order."""
     first_attempt: str = ""
     """Attempt for which the operator created the pod. Pods of an older operator have none."""
     spec_hash: str = ""
@@ -124,7 +125,7 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         index=_index(labels.get(contract.LABEL_NODE_INDEX, "")),
         phase=_phase(status, container, termination),
         ready=containers.worker_is_ready(conditions, container),
-        attempt=annotations.get(contract.ANNOTATION_ATTEMPT, ""),
+        attempt=_attempt(annotations.get(contract.ANNOTATION_ATTEMPT, "")),
         first_attempt=annotations.get(contract.ANNOTATION_FIRST_ATTEMPT, ""),
         spec_hash=annotations.get(contract.ANNOTATION_SPEC_HASH, ""),
         deleting=metadata.get("deletionTimestamp") is not None,
@@ -188,6 +189,11 @@ def _other_runs(status: Mapping[str, Any]) -> bool:
     )
     ended = all("terminated" in (c.get("state") or {}) for c in others)
     return status.get("phase") in {"Running", "Pending"} and not ended
+
+
+def _attempt(annotation: str) -> str:
+    order = order_from_text(annotation)
+    return annotation if order is None else str(order.attempt)
 
 
 def _index(label: str) -> int:

@@ -89,9 +89,8 @@ def _straggler(world: World, found: Straggler | None) -> StragglerStatus | None:
     """Return the slow rank with its pod. A rank that the job does not have is left out."""
     if found is None:
         return None
-    index = found.rank // world.job.spec.ranks_per_node
-    pod = world.pod(index)
-    if pod is None or not 0 <= index < world.job.nodes:
+    pod = world.pod_of(found.rank)
+    if pod is None:
         return None
     return StragglerStatus(
         rank=found.rank,
@@ -115,8 +114,8 @@ def _summary(progress: Progress) -> str:
 
 
 def _rank_zero_status(world: World, attempt: int) -> AgentStatus | None:
-    """Return the status of node 0's agent, which supervises global rank 0, in an attempt."""
-    pod = world.pod(0)
+    """Return the status of the agent that supervises global rank 0, in an attempt."""
+    pod = world.first_pod
     agent = world.agent_status(pod) if pod is not None else None
     return agent if agent is not None and agent.attempt == attempt else None
 

@@ -9,7 +9,8 @@ once, when every node has completed an update.
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from ddp_operator.api.status import DDPJobStatus, FailureStatus, RecoveryStatus
+from ddp_operator.api.recovery import RecoveryStatus
+from ddp_operator.api.status import DDPJobStatus, FailureStatus
 from ddp_operator.reconcile.world import World
 from ddp_wire.messages import Timeline
 
@@ -42,7 +43,7 @@ def complete_trace(world: World, status: DDPJobStatus) -> DDPJobStatus:
     if recovery is None or recovery.attempt != status.attempt or recovery.complete:
         return status
     timelines = _timelines(world, status.attempt)
-    if len(timelines) < world.job.nodes or any(t.stepped is None for t in timelines):
+    if len(timelines) < len(world.members) or any(t.stepped is None for t in timelines):
         return status
     return status.model_copy(update={"last_recovery": _completed(recovery, timelines)})
 
@@ -53,7 +54,8 @@ def duration(recovery: RecoveryStatus) -> str:
 
 
 def _timelines(world: World, attempt: int) -> list[Timeline]:
-    agents = (world.agent_status(pod) for pod in world.pods)
+    pods = (world.pod(index) for index in world.members)
+    agents = (world.agent_status(pod) for pod in pods if pod is not None)
     return [r.timeline for r in agents if r is not None and r.timeline and r.attempt == attempt]
 
 

@@ -30,7 +30,7 @@ def with_trained_spec(world: World, status: DDPJobStatus) -> DDPJobStatus:
 
 
 def _trains(world: World, status: DDPJobStatus) -> bool:
-    first = world.pod(0)
+    first = world.first_pod
     agent = world.agent_status(first) if first is not None else None
     timeline = agent.timeline if agent and agent.attempt == status.attempt else None
     if timeline is not None and timeline.stepped is not None:

@@ -63,7 +63,7 @@ def _stop_origin(stop: Fault, world: World) -> Fault | None:
     stopped_agent = world.agent_status(stopped_pod) if stopped_pod is not None else None
     if stopped_agent is None or not lost_peers.has_joined(stopped_agent):
         return stop
-    for index in range(world.job.nodes):
+    for index in world.members:
         pod = world.pod(index)
         if pod is None or pod.terminal or lost_peers.takes_part(world, pod):
             continue

@@ -34,7 +34,7 @@ def observed_training(world: World, attempt: int) -> Training:
     found = (world.agent_status(pod) for pod in world.pods)
     agents = [agent for agent in found if agent is not None and agent.attempt == attempt]
     ranks = [rank for agent in agents for rank in agent.ranks if rank.attempt == attempt]
-    pod = world.pod(0)
+    pod = world.first_pod
     first = world.agent_status(pod) if pod is not None else None
     if first is None or first.attempt != attempt:
         first = None

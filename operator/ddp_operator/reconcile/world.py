@@ -10,6 +10,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType
 from ddp_operator.builders import names
 from ddp_operator.limits import PROGRESS_SECONDS
+from ddp_operator.reconcile.node_view import NodeView
 from ddp_operator.reconcile.pod_view import PodView
 from ddp_wire import node_ranges
 from ddp_wire.messages import AgentStatus
@@ -37,6 +38,8 @@ class World:
     """Newest agent status by pod uid."""
     silent: frozenset[str] = frozenset()
     """Uids of the pods whose agent did not answer the newest request."""
+    kubernetes_nodes: Mapping[str, NodeView] = field(default_factory=dict)
+    """Kubernetes nodes by name. Empty without the right to watch them."""
     undecided_for: timedelta | None = None
     """How long this operator has seen faults without a root cause, or None before."""
     deleting_for: Mapping[str, timedelta] = field(default_factory=dict)
@@ -53,6 +56,32 @@ class World:
     def pod(self, index: int) -> PodView | None:
         """Return the pod of a node, or None."""
         return self._by_name.get(names.pod_name(self.job, index))
+
+    @cached_property
+    def members(self) -> tuple[int, ...]:
+        """Nodes that train in the current attempt, in the order of their ranks."""
+        return self.job.members
+
+    @property
+    def first_pod(self) -> PodView | None:
+        """Pod of the first member: it hosts the rendezvous and has global rank 0."""
+        return self.pod(self.members[0])
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks of the current attempt."""
+        return len(self.members) * self.job.spec.ranks_per_node
+
+    def node_of(self, rank: int) -> int | None:
+        """Return the node of a global rank, or None if the attempt has no such rank."""
+        if not 0 <= rank < self.ranks:
+            return None
+        return self.members[rank // self.job.spec.ranks_per_node]
+
+    def pod_of(self, rank: int) -> PodView | None:
+        """Return the pod of a global rank, or None."""
+        node = self.node_of(rank)
+        return None if node is None else self.pod(node)
 
     @cached_property
     def succeeded(self) -> frozenset[int]:
@@ -105,6 +134,21 @@ class World:
         """
         living = [p for p in self.pods if not p.terminal and not p.deleting]
         return min(living, key=lambda p: p.index).job_secret if living else None
+
+    def why_going(self, pod: PodView) -> str | None:
+        """Return why a pod that runs will be lost soon, as a sentence, or None."""
+        if pod.disruption is not None:
+            return f"{pod.name} has the disruption {pod.disruption}"
+        node = self.kubernetes_nodes.get(pod.node or "")
+        return None if node is None else node.why_unusable(self.tolerations)
+
+    @cached_property
+    def tolerations(self) -> tuple[Mapping[str, Any], ...]:
+        """Tolerations of the job's pods."""
+        overlay = self.job.spec.pod_template.spec if self.job.spec.pod_template else None
+        own = (overlay or {}).get("tolerations")
+        own = own if isinstance(own, list) else []
+        return tuple(t for t in [*(self.job.spec.tolerations or []), *own] if isinstance(t, dict))
 
     def has_other_pod(self, index: int) -> bool:
         """Return whether a pod of an older naming scheme still serves as this node."""

@@ -34,6 +34,7 @@ from ddp_operator.runtime.job_state import JobState
 from ddp_operator.runtime.slow_start import slow_start
 from ddp_wire import contract
 from ddp_wire.messages import AttemptOrder
+from ddp_wire.orders import order_from_text
 from ddp_wire.signatures import random_text
 
 
@@ -177,9 +178,10 @@ class ActionRunner:
 
     def _send_order(self, job: DDPJob, action: SetAttempt) -> None:
         """Send the order to the agent directly, because the kubelet delays the annotation."""
-        if action.ip is not None and action.value != contract.ATTEMPT_STOP:
-            order = AttemptOrder(job_uid=job.metadata.uid, attempt=int(action.value))
-            self._cluster.send_order(action.ip, action.secret, order)
+        order = order_from_text(action.value)
+        if action.ip is not None and order is not None:
+            request = AttemptOrder.of(job.metadata.uid, order)
+            self._cluster.send_order(action.ip, action.secret, request)
 
     async def _annotate(self, namespace: str, action: SetAttempt) -> None:
         annotations = {contract.ANNOTATION_ATTEMPT: action.value}

@@ -14,8 +14,12 @@ class AgentStatuses(Protocol):
     Any thread may call the methods that only read.
     """
 
-    def follow(self, key: Key, pods: Sequence[PodView]) -> None:
-        """Observe the agents of exactly these pods of a job."""
+    def follow(self, key: Key, pods: Sequence[PodView], first: int = 0) -> None:
+        """Observe the agents of exactly these pods of a job.
+
+        The other agents send their notices to the agent of node `first`, the first member of the
+        attempt.
+        """
 
     def statuses(self, pods: Sequence[PodView]) -> dict[str, AgentStatus]:
         """Return the newest known agent statuses of these pods, by pod uid."""

@@ -5,10 +5,10 @@ A watch is one open request to one agent, and the agent answers when its status 
 reconcile waits for an agent. Without an answer the status is dropped unless it is final, and the
 operator finds a fault by the state of the pod alone, seconds later.
 
-Node 0's agent always has a request. The other agents have one as long as the status of any agent of
-the job changes. Once the job is quiet their requests end, and they notify node 0's agent of an
-unread status. In a job of more than 512 pods the other agents answer at once instead of holding a
-request, one after the other.
+The agent of the first member always has a request. The other agents have one as long as the status
+of any agent of the job changes. Once the job is quiet their requests end, and they notify that
+agent of an unread status. In a job of more than 512 pods the other agents answer at once instead of
+holding a request, one after the other.
 
 Agents are not trusted and there may be thousands. So first requests, answers, retries and wakes
 each have a budget.
@@ -62,8 +62,12 @@ class AgentWatcher:
         if refresh_pods is not None:
             self._lists = SilenceLists(refresh_pods, wake, self._may_be_gone)
 
-    def follow(self, key: Key, pods: Sequence[PodView]) -> None:
-        """Watch the agents of exactly these pods of a job. Stop the job's other watches."""
+    def follow(self, key: Key, pods: Sequence[PodView], first: int = 0) -> None:
+        """Watch the agents of exactly these pods of a job. Stop the job's other watches.
+
+        The other agents send their notices to the agent of node `first`, the first member of the
+        attempt.
+        """
         wanted = {pod.uid: pod for pod in pods if pod.ip and not pod.terminal}
         job = self._jobs.get(key)
         if job is None:
@@ -72,6 +76,7 @@ class AgentWatcher:
             job = self._jobs[key] = JobWatches(key, self._wakes.share())
         for uid in job.watches.keys() - wanted.keys():
             self._unfollow(job, uid)
+        self._set_first(job, first)
         for uid, pod in wanted.items():
             self._ensure(job, uid, pod)
         if not job.watches:
@@ -126,13 +131,21 @@ class AgentWatcher:
         found = ((pod.uid, self._by_uid.get(pod.uid)) for pod in pods)
         return ((uid, watch) for uid, watch in found if watch is not None)
 
+    def _set_first(self, job: JobWatches, first: int) -> None:
+        """Make the agent of a node the one that always has a request, if it is another one."""
+        if job.first == first:
+            return
+        job.first = first
+        job.first_watch = next((w for w in job.watches.values() if w.pod.index == first), None)
+        self._resume_all(job)
+
     def _unfollow(self, job: JobWatches, uid: str) -> None:
         watch = job.watches.pop(uid)
         watch.stop()
         del self._by_uid[uid]
         self._silent.discard(uid)
-        if watch is job.node_0:
-            job.node_0 = None
+        if watch is job.first_watch:
+            job.first_watch = None
             self._resume_all(job)
 
     def _ensure(self, job: JobWatches, uid: str, pod: PodView) -> None:
@@ -156,8 +169,8 @@ class AgentWatcher:
             watch.status, watch.answered = known.status, known.answered
         job.watches[uid] = self._by_uid[uid] = watch
         self._silent.discard(uid)
-        if pod.index == 0:
-            job.node_0 = watch
+        if pod.index == job.first:
+            job.first_watch = watch
         watch.task = asyncio.ensure_future(self._run(job, watch))
 
     def _resume(self, job: JobWatches, watch: Watch) -> None:
@@ -179,7 +192,7 @@ class AgentWatcher:
         if turn > 0.0:
             await asyncio.sleep(turn)
         while True:
-            wait = self.progress_seconds if pod.index == 0 else LONGEST_WAIT_SECONDS
+            wait = self.progress_seconds if pod.index == job.first else LONGEST_WAIT_SECONDS
             wait = min(wait, LONGEST_WAIT_SECONDS)
             answer = await self._cluster.watch_agent_status(pod, revision, wait)
             cost = max(0.0 if answer.status is None else 1.0, answer.size / limits.ANSWER_BYTES)
@@ -188,26 +201,26 @@ class AgentWatcher:
                 revision = -1
                 self._record_silence(job, watch)
                 await asyncio.sleep(max(delay, pause))
-                delay = min(2 * delay, self._longest_retry(pod))
+                delay = min(2 * delay, self._longest_retry(job, pod))
                 continue
             delay = limits.AGENT_RETRIES.first
             self._silent.discard(pod.uid)
             repeated = answer.status.revision == revision
             revision, watch.silent, watch.answered = answer.status.revision, False, True
             self._record(job, watch, answer.status)
-            if (repeated or job.is_large) and job.is_covered_by_node_0(pod):
+            if (repeated or job.is_large) and job.is_covered_by_first(pod):
                 job.ended.append(watch)
                 return
             # A current agent waits before it repeats a revision. One that cannot wait answers at
             # once, and must not be asked in a busy loop.
             await asyncio.sleep(max(pause, limits.AGENT_RETRIES.first if repeated else 0.0))
 
-    def _longest_retry(self, pod: PodView) -> float:
+    def _longest_retry(self, job: JobWatches, pod: PodView) -> float:
         """Return the longest pause between two requests to an agent that does not answer.
 
         A change of its pod, such as its readiness, causes a request at once.
         """
-        if pod.index == 0:
+        if pod.index == job.first:
             return limits.AGENT_RETRIES.longest
         return max(limits.AGENT_RETRIES.longest, len(self._silent) / limits.RETRIES_PER_SECOND)
 
@@ -231,7 +244,7 @@ class AgentWatcher:
         self._silent.add(watch.pod.uid)
         if begins and self._lists is not None and self._may_be_gone(watch.pod.uid):
             self._lists.add(job.key, watch.pod.uid)
-        if lost and (not job.is_large or watch is job.node_0):
+        if lost and (not job.is_large or watch is job.first_watch):
             self._resume_all(job)
 
     def _may_be_gone(self, uid: str) -> bool:

@@ -72,7 +72,9 @@ class JobWatches:
     """Share of the wakes of all jobs."""
     watches: dict[str, Watch] = field(default_factory=dict)
     """Watch of each followed pod, by its uid."""
-    node_0: Watch | None = None
+    first: int = 0
+    """Node of the first member, whose agent counts the notices of the others."""
+    first_watch: Watch | None = None
     ended: list[Watch] = field(default_factory=list)
     """Watches whose tasks ended because the job was quiet."""
     later_wake: asyncio.TimerHandle | None = None
@@ -83,10 +85,10 @@ class JobWatches:
         """Whether most agents answer at once, one after the other, instead of holding a request."""
         return len(self.watches) > limits.MOST_HELD
 
-    def is_covered_by_node_0(self, pod: PodView) -> bool:
-        """Return whether node 0's agent shows that this pod's agent has an unread status."""
-        first = self.node_0
-        if first is None or pod.index == 0 or first.silent or first.status is None:
+    def is_covered_by_first(self, pod: PodView) -> bool:
+        """Return whether the first member's agent shows that this pod's has an unread status."""
+        first = self.first_watch
+        if first is None or pod.index == self.first or first.silent or first.status is None:
             return False
         return first.status.unread_notices is not None
 
@@ -102,7 +104,7 @@ class JobWatches:
             return False
         if not self.is_large:
             return True
-        if watch is not self.node_0:
+        if watch is not self.first_watch:
             return False
         if known is None or status.phase in FINAL_PHASES:
             return True

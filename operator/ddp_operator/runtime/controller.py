@@ -158,7 +158,8 @@ class Controller:
         state.sightings.record_decision(undecided=plan.undecided)
         active = not is_finished(plan.status) and not job.spec.suspend
         followed = world.pods if active else ()
-        self._agents.follow(key, followed)
+        members = job.model_copy(update={"status": plan.status}).members
+        self._agents.follow(key, followed, members[0])
         await state.warnings.look(world, followed)
         failure = plan.status.last_failure
         add_log_fields(

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from ddp_operator.api.status import DDPJobStatus, RecoveryStatus
+from ddp_operator.api.recovery import RecoveryStatus
+from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.reconcile.plan import Plan
 from ddp_wire.messages import AgentStatus, Timeline
 from tests.operator.support import (

@@ -4,7 +4,8 @@ import re
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from ddp_operator.api.status import AttemptStatus, Cause, DDPJobStatus, RecoveryStatus
+from ddp_operator.api.recovery import RecoveryStatus
+from ddp_operator.api.status import AttemptStatus, Cause, DDPJobStatus
 from ddp_operator.cluster.base import Request
 from ddp_operator.cluster.kube.documents import resource_of
 from ddp_operator.runtime import metrics

@@ -39,7 +39,7 @@ from ddp_wire.machine import cpu_count
 from ddp_wire.messages import AttemptOrder
 from ddp_wire.processes import adopt_orphans
 
-MAX_NODES = 150
+MAX_NODES = 100
 """Maximum number of nodes. Their addresses end in 100 to 249."""
 CLAIM_FIELD = "spec.checkpoint.claimName"
 PATH_FIELD = "spec.checkpoint.path"
@@ -282,6 +282,7 @@ class LocalCluster:
         """Replace DNS names of pods by addresses, because local pods have no DNS."""
         resolved = dict(environment)
         resolved[Env.RENDEZVOUS_HOST] = self._network.address(0)
+        resolved[Env.ADDRESS_PATTERN] = self._network.address_pattern
         resolved[Env.POD_ADDRESS] = self._network.address(int(environment[Env.NODE_INDEX]))
         resolved[Env.RENDEZVOUS_PORT_BASE] = str(self._network.rendezvous_ports)
         return resolved

@@ -9,6 +9,8 @@ from ddp_wire import contract
 
 FIRST_HOST = 100
 """Last number of the address of node 0. Three digits, because torchrun sorts strings."""
+_LAST_DIGITS = "1{index:02d}"
+"""The same for each of at most 100 nodes, as a format."""
 _NETWORKS = 250
 _FIRST_RENDEZVOUS_PORT = 12_000
 
@@ -30,7 +32,12 @@ class LocalNetwork:
 
     def address(self, index: int) -> str:
         """Return the address of a node."""
-        return f"{_network(self._number)}.{FIRST_HOST + index}"
+        return self.address_pattern.format(index=index)
+
+    @property
+    def address_pattern(self) -> str:
+        """Format of the addresses of all nodes, with their `index`."""
+        return f"{_network(self._number)}.{_LAST_DIGITS}"
 
     @property
     def rendezvous_ports(self) -> int:

@@ -1,0 +1,35 @@
+"""Remember which Kubernetes nodes a member has left, so that no attempt grows onto a flapping one.
+
+A node that comes and goes would otherwise cost two changes of the size each time.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from ddp_operator.api.members import DepartureStatus
+from ddp_operator.api.status import DDPJobStatus
+
+_REMEMBERED = timedelta(hours=1)
+_MOST = 32
+"""Maximum number of departures in the status."""
+_UNSTEADY = 2
+"""Number of departures within an hour from which a Kubernetes node is not used to grow."""
+
+
+def with_departures(status: DDPJobStatus, nodes: Iterable[str], now: datetime) -> DDPJobStatus:
+    """Return the status with members recorded as having left these Kubernetes nodes now."""
+    known = _recent(status, now)
+    new = [DepartureStatus(node=n, time=now.replace(microsecond=0)) for n in sorted(set(nodes))]
+    kept = [*known, *new][-_MOST:]
+    return status if kept == status.departures else status.model_copy(update={"departures": kept})
+
+
+def unsteady_nodes(status: DDPJobStatus, now: datetime) -> frozenset[str]:
+    """Return the Kubernetes nodes that members have left twice within the last hour."""
+    counts = Counter(departure.node for departure in _recent(status, now))
+    return frozenset(node for node, count in counts.items() if count >= _UNSTEADY)
+
+
+def _recent(status: DDPJobStatus, now: datetime) -> list[DepartureStatus]:
+    return [one for one in status.departures if abs(now - one.time) < _REMEMBERED]

@@ -1,0 +1,222 @@
+"""Choose the members of each attempt of an elastic job.
+
+`spec.nodes` is the number of nodes that the user wishes. The operator keeps one pod for each of
+them, and a pod that gets no Kubernetes node stays Pending, so the scheduler itself shows when there
+is room again. An attempt trains on its members, and a change of the members is a new attempt:
+
+- Start: all nodes, or those that are ready after `startWaitSeconds`.
+- Shrink: a lost node is still a member of the next attempt. If it is not ready `shrinkAfterSeconds`
+  after the start of that attempt, another attempt follows without it. A node that somebody drains
+  is left out at once, and one that is about to be disrupted is left out before it is lost.
+- Grow: an attempt that trains is stopped at a step boundary once other nodes are ready, not earlier
+  than `growAfterSeconds` after the last change. A node that left twice within an hour must wait.
+
+At least `minNodes` nodes train. With fewer, the attempt waits. A change of the members costs no
+budget, and the state of the run does not depend on their number.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from ddp_operator.api.spec import Elastic
+from ddp_operator.api.status import ConditionType, DDPJobStatus
+from ddp_operator.reconcile import departures
+from ddp_operator.reconcile.pod_view import PodView
+from ddp_operator.reconcile.world import World
+from ddp_wire.messages import AgentPhase
+
+Members = frozenset[int]
+
+_FRESH_STARTS = frozenset({"Suspended", "SpecChanged"})
+"""Reasons of ended attempts after which all pods start together, as in the first attempt."""
+_NAMED = 4
+"""Maximum number of nodes that a sentence names."""
+
+
+@dataclass(frozen=True)
+class Resize:
+    """Change of the members that is due now."""
+
+    members: Members
+    why: str
+    """Clause of a sentence that follows `because`."""
+
+
+def after_fault(world: World) -> Members:
+    """Return the members of the attempt that follows a fault.
+
+    Living members stay, nodes that are ready take the place of lost ones, and a lost node without a
+    substitute stays a member until `shrinkAfterSeconds` have passed.
+    """
+    wished = _wished(world)
+    elastic = world.job.spec.elastic
+    if elastic is None:
+        return wished
+    lost = {i for i in world.members if _is_lost(world.pod(i))}
+    chosen = [i for i in world.members if i in wished and i not in lost]
+    chosen += _candidates(world)
+    chosen += sorted(i for i in lost & wished if not _is_drained(world.pod(i)))
+    if len(chosen) < elastic.min_nodes:
+        chosen += sorted(wished - set(chosen))
+    return frozenset(chosen[: len(wished)])
+
+
+def due(world: World) -> Resize | None:
+    """Return the change of the members that is due now, or None. The attempt must have no fault."""
+    elastic = world.job.spec.elastic
+    if elastic is None:
+        return None
+    if not frozenset(world.members) <= _wished(world):
+        return _scaled_down(world, elastic)
+    if not world.has_started:
+        return _without_late_members(world, elastic)
+    if world.job.status.is_true(ConditionType.RENDEZVOUSED):
+        return _without_disrupted_members(world, elastic) or _grown(world, elastic)
+    return None
+
+
+def seconds_until_due(world: World) -> float | None:
+    """Return the seconds until a change of the members can become due by time alone, or None."""
+    elastic, status = world.job.spec.elastic, world.job.status
+    if elastic is None:
+        return None
+    if not world.has_started and _absent(world):
+        start = status.attempt_start_time
+        since = start, _patience(world, elastic)
+    elif status.is_true(ConditionType.RENDEZVOUSED) and _candidates(world):
+        since = _last_change(world), elastic.grow_after_seconds
+    else:
+        return None
+    return max(0.1, _left(*since, world.now))
+
+
+def lost_nodes(world: World) -> frozenset[str]:
+    """Return the Kubernetes nodes of the members that are lost."""
+    if world.job.spec.elastic is None:
+        return frozenset()
+    pods = (world.pod(index) for index in world.members)
+    return frozenset(pod.node for pod in pods if pod is not None and _is_lost(pod) and pod.node)
+
+
+def trains(world: World, status: DDPJobStatus) -> bool:
+    """Return whether an elastic job trains, even if some of its pods wait for a Kubernetes node."""
+    return world.job.spec.elastic is not None and status.is_true(ConditionType.RENDEZVOUSED)
+
+
+def _scaled_down(world: World, elastic: Elastic) -> Resize:
+    """Return the change after the user has reduced `spec.nodes`."""
+    wished = _wished(world)
+    kept = frozenset(world.members) & wished | frozenset(_candidates(world))
+    members = kept if len(kept) >= elastic.min_nodes else wished
+    return Resize(members, f"spec.nodes is {len(wished)} now")
+
+
+def _without_late_members(world: World, elastic: Elastic) -> Resize | None:
+    """Return the change that starts without the nodes that are not ready in time."""
+    absent = _absent(world)
+    ready = frozenset(world.members) - absent | frozenset(_candidates(world))
+    if not absent or len(ready) < elastic.min_nodes or ready == frozenset(world.members):
+        return None
+    patience = _patience(world, elastic)
+    substituted = len(ready) >= len(world.members)
+    if not substituted and _left(world.job.status.attempt_start_time, patience, world.now) > 0.0:
+        return None
+    after = "" if substituted else f" after {patience} s"
+    return Resize(ready, f"{_named(absent)} not ready{after}")
+
+
+def _without_disrupted_members(world: World, elastic: Elastic) -> Resize | None:
+    """Return the change that leaves out members that will be lost, before they are."""
+    pods = ((index, world.pod(index)) for index in world.members)
+    going = {i: why for i, pod in pods if pod is not None and (why := world.why_going(pod))}
+    rest = frozenset(world.members) - going.keys() | frozenset(_candidates(world))
+    if not going or len(rest) < elastic.min_nodes:
+        return None
+    return Resize(rest, f"{_named(going)} leaving: {going[min(going)]}")
+
+
+def _grown(world: World, elastic: Elastic) -> Resize | None:
+    """Return the change that adds all nodes that are ready."""
+    more = _candidates(world)
+    if not more or _left(_last_change(world), elastic.grow_after_seconds, world.now) > 0.0:
+        return None
+    room = len(_wished(world)) - len(world.members)
+    added = frozenset(more[:room])
+    if not added:
+        return None
+    return Resize(frozenset(world.members) | added, f"{_named(added)} ready")
+
+
+def _wished(world: World) -> Members:
+    return frozenset(range(world.job.nodes))
+
+
+def _candidates(world: World) -> list[int]:
+    """Return the nodes that are no members and could train at once, in order."""
+    members, now = frozenset(world.members), world.now
+    banned = departures.unsteady_nodes(world.job.status, now)
+    found = []
+    for index in sorted(_wished(world) - members):
+        pod = world.pod(index)
+        if pod is None or pod.node in banned or world.why_going(pod):
+            continue
+        if is_ready(world, pod):
+            found.append(index)
+    return found
+
+
+def is_ready(world: World, pod: PodView) -> bool:
+    """Return whether the agent of a pod has the order of the attempt, and could start it now."""
+    agent = world.agent_status(pod)
+    if agent is None or pod.deleting or pod.terminal or agent.attempt != world.job.status.attempt:
+        return False
+    waits = agent.phase in {AgentPhase.WAITING, AgentPhase.STARTING, AgentPhase.TRAINING}
+    return waits and bool(agent.warm)
+
+
+def _absent(world: World) -> Members:
+    """Return the members that are not ready."""
+    found = set()
+    for index in world.members:
+        pod = world.pod(index)
+        if pod is None or not is_ready(world, pod):
+            found.add(index)
+    return frozenset(found)
+
+
+def _is_lost(pod: PodView | None) -> bool:
+    return pod is None or pod.deleting or pod.terminal
+
+
+def _is_drained(pod: PodView | None) -> bool:
+    """Return whether a lost pod was disrupted on purpose, so that it does not come back soon."""
+    return pod is not None and pod.disruption is not None
+
+
+def _patience(world: World, elastic: Elastic) -> int:
+    """Return the seconds for which the attempt waits for members that are not ready."""
+    last = world.job.status.attempts[-1:]
+    starts = all(attempt.reason in _FRESH_STARTS for attempt in last)
+    return elastic.start_wait_seconds if starts else elastic.shrink_after_seconds
+
+
+def _last_change(world: World) -> datetime | None:
+    """Return the time of the last change of the members, or else of the attempt's start."""
+    last = world.job.status.last_resize
+    return last.time if last is not None else world.job.status.attempt_start_time
+
+
+def _left(since: datetime | None, seconds: int, now: datetime) -> float:
+    """Return the seconds that are left. A start in the future means that the clock was set back."""
+    if since is None or since > now + timedelta(seconds=1):
+        return 0.0
+    return (since + timedelta(seconds=seconds) - now).total_seconds()
+
+
+def _named(nodes: Iterable[int]) -> str:
+    """Return the subject of a sentence about nodes, with its verb."""
+    given = sorted(nodes)
+    more = len(given) - _NAMED
+    text = ", ".join(map(str, given[:_NAMED])) + (f" and {more} more" if more > 0 else "")
+    return f"nodes {text} are" if len(given) > 1 else f"node {text} is"
