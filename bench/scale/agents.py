@@ -18,6 +18,7 @@ from bench.scale.conduct import Conduct, be_hostile, be_silent
 from ddp_operator.reconcile.pod_view import view_pod
 from ddp_wire import contract
 from ddp_wire.messages import AgentPhase, AgentStatus, Heartbeat, Progress, RankPhase
+from ddp_wire.orders import order_from_text
 from ddp_wire.signatures import (
     NONCE_HEADER,
     SIGNATURE_HEADER,
@@ -131,7 +132,7 @@ class Agents:
             if known is not None and known.uid == metadata["uid"]:
                 del self._agents[address]
             return
-        attempt = metadata["annotations"][contract.ANNOTATION_ATTEMPT]
+        order = order_from_text(metadata["annotations"][contract.ANNOTATION_ATTEMPT])
         if known is None or known.uid != metadata["uid"]:
             labels = metadata["labels"]
             job_uid, index = labels[contract.LABEL_JOB_UID], int(labels[contract.LABEL_NODE_INDEX])
@@ -143,11 +144,11 @@ class Agents:
                 gang=gang,
                 secret=view_pod(pod).secret,
                 index=index,
-                attempt=int(attempt),
+                attempt=order.attempt if order is not None else 0,
                 conduct=Conduct.of(metadata["namespace"]),
             )
-        elif attempt.isdigit():
-            known.attempt = int(attempt)
+        elif order is not None:
+            known.attempt = order.attempt
         self._added.set()
         self._added = asyncio.Event()
 

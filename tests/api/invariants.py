@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from ddp_wire import contract
+from ddp_wire import contract, node_ranges
+from ddp_wire.orders import order_from_text
 from tests.api.history import Change, History
 from tests.scenarios.pods import TERMINAL
 
@@ -48,7 +49,8 @@ def one_pod_per_node_index(history: History) -> Iterator[str]:
             continue
         if change.object["status"].get("phase") in TERMINAL:
             continue
-        attempt = change.object["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]
+        text = change.object["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]
+        attempt = text.partition(":")[0]
         labels = change.labels
         place = (labels[contract.LABEL_JOB_UID], attempt, labels[contract.LABEL_NODE_INDEX])
         other = next((name for name, where in living.items() if where == place), None)
@@ -131,15 +133,24 @@ def counters_match_attempts(history: History) -> Iterator[str]:
 
 
 def pods_follow_the_status(history: History) -> Iterator[str]:
-    """The status holds an attempt before any pod's annotation does."""
-    attempt = 0
+    """The status holds an attempt and its members before any pod's annotation does."""
+    attempt, members = 0, dict[int, frozenset[int]]()
     for change in history.changes:
         if change.resource == "ddpjobs":
-            attempt = max(attempt, (change.object.get("status") or {}).get("attempt", 0))
+            status = change.object.get("status") or {}
+            attempt = max(attempt, status.get("attempt", 0))
+            if "members" in status:
+                members[status["attempt"]] = node_ranges.from_text(status["members"])
         elif change.resource == "pods" and _is_ours(change):
-            ordered = change.object["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]
-            if ordered != contract.ATTEMPT_STOP and int(ordered) > attempt:
-                yield f"{change.name} carries attempt {ordered}, but the status is at {attempt}"
+            text = change.object["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]
+            order = order_from_text(text)
+            if order is None:
+                if text != contract.ATTEMPT_STOP:
+                    yield f"{change.name} carries {text!r}, which is no order"
+            elif order.attempt > attempt:
+                yield f"{change.name} carries attempt {text}, but the status is at {attempt}"
+            elif order.members not in (None, members.get(order.attempt)):
+                yield f"{change.name} carries {text}, but the status has other members"
 
 
 def writes_touch_only_own_objects(history: History) -> Iterator[str]:

@@ -10,6 +10,7 @@ from ddp_operator.api.pod_policy import PodTemplatePolicy, forbidden_field
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.pod import build_pod
 from ddp_wire import contract
+from ddp_wire.orders import order_from_text
 
 JSON = dict[str, Any]
 Path = tuple[str | int, ...]
@@ -302,7 +303,7 @@ def _essence(pod: JSON) -> JSON:
         for key, value in metadata["annotations"].items()
         if not key.startswith("prometheus.io/")
         and key != contract.ANNOTATION_SPEC_HASH
-        and not (key == contract.ANNOTATION_ATTEMPT and value.isdigit())
+        and not (key == contract.ANNOTATION_ATTEMPT and order_from_text(value))
     }
     for owner in metadata["ownerReferences"]:
         owner.setdefault("blockOwnerDeletion", False)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
-from ddp_wire import contract
+from ddp_wire import contract, node_ranges
 from tests.operator.fake_cluster import DirectStatuses, FakeCluster, Killed
 from tests.operator.support import GUARDED, NOW
 from tests.scenarios.flows import NAME, Flow, without_times
@@ -21,6 +21,7 @@ from tests.scenarios.pods import (
     ReportStatus,
     ScriptedPods,
     ended_status,
+    order_of,
     running_status,
 )
 
@@ -122,10 +123,14 @@ class Simulation:
             assert spent == sorted(spent), "a restart counter decreases"
         newest = attempts[-1] if attempts else 0
         for pod in self.cluster.pods():
-            order = pod["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]
-            assert order == contract.ATTEMPT_STOP or int(order) <= newest, (
-                "an order precedes the status"
-            )
+            text = pod["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]
+            if text == contract.ATTEMPT_STOP:
+                continue
+            order, status = order_of(pod), self.cluster.statuses[-1]
+            assert order.attempt <= newest, "an order precedes the status"
+            if order.attempt == newest and order.members is not None:
+                members = node_ranges.from_text(status["members"])
+                assert order.members == members, "an order names other members than the status"
         assert {p["status"]["phase"] for p in self.cluster.pods()} <= TERMINAL | {
             "Pending",
             "Running",

@@ -81,6 +81,15 @@ def rank_failure(attempt: int = 1, **more: Any) -> Failure:
 
 _WITH_CHECKPOINTS: dict[str, Any] = {"checkpoint": {"claimName": "shared"}, "maxRestarts": 9}
 
+_ELASTIC: dict[str, Any] = {
+    "elastic": {
+        "minNodes": 1,
+        "startWaitSeconds": 3,
+        "shrinkAfterSeconds": 2,
+        "growAfterSeconds": 3,
+    }
+}
+
 FLOWS = {
     "undisturbed": Flow(Script(), 1, 0, "Completed"),
     "a rank fails": Flow(Script(failures={(1, 1): rank_failure()}), 2, 1, "Completed"),
@@ -140,5 +149,39 @@ FLOWS = {
         Script(edits={2: {"suspend": True}, 6: {"suspend": False}}), 2, 0, "Completed"
     ),
     "scaled down while training": Flow(Script(edits={2: {"nodes": 1}}), 2, 0, "Completed"),
+    "elastic job starts without a node": Flow(
+        Script(outages={1: (0, 99)}), 2, 0, "Completed", _ELASTIC
+    ),
+    "elastic job goes on without a lost node": Flow(
+        Script(kills=frozenset({(1, 1)}), outages={1: (1, 99)}),
+        3,
+        0,
+        "Completed",
+        _ELASTIC,
+        infrastructure=1,
+    ),
+    "elastic job goes on without its first node": Flow(
+        Script(kills=frozenset({(1, 0)}), outages={0: (1, 99)}),
+        3,
+        0,
+        "Completed",
+        _ELASTIC,
+        infrastructure=1,
+    ),
+    "elastic job grows when a lost node is back": Flow(
+        Script(kills=frozenset({(1, 1)}), outages={1: (1, 12)}, training_seconds=12),
+        4,
+        0,
+        "Completed",
+        _ELASTIC,
+        infrastructure=1,
+    ),
+    "elastic job is scaled down and up while training": Flow(
+        Script(edits={3: {"nodes": 1}, 7: {"nodes": 2}}, training_seconds=9),
+        3,
+        0,
+        "Completed",
+        _ELASTIC,
+    ),
     "cleaned up": Flow(Script(), 1, 0, "Completed", {"cleanPodPolicy": "All"}, ttl=False),
 }

@@ -12,6 +12,7 @@ from ddp_operator.cluster.base import Manifest
 from ddp_wire import contract
 from ddp_wire.contract import ExitCode
 from ddp_wire.messages import AgentPhase, AgentStatus, CheckpointInfo, Failure, Progress
+from ddp_wire.orders import Order, order_from_text
 
 TERMINAL = {"Succeeded", "Failed"}
 """Pod phases in which all containers have ended."""
@@ -33,6 +34,10 @@ class Script:
     """Steps that are saved once all ranks train, by attempt."""
     edits: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Changes that a user makes to the spec, by second."""
+    outages: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Seconds from and until which the new pod of a node gets no Kubernetes node, by node."""
+    training_seconds: int = TRAINING_SECONDS
+    """Seconds that an attempt trains before it succeeds."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +78,13 @@ class ScriptedPods:
     def __init__(self, script: Script) -> None:
         self._script = script
         self._trained: dict[int, int] = {}
+        self._second = -1
         self.agents: dict[str, AgentStatus] = {}
         """Newest status of each live agent, by pod uid."""
 
     def step(self, pods: Iterable[Manifest], nodes: int, now: datetime) -> list[Move]:
         """Return the moves of one second, for the pods of a job with this many nodes."""
+        self._second += 1
         live = [pod for pod in pods if pod["status"]["phase"] not in TERMINAL]
         moves = [move for pod in live if (move := self._move(pod, now)) is not None]
         ended = {m.pod["metadata"]["uid"] for m in moves if not isinstance(m, ReportStatus)}
@@ -86,16 +93,25 @@ class ScriptedPods:
 
     def _move(self, pod: Manifest, now: datetime) -> Move | None:
         metadata = pod["metadata"]
-        order = metadata["annotations"][contract.ANNOTATION_ATTEMPT]
+        text = metadata["annotations"][contract.ANNOTATION_ATTEMPT]
         agent = self.agents.get(metadata["uid"])
         if "deletionTimestamp" in metadata:
             self.agents.pop(metadata["uid"], None)
             return RemovePod(pod)
-        if order == contract.ATTEMPT_STOP:
+        if text == contract.ATTEMPT_STOP:
             return self._end(pod, agent, ExitCode.PREEMPTED)
-        if agent is None or int(order) > agent.attempt:
-            return self._report(pod, int(order), AgentPhase.STARTING, now)
+        if agent is None and self._has_no_place(pod):
+            return None
+        order = order_of(pod)
+        if agent is None or order.attempt > agent.attempt:
+            trains = order.members is None or node_of(pod) in order.members
+            phase = AgentPhase.STARTING if trains else AgentPhase.WAITING
+            return self._report(pod, order.attempt, phase, now)
         return self._train(pod, agent, now) if agent.phase is AgentPhase.TRAINING else None
+
+    def _has_no_place(self, pod: Manifest) -> bool:
+        first, last = self._script.outages.get(node_of(pod), (0, 0))
+        return first <= self._second < last
 
     def _train(self, pod: Manifest, agent: AgentStatus, now: datetime) -> Move | None:
         key, script = (agent.attempt, agent.node_index), self._script
@@ -106,7 +122,7 @@ class ScriptedPods:
         if any(attempt == agent.attempt for attempt, _ in (*script.failures, *script.kills)):
             lost_peer = Failure(attempt=agent.attempt, at=now.timestamp(), rank=9, secondary=True)
             return self._report(pod, agent.attempt, AgentPhase.FAILED, now, lost_peer)
-        if self._trained.get(agent.attempt, 0) < TRAINING_SECONDS:
+        if self._trained.get(agent.attempt, 0) < script.training_seconds:
             return None
         done = Progress(step=100, total_steps=100)
         final = agent.model_copy(update={"phase": AgentPhase.SUCCEEDED, "progress": done})
@@ -114,11 +130,15 @@ class ScriptedPods:
 
     def _form_gang(self, pods: Sequence[Manifest], nodes: int, now: datetime) -> list[Move]:
         """Let all agents of one attempt change from Starting to Training together."""
-        present = [a for p in pods if (a := self.agents.get(p["metadata"]["uid"])) is not None]
-        attempts = {a.attempt for a in present}
-        if len(present) != nodes or len(attempts) != 1:
+        ordered = ((p["metadata"]["uid"], p) for p in pods)
+        known = {uid: order_of(p) for uid, p in ordered if uid in self.agents}
+        attempt = max((order.attempt for order in known.values()), default=0)
+        members = next((o.members for o in known.values() if o.attempt == attempt), None)
+        members = frozenset(range(nodes)) if members is None else members
+        pods = [p for p in pods if p["metadata"]["uid"] in known and node_of(p) in members]
+        present = [self.agents[p["metadata"]["uid"]] for p in pods]
+        if len(present) != len(members) or {a.attempt for a in present} != {attempt}:
             return []
-        attempt = attempts.pop()
         phases = {a.phase for a in present}
         if phases == {AgentPhase.STARTING}:
             return [self._report(pod, attempt, AgentPhase.TRAINING, now) for pod in pods]
@@ -134,13 +154,14 @@ class ScriptedPods:
         now: datetime,
         failure: Failure | None = None,
     ) -> ReportStatus:
-        index = int(pod["metadata"]["labels"][contract.LABEL_NODE_INDEX])
+        index = node_of(pod)
         reports_checkpoint = index == 0 and phase is AgentPhase.TRAINING
         step = self._script.saves.get(attempt) if reports_checkpoint else None
         status = AgentStatus(
             node_index=index,
             attempt=attempt,
             phase=phase,
+            warm=True,
             since=now.timestamp(),
             failure=failure,
             checkpoint=step and CheckpointInfo(step=step, path="/checkpoints/a", at=0.0),
@@ -151,6 +172,19 @@ class ScriptedPods:
     def _end(self, pod: Manifest, final: AgentStatus | None, code: int) -> EndContainer:
         self.agents.pop(pod["metadata"]["uid"], None)
         return EndContainer(pod, int(code), final)
+
+
+def node_of(pod: Manifest) -> int:
+    """Return the node of the job that a pod serves."""
+    return int(pod["metadata"]["labels"][contract.LABEL_NODE_INDEX])
+
+
+def order_of(pod: Manifest) -> Order:
+    """Return the order in the annotation of a pod that is not to stop."""
+    text = pod["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]
+    order = order_from_text(text)
+    assert order is not None, f"an attempt annotation must hold an order, got {text!r}"
+    return order
 
 
 def running_status(address: str, *, ready: bool) -> Manifest:

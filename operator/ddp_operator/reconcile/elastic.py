@@ -1,6 +1,6 @@
 """Choose the members of each attempt of an elastic job.
 
-`spec.nodes` is the number of nodes that the user wishes. The operator keeps one pod for each of
+`spec.nodes` is the number of nodes that the user asks for. The operator keeps one pod for each of
 them, and a pod that gets no Kubernetes node stays Pending, so the scheduler itself shows when there
 is room again. An attempt trains on its members, and a change of the members is a new attempt:
 
@@ -49,17 +49,17 @@ def after_fault(world: World) -> Members:
     Living members stay, nodes that are ready take the place of lost ones, and a lost node without a
     substitute stays a member until `shrinkAfterSeconds` have passed.
     """
-    wished = _wished(world)
+    desired = _desired(world)
     elastic = world.job.spec.elastic
     if elastic is None:
-        return wished
+        return desired
     lost = {i for i in world.members if _is_lost(world.pod(i))}
-    chosen = [i for i in world.members if i in wished and i not in lost]
+    chosen = [i for i in world.members if i in desired and i not in lost]
     chosen += _candidates(world)
-    chosen += sorted(i for i in lost & wished if not _is_drained(world.pod(i)))
+    chosen += sorted(i for i in lost & desired if not _is_drained(world.pod(i)))
     if len(chosen) < elastic.min_nodes:
-        chosen += sorted(wished - set(chosen))
-    return frozenset(chosen[: len(wished)])
+        chosen += sorted(desired - set(chosen))
+    return frozenset(chosen[: len(desired)])
 
 
 def due(world: World) -> Resize | None:
@@ -67,7 +67,7 @@ def due(world: World) -> Resize | None:
     elastic = world.job.spec.elastic
     if elastic is None:
         return None
-    if not frozenset(world.members) <= _wished(world):
+    if not frozenset(world.members) <= _desired(world):
         return _scaled_down(world, elastic)
     if not world.has_started:
         return _without_late_members(world, elastic)
@@ -106,10 +106,10 @@ def trains(world: World, status: DDPJobStatus) -> bool:
 
 def _scaled_down(world: World, elastic: Elastic) -> Resize:
     """Return the change after the user has reduced `spec.nodes`."""
-    wished = _wished(world)
-    kept = frozenset(world.members) & wished | frozenset(_candidates(world))
-    members = kept if len(kept) >= elastic.min_nodes else wished
-    return Resize(members, f"spec.nodes is {len(wished)} now")
+    desired = _desired(world)
+    kept = frozenset(world.members) & desired | frozenset(_candidates(world))
+    members = kept if len(kept) >= elastic.min_nodes else desired
+    return Resize(members, f"spec.nodes is {len(desired)} now")
 
 
 def _without_late_members(world: World, elastic: Elastic) -> Resize | None:
@@ -141,14 +141,14 @@ def _grown(world: World, elastic: Elastic) -> Resize | None:
     more = _candidates(world)
     if not more or _left(_last_change(world), elastic.grow_after_seconds, world.now) > 0.0:
         return None
-    room = len(_wished(world)) - len(world.members)
+    room = len(_desired(world)) - len(world.members)
     added = frozenset(more[:room])
     if not added:
         return None
     return Resize(frozenset(world.members) | added, f"{_named(added)} ready")
 
 
-def _wished(world: World) -> Members:
+def _desired(world: World) -> Members:
     return frozenset(range(world.job.nodes))
 
 
@@ -157,7 +157,7 @@ def _candidates(world: World) -> list[int]:
     members, now = frozenset(world.members), world.now
     banned = departures.unsteady_nodes(world.job.status, now)
     found = []
-    for index in sorted(_wished(world) - members):
+    for index in sorted(_desired(world) - members):
         pod = world.pod(index)
         if pod is None or pod.node in banned or world.why_going(pod):
             continue

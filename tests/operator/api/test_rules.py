@@ -47,6 +47,11 @@ BROKEN: dict[str, dict[str, Any]] = {
         "restartWindowSeconds": 3600,
         "maxRestarts": 31,
     },
+    "spec.elastic.minNodes: must be at most spec.nodes": {
+        "task": TASK,
+        "nodes": 2,
+        "elastic": {"minNodes": 3},
+    },
     **{
         f"spec.podTemplate.spec.{field}: must not be set, because the operator sets it": {
             "task": TASK,

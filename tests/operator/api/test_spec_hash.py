@@ -62,6 +62,7 @@ LIFECYCLE: dict[str, Any] = {
 
 SHAPING: dict[str, Any] = {
     "nodes": 3,
+    "elastic": {"minNodes": 1},
     "procsPerNode": 2,
     "gpusPerNode": 1,
     "task": "my_package.trees:build",
@@ -100,6 +101,16 @@ def test_change_of_a_lifecycle_field_does_not_restart_pods(field: str, value: An
 @pytest.mark.parametrize(("field", "value"), SHAPING.items(), ids=SHAPING.keys())
 def test_change_of_a_pod_shaping_field_restarts_pods(field: str, value: Any) -> None:
     assert shape_of(**{field: value}) != shape_of()
+
+
+@pytest.mark.parametrize(
+    "change", [{"nodes": 3}, {"elastic": {"minNodes": 2}}, {"elastic": {"growAfterSeconds": 9}}]
+)
+def test_size_of_an_elastic_job_does_not_restart_pods(change: dict[str, Any]) -> None:
+    elastic = {"elastic": {"minNodes": 1}}
+    given = elastic | change
+    given["elastic"] = {"minNodes": 1} | given["elastic"]
+    assert shape_of(**given) == shape_of(**elastic)
 
 
 def test_strikes_against_kubernetes_nodes_do_not_restart_pods() -> None:

@@ -76,7 +76,7 @@ def test_help_lists_the_exit_codes() -> None:
             "env: [{name: TOKEN, valueFrom: {secretKeyRef: {name: s, key: k}}}]",
             "spec.env: TOKEN has valueFrom, which needs a cluster",
         ),
-        ("nodes: 200", "spec.nodes: must be at most 150 without a cluster"),
+        ("nodes: 200", "spec.nodes: must be at most 100 without a cluster"),
     ],
     ids=["volumes", "valueFrom", "too many nodes"],
 )

@@ -57,4 +57,4 @@ def test_addresses_of_all_nodes_have_the_same_length() -> None:
     network = LocalNetwork()
     network.close()
     assert network.address(0).endswith(f".{FIRST_HOST}")
-    assert len(network.address(0)) == len(network.address(149))
+    assert len(network.address(0)) == len(network.address(99))
