@@ -53,7 +53,34 @@ def _straggler() -> Panel:
 
 def nodes() -> Sequence[Panel]:
     """Return the panels with one series per node."""
-    return [_memory(), _throttled(), _oom_kills()]
+    return [_size(), _resizes(), _memory(), _throttled(), _oom_kills()]
+
+
+def _size() -> Panel:
+    text = Text(
+        "Size of the job",
+        "short",
+        "How many nodes the job asks for, how many take part in the attempt, and how many train.",
+        "No such job, or the operator is not scraped",
+    )
+    return time_series(
+        text,
+        Query(newest(jobs.NODES, JOB), "asked for"),
+        Query(newest(jobs.MEMBERS, JOB), "members"),
+        Query(newest(jobs.READY, JOB), "training"),
+        Query(newest(jobs.RESIZES, JOB), "changes since the start"),
+    )
+
+
+def _resizes() -> Panel:
+    text = Text(
+        "Time of the last change of the size",
+        "s",
+        "How long the last change of the size took, from the decision to the first update of all"
+        " ranks.",
+        "The size has not changed, or the operator is not scraped",
+    )
+    return time_series(text, Query(newest(jobs.RESIZE_TIME, JOB), "last change"))
 
 
 def gpus() -> Sequence[Panel]:

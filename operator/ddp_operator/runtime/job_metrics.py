@@ -15,6 +15,7 @@ from pydantic.alias_generators import to_camel
 
 from ddp_operator.api.goodput import Bucket
 from ddp_operator.cluster.base import Manifest
+from ddp_wire import node_ranges
 from ddp_wire.exposition import Samples
 from ddp_wire.families import Family, Kind
 
@@ -41,6 +42,16 @@ NOT_READY = Family(
 )  # fmt: skip
 NODES = Family("ddpjob_nodes", Kind.GAUGE, "Worker pods that the job asks for.", _JOB)
 READY = Family("ddpjob_nodes_ready", Kind.GAUGE, "Worker pods whose ranks train.", _JOB)
+MEMBERS = Family(
+    "ddpjob_members", Kind.GAUGE,
+    "Nodes of the current attempt. An elastic job may train with fewer than it asks for.", _JOB,
+)  # fmt: skip
+RESIZES = Family("ddpjob_resizes_total", Kind.COUNTER, "Changes of the members of the job.", _JOB)
+RESIZE_TIME = Family(
+    "ddpjob_last_resize_seconds", Kind.GAUGE,
+    "Seconds from the decision on the last change of the members until all ranks had completed an"
+    " update. Absent during a change.", _JOB,
+)  # fmt: skip
 RESTARTS = Family(
     "ddpjob_restarts_total", Kind.COUNTER,
     "Attempts that followed a fault, by its cause: Application, Infrastructure or Free.",
@@ -101,8 +112,8 @@ REDONE_STEPS = Family(
 )  # fmt: skip
 
 FAMILIES = (
-    INFO, STATE, CONDITION, NOT_READY, NODES, READY, RESTARTS, STRAGGLER, LAST_FAILURE, START,
-    COMPLETION, STEP, TOTAL_STEPS, PROGRESS_TIME, LOSS, THROUGHPUT, CHECKPOINT_TIME,
+    INFO, STATE, CONDITION, NOT_READY, NODES, READY, MEMBERS, RESIZES, RESIZE_TIME, RESTARTS,
+    STRAGGLER, LAST_FAILURE, START, COMPLETION, STEP, TOTAL_STEPS, PROGRESS_TIME, LOSS, THROUGHPUT, CHECKPOINT_TIME,
     CHECKPOINT_INTERVAL, HANG_LIMIT, TIME, REDONE_STEPS,
 )  # fmt: skip
 """All metrics of jobs."""
@@ -160,6 +171,7 @@ def _add_status(samples: Samples, own: tuple[str, str], status: dict[str, Any]) 
         if kind == "PodsReady" and condition["status"] != "True":
             samples.add(NOT_READY, 1, *own, condition["reason"])
     samples.add(READY, int(status.get("ready", "0").split("/")[0]), *own)
+    _add_members(samples, own, status)
     for cause, field in _RESTARTS.items():
         samples.add(RESTARTS, status.get(field, 0), *own, cause)
     slow = status.get("straggler")
@@ -172,6 +184,14 @@ def _add_status(samples: Samples, own: tuple[str, str], status: dict[str, Any]) 
         samples.add(LAST_FAILURE, _seconds(failure.get("time")), *own, *where)
     samples.add(START, _seconds(status.get("startTime")), *own)
     samples.add(COMPLETION, _seconds(status.get("completionTime")), *own)
+
+
+def _add_members(samples: Samples, own: tuple[str, str], status: dict[str, Any]) -> None:
+    members, last = status.get("members"), status.get("lastResize", {})
+    samples.add(MEMBERS, len(node_ranges.from_text(members)) if members else None, *own)
+    samples.add(RESIZES, status.get("resizes", 0), *own)
+    milliseconds = last.get("milliseconds")
+    samples.add(RESIZE_TIME, None if milliseconds is None else milliseconds / 1000, *own)
 
 
 def _add_progress(samples: Samples, own: tuple[str, str], status: dict[str, Any]) -> None:
