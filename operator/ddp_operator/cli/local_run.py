@@ -82,6 +82,8 @@ class LocalRun:
         self._shown = _shown_ranks(job, verbose=verbose)
         per_node = job.spec.ranks_per_node
         by_node = [range(i * per_node, (i + 1) * per_node) for i in range(job.spec.nodes)]
+        if job.spec.elastic is not None:  # Any node may have any rank.
+            by_node = [range(ranks)] * job.spec.nodes
         logs = {
             self._cluster.log_file(names.pod_name(job, index)): of_node
             for index, of_node in enumerate(by_node)

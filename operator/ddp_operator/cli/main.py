@@ -4,6 +4,7 @@ Each command imports what it needs only when it runs, so that `--help` is quick.
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -113,6 +114,52 @@ def run(file: Path, settings: tuple[str, ...], home: Path, verbose: bool) -> Non
     except (InvalidJobError, ClusterError) as error:
         _refuse(str(error))
     sys.exit(code)
+
+
+@main.group()
+def node() -> None:
+    """Take a node away from a local run, to see what its loss does, or bring it back."""
+
+
+_DIR = click.option(
+    "--dir",
+    "home",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("ddp-runs"),
+    show_default=True,
+    help="Folder that the run was given.",
+)
+
+
+@node.command()
+@click.argument("job")
+@click.argument("index", type=click.IntRange(0, 9998))
+@_DIR
+def lose(job: str, index: int, home: Path) -> None:
+    """Kill all processes of node INDEX of the running JOB, and start none there."""
+    _change_lost_nodes(home / job, lambda lost: lost | {index})
+
+
+@node.command()
+@click.argument("job")
+@click.argument("index", type=click.IntRange(0, 9998))
+@_DIR
+def restore(job: str, index: int, home: Path) -> None:
+    """Let the running JOB use node INDEX again."""
+    _change_lost_nodes(home / job, lambda lost: lost - {index})
+
+
+def _change_lost_nodes(folder: Path, change: Callable[[frozenset[int]], frozenset[int]]) -> None:
+    from ddp_operator.cli.run_folder import is_running  # noqa: PLC0415
+    from ddp_operator.cluster.local.lost_nodes import LostNodes  # noqa: PLC0415
+
+    if not is_running(folder):
+        _refuse(f"JOB must run on this machine now, but no process runs it in {folder}")
+    lost = LostNodes(folder)
+    try:
+        lost.write(change(lost.read()))
+    except OSError as error:
+        _refuse(f"--dir: must name a folder that can be written, got {folder}: {error.strerror}")
 
 
 @main.command()

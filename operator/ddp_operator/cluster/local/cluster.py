@@ -21,6 +21,7 @@ from ddp_operator.cluster.base import (
     Manifest,
 )
 from ddp_operator.cluster.local import share
+from ddp_operator.cluster.local.lost_nodes import POLL_SECONDS, LostNodes, waiting_status
 from ddp_operator.cluster.local.network import LocalNetwork
 from ddp_operator.cluster.local.paths import inside
 from ddp_operator.cluster.local.pod import LocalPod, container_environment
@@ -40,7 +41,7 @@ from ddp_wire.messages import AttemptOrder
 from ddp_wire.processes import adopt_orphans
 
 MAX_NODES = 100
-"""Maximum number of nodes. Their addresses end in 100 to 249."""
+"""Maximum number of nodes. Their addresses end in 100 to 199."""
 CLAIM_FIELD = "spec.checkpoint.claimName"
 PATH_FIELD = "spec.checkpoint.path"
 _DELETE_GRACE_SECONDS = 60.0
@@ -84,10 +85,14 @@ class LocalCluster:
         self._network = LocalNetwork()
         self._session = aiohttp.ClientSession()
         self._agents = Agents()
+        self._lost_nodes = LostNodes(self._home)
+        self._lost_nodes.clear()
+        self._outages = asyncio.ensure_future(self._follow_outages())
         adopt_orphans()
 
     async def close(self) -> None:
         """Stop all pods and wait until they are gone."""
+        self._outages.cancel()
         await asyncio.gather(*(pod.delete(_DELETE_GRACE_SECONDS) for pod in self._pods.values()))
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._session.close()
@@ -244,10 +249,31 @@ class LocalCluster:
         self._on_child("Pod", pod.manifest, False)
 
     async def _run(self, key: Key, pod: LocalPod) -> None:
-        await pod.run(self._session)
+        if await self._has_node(pod):
+            await pod.run(self._session)
         if "deletionTimestamp" in pod.manifest["metadata"] and self._pods.get(key) is pod:
             del self._pods[key]
             self._on_child("Pod", pod.manifest, True)
+
+    async def _has_node(self, pod: LocalPod) -> bool:
+        """Wait until the node of a new pod is not lost. Return False if the pod is deleted."""
+        while pod.node in self._lost_nodes.read():
+            if "deletionTimestamp" in pod.manifest["metadata"]:
+                return False
+            if "conditions" not in pod.manifest["status"]:
+                pod.manifest["status"] = waiting_status(pod.node)
+                self._publish(pod)
+            await asyncio.sleep(POLL_SECONDS)
+        return "deletionTimestamp" not in pod.manifest["metadata"]
+
+    async def _follow_outages(self) -> None:
+        """Delete the pods of lost nodes without a grace period, until the cluster is closed."""
+        while True:
+            lost = self._lost_nodes.read()
+            for (namespace, name), pod in list(self._pods.items()) if lost else ():
+                if pod.node in lost and pod.runs:
+                    await self.delete_pod(namespace, name, pod.uid, 0)
+            await asyncio.sleep(POLL_SECONDS)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.ensure_future(work)

@@ -64,6 +64,16 @@ class LocalPod:
         """Return the uid of the pod."""
         return str(self.manifest["metadata"]["uid"])
 
+    @property
+    def node(self) -> int:
+        """Return the node of the job that the pod serves."""
+        return int(self.manifest["metadata"]["labels"][contract.LABEL_NODE_INDEX])
+
+    @property
+    def runs(self) -> bool:
+        """Return whether the process of the pod runs."""
+        return self._process is not None and self._process.returncode is None
+
     def project_annotations(self) -> None:
         """Update the downward-API file atomically by a rename, as the kubelet does."""
         value = self.manifest["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]
