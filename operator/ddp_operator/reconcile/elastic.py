@@ -21,6 +21,7 @@ from datetime import datetime, timedelta
 
 from ddp_operator.api.spec import Elastic
 from ddp_operator.api.status import ConditionType, DDPJobStatus
+from ddp_operator.builders import names
 from ddp_operator.reconcile import departures
 from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.reconcile.world import World
@@ -95,8 +96,9 @@ def lost_nodes(world: World) -> frozenset[str]:
     """Return the Kubernetes nodes of the members that are lost."""
     if world.job.spec.elastic is None:
         return frozenset()
-    pods = (world.pod(index) for index in world.members)
-    return frozenset(pod.node for pod in pods if pod is not None and _is_lost(pod) and pod.node)
+    lost = (index for index in world.members if _is_lost(world.pod(index)))
+    names_of = (names.pod_name(world.job, index) for index in lost)
+    return frozenset(node for name in names_of if (node := world.last_nodes.get(name)))
 
 
 def trains(world: World, status: DDPJobStatus) -> bool:

@@ -40,6 +40,8 @@ class World:
     """Uids of the pods whose agent did not answer the newest request."""
     kubernetes_nodes: Mapping[str, NodeView] = field(default_factory=dict)
     """Kubernetes nodes by name. Empty without the right to watch them."""
+    last_nodes: Mapping[str, str] = field(default_factory=dict)
+    """Kubernetes node on which this operator saw each pod of an elastic job last, by pod name."""
     undecided_for: timedelta | None = None
     """How long this operator has seen faults without a root cause, or None before."""
     deleting_for: Mapping[str, timedelta] = field(default_factory=dict)

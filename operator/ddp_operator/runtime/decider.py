@@ -81,6 +81,7 @@ class Decider:
             progress_interval=timedelta(seconds=self._agents.progress_seconds),
             undecided_for=state.sightings.undecided_for(),
             deleting_for=state.sightings.deleting_for(views),
+            last_nodes=state.sightings.last_nodes(views) if job.spec.elastic else {},
             creation_waits=state.sightings.creation_waits(job.status.attempt),
             blocked=state.blocked,
         )

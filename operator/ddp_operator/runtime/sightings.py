@@ -14,7 +14,7 @@ from ddp_operator.reconcile.pod_view import PodView
 class Sightings:
     """First sights of the states of one job. A restarted process begins to measure again."""
 
-    __slots__ = ("_creations", "_deleting", "_monotonic", "_undecided")
+    __slots__ = ("_creations", "_deleting", "_monotonic", "_nodes", "_undecided")
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         """Create the sightings. `monotonic` returns seconds of a clock that is never set."""
@@ -24,6 +24,8 @@ class Sightings:
         """Time of the first sight of each deletion, by pod uid."""
         self._creations: dict[str, tuple[int, int, float]] = {}
         """Attempt, number of creations for it, and time of the last one, by pod name."""
+        self._nodes: dict[str, str] = {}
+        """Kubernetes node on which each pod was seen last, by pod name."""
 
     def record_decision(self, *, undecided: bool) -> None:
         """Record whether the job has faults without a root cause."""
@@ -41,6 +43,11 @@ class Sightings:
         known, now = self._deleting, self._monotonic()
         self._deleting = {pod.uid: known.get(pod.uid, now) for pod in pods if pod.deleting}
         return {uid: timedelta(seconds=now - since) for uid, since in self._deleting.items()}
+
+    def last_nodes(self, pods: Iterable[PodView]) -> Mapping[str, str]:
+        """Record where pods run. Return where each pod ran last, by its name, even if it is gone."""
+        self._nodes |= {pod.name: pod.node for pod in pods if pod.node is not None}
+        return dict(self._nodes)
 
     def record_creation(self, attempt: int, name: str) -> None:
         """Record that a pod was created for an attempt."""

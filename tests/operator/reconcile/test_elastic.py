@@ -267,8 +267,8 @@ def test_node_that_left_twice_within_an_hour_is_not_grown_onto() -> None:
 
 def test_departures_are_recorded_with_the_loss() -> None:
     job = elastic_job(2)
-    found = [pod(job, 0), pod(job, 1, deleting=True)]
-    plan = plan_for(job, found, statuses={0: training(job, 0)})
+    seen = world(job, [pod(job, 0)], statuses={0: training(job, 0)})
+    plan = decide(replace(seen, last_nodes={"digits-1": "machine-1"}), DEFAULTS)
     assert [(one.node, one.time) for one in plan.status.departures] == [("machine-1", NOW)]
 
 

@@ -1,0 +1,185 @@
+"""Elastic jobs on two real nodes: start with one, lose, drain, taint and get back nodes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.cluster.support import ENDLESS_EPOCHS, Job, long_job
+from tests.cluster.test_nodes import check_no_lost_steps, operator_node
+from tests.fault_player.faults import lose_node, restore_node
+from tests.harness.cluster import Cluster
+from tests.harness.install import eventually
+
+pytestmark = pytest.mark.cluster
+
+LIMITS = {"minNodes": 1, "startWaitSeconds": 5, "shrinkAfterSeconds": 2, "growAfterSeconds": 2}
+
+
+def elastic_job(epochs: int = ENDLESS_EPOCHS, **limits: int) -> dict[str, Any]:
+    """Return a job whose pods run on different nodes."""
+    manifest = long_job(epochs=epochs, log={"every_steps": 1})
+    manifest["spec"]["elastic"] = LIMITS | limits
+    selector = {"matchLabels": {"ddp-trainer.dev/job-name": manifest["metadata"]["name"]}}
+    term = {"labelSelector": selector, "topologyKey": "kubernetes.io/hostname"}
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    manifest["spec"]["podTemplate"] = {"spec": {"affinity": affinity}}
+    return manifest
+
+
+def wait_for_members(job: Job, members: set[int], seconds: float = 120) -> dict[str, Any]:
+    """Wait until exactly these nodes train and have done an update. Return the status."""
+    text = ",".join(map(str, sorted(members))).replace("0,1", "0-1")
+
+    def train() -> bool:
+        status = job.status
+        done = status.get("lastResize", {}).get("attempt") != status.get("attempt") or (
+            "milliseconds" in status["lastResize"]
+        )
+        return status.get("members") == text and job.reason == "Running" and done
+
+    try:
+        eventually(train, f"the members {text} train", seconds)
+    except TimeoutError as error:
+        raise AssertionError(f"{error}\n{job.kubectl('describe', 'ddpjob', job.name)}") from error
+    return job.status
+
+
+def node_index(job: Job, node: str) -> int:
+    """Return the node of the job that runs on a Kubernetes node."""
+    (name,) = (p["metadata"]["name"] for p in job.pods() if p["spec"].get("nodeName") == node)
+    return int(name.rpartition("-")[2])
+
+
+def scale(job: Job, nodes: int) -> None:
+    """Change the number of nodes, as a user or an HPA does."""
+    job.kubectl("scale", "ddpjob", job.name, f"--replicas={nodes}")
+
+
+@contextmanager
+def cordoned(cluster: Cluster, node: str) -> Iterator[None]:
+    """Drain a node as `kubectl drain` begins, by its cordon, and end that."""
+    cluster.kubectl("cordon", node)
+    try:
+        yield
+    finally:
+        cluster.kubectl("uncordon", node)
+
+
+@contextmanager
+def tainted(cluster: Cluster, node: str) -> Iterator[None]:
+    """Set a taint that new pods do not tolerate."""
+    cluster.kubectl("taint", "node", node, "maintenance=now:NoSchedule")
+    try:
+        yield
+    finally:
+        cluster.kubectl("taint", "node", node, "maintenance-")
+
+
+def check_costs(status: dict[str, Any], *, infrastructure: int) -> None:
+    """Check that only losses were charged."""
+    assert status["restarts"] == 0
+    assert status["infrastructureRestarts"] == infrastructure
+
+
+def test_job_changes_its_size_with_the_nodes_that_it_gets(cluster: Cluster, namespace: str) -> None:
+    first, second = sorted(cluster.node_names, key=lambda n: n != operator_node(cluster))
+    with cordoned(cluster, second):
+        job = Job.apply(cluster, namespace, elastic_job())
+        status = wait_for_members(job, {node for node in (0, 1) if node_index(job, first) == node})
+        assert job.row()["READY"] == "1/2"
+        assert status["lastResize"]["message"].endswith("not ready after 5 s")
+    wait_for_members(job, {0, 1})
+
+    there = node_index(job, second)
+    with cordoned(cluster, second):
+        status = wait_for_members(job, {1 - there})
+        assert "is cordoned" in status["lastResize"]["message"]
+        assert status["lastResize"]["repeatedUpdates"] == 0
+    wait_for_members(job, {0, 1})
+
+    scale(job, 1)
+    wait_for_members(job, {0})
+    scale(job, 2)
+    wait_for_members(job, {0, 1})
+
+    there = node_index(job, second)
+    lose_node(cluster, second)
+    try:
+        status = wait_for_members(job, {1 - there})
+    finally:
+        restore_node(cluster, second)
+    status = wait_for_members(job, {0, 1})
+    check_costs(status, infrastructure=1)
+    assert status["resizes"] == 8
+    check_no_lost_steps(job)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("index", [0, 1], ids=["first-node", "other-node"])
+def test_job_goes_on_without_a_tainted_node(cluster: Cluster, namespace: str, index: int) -> None:
+    job = Job.apply(cluster, namespace, elastic_job())
+    wait_for_members(job, {0, 1})
+    pods = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in job.pods()}
+    with tainted(cluster, pods[f"digits-{index}"]):
+        status = wait_for_members(job, {1 - index})
+        assert "has the taint maintenance=now:NoSchedule" in status["lastResize"]["message"]
+    status = wait_for_members(job, {0, 1})
+    check_costs(status, infrastructure=0)
+    check_no_lost_steps(job)
+
+
+@pytest.mark.sweep
+def test_drained_node_is_left_before_its_pod_is_evicted(cluster: Cluster, namespace: str) -> None:
+    job = Job.apply(cluster, namespace, elastic_job())
+    wait_for_members(job, {0, 1})
+    node = next(n for n in cluster.node_names if n != operator_node(cluster))
+    there = node_index(job, node)
+    drain = ("drain", node, "--ignore-daemonsets", "--force", "--delete-emptydir-data")
+    selector = f"--pod-selector=ddp-trainer.dev/job-name={job.name}"
+    try:
+        cluster.kubectl(*drain, selector)
+        status = wait_for_members(job, {1 - there})
+        assert status["lastResize"]["repeatedUpdates"] == 0
+    finally:
+        cluster.kubectl("uncordon", node)
+    status = wait_for_members(job, {0, 1})
+    check_costs(status, infrastructure=0)
+    check_no_lost_steps(job)
+
+
+@pytest.mark.sweep
+def test_job_outlives_the_loss_of_its_first_node(cluster: Cluster, namespace: str) -> None:
+    job = Job.apply(cluster, namespace, elastic_job())
+    wait_for_members(job, {0, 1})
+    job.wait_for_checkpoint()
+    (node,) = (p["spec"]["nodeName"] for p in job.pods() if p["metadata"]["name"] == "digits-0")
+    lose_node(cluster, node)
+    try:
+        wait_for_members(job, {1}, 180)
+    finally:
+        restore_node(cluster, node)
+    status = wait_for_members(job, {0, 1})
+    check_costs(status, infrastructure=1)
+    check_no_lost_steps(job)
+
+
+@pytest.mark.sweep
+def test_node_that_leaves_twice_is_not_used_again(cluster: Cluster, namespace: str) -> None:
+    job = Job.apply(cluster, namespace, elastic_job())
+    wait_for_members(job, {0, 1})
+    node = next(n for n in cluster.node_names if n != operator_node(cluster))
+    for _ in range(2):
+        there = node_index(job, node)
+        job.kubectl("delete", "pod", f"{job.name}-{there}", "--grace-period=0", "--force")
+        wait_for_members(job, {0, 1})
+    assert len(job.status["departures"]) == 2
+    there = node_index(job, node)
+    with cordoned(cluster, node):
+        wait_for_members(job, {1 - there})
+    eventually(lambda: len(job.pods()) == 2 and node_index(job, node) == there, "a new pod", 60)
+    attempt = job.status["attempt"]
+    waits = f"{job.name}-{there}"
+    eventually(lambda: waits in job.status.get("nextAction", ""), "the pod is named", 30)
+    assert job.status["attempt"] == attempt
