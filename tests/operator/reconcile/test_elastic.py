@@ -370,6 +370,7 @@ def test_members_are_always_among_the_wished_nodes_and_enough(  # noqa: PLR0917
     assert plan.status.attempt in {2, 3}
     assert members(plan) <= set(range(nodes))
     if plan.status.attempt == 3:
-        assert len(members(plan)) >= minimum
+        # A user may have raised the minimum while fewer nodes train.
+        assert len(members(plan)) >= minimum or members(plan) > current
     else:
         assert members(plan) == current
