@@ -10,8 +10,10 @@ import pytest
 
 from ddp_agent.agent import Agent
 from ddp_agent.clock import Clock, Ticker
-from ddp_agent.network.barrier import start_barrier
+from ddp_agent.config import AgentConfig
+from ddp_agent.members import Members
 from ddp_agent.network.barrier_client import StartBarrier
+from ddp_agent.network.barriers import Barriers
 from ddp_agent.orders import AttemptOrders
 from ddp_agent.processes.attempt_process import AttemptStarter
 from ddp_agent.processes.launch import Launch
@@ -68,6 +70,19 @@ def phase(name: str, attempt: int = 1) -> Condition:
     return lambda status: (status.phase, status.attempt) == (AgentPhase(name), attempt)
 
 
+class OneBarrier(Barriers):
+    """The same side of the barrier in each attempt."""
+
+    def __init__(self, made: AgentConfig, barrier: StartBarrier) -> None:
+        self._config, self._barrier = made, barrier
+
+    def side_for(self, members: Members) -> StartBarrier | None:
+        return self._barrier
+
+    def leave(self) -> None:
+        self._barrier.close()
+
+
 @dataclass
 class AgentHarness:
     """One node: its agent, its annotation file, its clock, and all statuses of the agent."""
@@ -101,7 +116,7 @@ class AgentHarness:
             orders=self.orders,
             writer=self.writer,
             starter=AttemptStarter(made, ticker, xids=lambda: self.xids),
-            barrier=self.barrier or start_barrier(made),
+            barriers=Barriers(made) if self.barrier is None else OneBarrier(made, self.barrier),
         )
 
     @property

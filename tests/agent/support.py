@@ -5,16 +5,18 @@ import ctypes
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ddp_agent.config import AgentConfig
+from ddp_agent.members import Members, members_of
 from ddp_agent.network.server import AgentServer
 from ddp_agent.orders import AttemptOrders
 from ddp_agent.status.status_cell import AgentStatusCell
 from ddp_wire.contract import Env
 from ddp_wire.messages import AgentStatus, AttemptOrder, Heartbeat, RankPhase
+from ddp_wire.orders import Order
 from ddp_wire.processes import adopt_orphans, descendants
 from tests.operator.support import UID, agent_status
 
@@ -38,6 +40,11 @@ def environment(home: Path, **changes: str | None) -> dict[str, str]:
     }
     given |= changes
     return {str(name): value for name, value in given.items() if value is not None}
+
+
+def members(made: AgentConfig, attempt: int = 1, nodes: Iterable[int] | None = None) -> Members:
+    """Return the members of an attempt: all nodes of the job, or those that the order names."""
+    return members_of(made, Order(attempt, None if nodes is None else frozenset(nodes)))
 
 
 def config(home: Path, **changes: str | None) -> AgentConfig:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ddp_agent.orders import MOST_AHEAD, STOP, AttemptOrders
 from ddp_wire.contract import ATTEMPT_FILE, ATTEMPT_STOP
 from ddp_wire.messages import AttemptOrder
+from ddp_wire.orders import Order
 
 
 def orders_of(home: Path) -> AttemptOrders:
@@ -35,11 +36,16 @@ def test_there_is_no_order_before_the_kubelet_writes_one(tmp_path: Path) -> None
 
 
 def test_newest_order_follows_the_file(tmp_path: Path) -> None:
-    assert newest_after(tmp_path, b"1", b"2\n", b" 10 ") == [1, 2, 10]
+    assert newest_after(tmp_path, b"1", b"2\n", b" 10 ") == [Order(1), Order(2), Order(10)]
 
 
 def test_older_orders_are_ignored(tmp_path: Path) -> None:
-    assert newest_after(tmp_path, b"2", b"1", b"3", b"2") == [2, 2, 3, 3]
+    assert newest_after(tmp_path, b"2", b"1", b"3", b"2") == [
+        Order(2),
+        Order(2),
+        Order(3),
+        Order(3),
+    ]
 
 
 def test_stop_order_is_final(tmp_path: Path) -> None:
@@ -52,18 +58,18 @@ def test_stop_order_is_final(tmp_path: Path) -> None:
 )
 def test_unreadable_content_changes_nothing(tmp_path: Path, noise: bytes) -> None:
     assert newest_after(tmp_path, noise) == [None]
-    assert newest_after(tmp_path, b"3", noise) == [3, 3]
+    assert newest_after(tmp_path, b"3", noise) == [Order(3), Order(3)]
 
 
 def test_direct_requests_count_like_the_file(tmp_path: Path) -> None:
     orders = orders_of(tmp_path)
     assert orders.accept(request(2))
-    assert orders.newest() == 2
+    assert orders.newest() == Order(2)
     (tmp_path / ATTEMPT_FILE).write_text("1")
-    assert orders.newest() == 2
+    assert orders.newest() == Order(2)
     (tmp_path / ATTEMPT_FILE).write_text("3")
     assert orders.accept(request(2))
-    assert orders.newest() == 3
+    assert orders.newest() == Order(3)
     (tmp_path / ATTEMPT_FILE).write_text(ATTEMPT_STOP)
     assert orders.accept(request(9))
     assert orders.newest() is STOP
@@ -75,16 +81,16 @@ def test_request_far_ahead_of_the_file_is_refused(tmp_path: Path, attempt: int) 
     orders = orders_of(tmp_path)
     (tmp_path / ATTEMPT_FILE).write_text("3")
     assert not orders.accept(request(attempt))
-    assert orders.newest() == 3
+    assert orders.newest() == Order(3)
     assert orders.accept(request(3 + MOST_AHEAD))
 
 
 def test_deleted_file_changes_nothing(tmp_path: Path) -> None:
     orders = orders_of(tmp_path)
     (tmp_path / ATTEMPT_FILE).write_text("3")
-    assert orders.newest() == 3
+    assert orders.newest() == Order(3)
     (tmp_path / ATTEMPT_FILE).unlink()
-    assert orders.newest() == 3
+    assert orders.newest() == Order(3)
 
 
 @settings(max_examples=30)

@@ -3,10 +3,10 @@
 An attempt takes these steps:
 
 1. Wait for an attempt order with a higher number, from the operator's request or from the pod's
-   annotation (`orders`).
+   annotation (`orders`). If this node is no member of the attempt, wait for the next order.
 2. Prepare directories and torchrun's command line (`processes.launch`).
-3. Wait at the start barrier for the agents of all other nodes, then for node 0's rendezvous store
-   and for the imports of the standby.
+3. Wait at the start barrier for the agents of all other members, then for the first one's
+   rendezvous store and for the imports of the standby.
 4. Start torchrun. Ten times per second, put the heartbeats and hangs of the ranks into the status,
    and end ranks that do not exit. This lasts until torchrun ends or until an `Interruption`: the
    next order, a stop, a replaced peer, or a hang for which the operator orders nothing.
@@ -21,13 +21,16 @@ Process: agent (main thread).
 import logging
 import shlex
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from ddp_agent import logs
 from ddp_agent.clock import Ticker
 from ddp_agent.config import AgentConfig
 from ddp_agent.failures import exit_code, to_sentence
+from ddp_agent.members import Members, members_of
 from ddp_agent.network.barrier_client import StartBarrier
+from ddp_agent.network.barriers import Barriers
 from ddp_agent.network.waits import Obstacle, WaitWatch, unreachable
 from ddp_agent.orders import AttemptOrders, Interruption, Stop
 from ddp_agent.processes.attempt_process import AttemptProcess, AttemptStarter
@@ -38,6 +41,7 @@ from ddp_agent.status_writer import StatusWriter
 from ddp_wire.contract import ExitCode, rendezvous_port
 from ddp_wire.delays import LONGEST_BACKOFF_SECONDS
 from ddp_wire.messages import AgentPhase, Failure
+from ddp_wire.orders import Order
 
 _log = logging.getLogger("ddp_agent")
 
@@ -66,11 +70,14 @@ class Agent:
         orders: AttemptOrders,
         writer: StatusWriter,
         starter: AttemptStarter,
-        barrier: StartBarrier | None = None,
+        barriers: Barriers | None = None,
+        on_members: Callable[[Members], None] = lambda _: None,
     ) -> None:
         self._config, self._scratch, self._ticker = config, scratch, ticker
         self._orders, self._writer, self._starter = orders, writer, starter
-        self._barrier = barrier
+        self._barriers, self._on_members = barriers, on_members
+        self._barrier: StartBarrier | None = None
+        """This node's side of the start barrier in the current attempt."""
 
     def is_alive(self) -> bool:
         """Return whether the loop advances. Safe to call from any thread."""
@@ -80,18 +87,23 @@ class Agent:
         """Run attempts until the end. Return the exit code of the container."""
         try:
             last = 0
-            while (attempt := self._next_attempt(after=last)) is not None:
-                self._run_attempt(attempt)
-                last = attempt
+            while (order := self._next_order(after=last)) is not None:
+                members = members_of(self._config, order)
+                self._on_members(members)
+                if members.takes_part:
+                    self._run_attempt(members)
+                else:
+                    self._stand_by(members)
+                last = order.attempt
                 if self._writer.status.phase in {AgentPhase.SUCCEEDED, AgentPhase.PREEMPTED}:
                     break
             return self._exit_code()
         finally:
             self._starter.close()
-            if self._barrier is not None:
-                self._barrier.close()
+            if self._barriers is not None:
+                self._barriers.leave()
 
-    def _next_attempt(self, *, after: int) -> int | None:
+    def _next_order(self, *, after: int) -> Order | None:
         """Wait for the order of a newer attempt. Return None if the container is to end."""
         monotonic = self._ticker.clock.monotonic
         began = monotonic()
@@ -99,8 +111,9 @@ class Agent:
             order = self._orders.newest()
             if isinstance(order, Stop):
                 return None
-            if order is not None and order > after:
+            if order is not None and order.attempt > after:
                 return order
+            self._writer.set_warm(self._starter.is_warm())
             limit = self._longest_wait()
             if self._writer.status.phase is AgentPhase.FAILED and monotonic() > began + limit:
                 _log.warning("no attempt order arrived within %.0f s", limit)
@@ -116,16 +129,31 @@ class Agent:
         # another job may take its place on the Kubernetes node.
         return READER_ABSENT_SECONDS if cell.was_ever_read else UNREAD_SECONDS
 
-    def _run_attempt(self, attempt: int) -> None:
+    def _stand_by(self, members: Members) -> None:
+        """Keep a standby warm during an attempt without this node, for the next order."""
+        logs.begin_attempt(members.attempt)
+        self._starter.ensure_standby()
+        if self._barriers is not None:
+            self._barriers.leave()
+        self._writer.start_attempt(members, [])
+        _log.info("attempt %d runs on the nodes %s without this one", members.attempt, members.text)
+
+    def _run_attempt(self, members: Members) -> None:
         """Run one attempt to its end: it succeeds, fails or is interrupted."""
+        attempt = members.attempt
         logs.begin_attempt(attempt)
         self._starter.ensure_standby()
-        launch = prepare(self._config, attempt, self._scratch)
-        self._writer.start_attempt(attempt, launch.line)
+        launch = prepare(self._config, members, self._scratch)
+        self._writer.start_attempt(members, launch.line)
         if problem := command_problem(self._config):
             self._conclude(self._bad_input(problem))
             return
-        interruption = self._wait_for_start(attempt) or self._wait_for_standby(attempt)
+        try:
+            self._barrier = self._barriers.side_for(members) if self._barriers else None
+        except OSError as error:
+            self._conclude(self._closed_port(error))
+            return
+        interruption = self._wait_for_start(members) or self._wait_for_standby(attempt)
         if interruption is not None:
             self._writer.interrupted(interruption)
             self._conclude_interrupted(interruption)
@@ -137,7 +165,9 @@ class Agent:
         interruption = self._watch(process, launch, exits)
         self._writer.ended(interruption)
         if interruption is not None:
-            process.interrupt(interruption, self._ticker)
+            process.interrupt(
+                lambda: self._orders.interruption(attempt) or interruption, self._ticker
+            )
         process.kill()
         self._writer.cleared()
         self._writer.update_from_ranks(launch)
@@ -150,18 +180,19 @@ class Agent:
             # The cause of the failure may have ended the standby, too. Replace it early.
             self._starter.ensure_standby()
 
-    def _wait_for_start(self, attempt: int) -> Interruption | None:
-        """Wait until the agents of all nodes wait for this attempt, or for an interruption."""
-        waits = self._wait_watch()
+    def _wait_for_start(self, members: Members) -> Interruption | None:
+        """Wait until the agents of all members wait for this attempt, or for an interruption."""
+        waits, attempt = self._wait_watch(), members.attempt
         while self._barrier is not None:
             if (interruption := self._orders.interruption(attempt)) is not None:
                 return interruption
+            self._writer.set_warm(self._starter.is_warm())
             if self._barrier.wait(attempt, self._ticker):
                 break
             self._writer.set_wait(waits.look(self._barrier.obstacle(attempt)))
             if waits.overdue:
                 return self._unreachable(waits.overdue)
-        return self._wait_for_store(attempt) if self._config.node_index != 0 else None
+        return None if members.is_first else self._wait_for_store(members)
 
     def _wait_watch(self) -> WaitWatch:
         limits = self._config.hang
@@ -178,9 +209,9 @@ class Agent:
                 return interruption
         return None
 
-    def _wait_for_store(self, attempt: int) -> Interruption | None:
-        """Wait until node 0's store of this attempt accepts connections, or for an interruption."""
-        host = self._config.rendezvous_host
+    def _wait_for_store(self, members: Members) -> Interruption | None:
+        """Wait until the store of this attempt accepts connections, or for an interruption."""
+        host, attempt = members.host, members.attempt
         port = rendezvous_port(self._config.rendezvous_port_base, attempt)
         waits = self._wait_watch()
         while (interruption := self._orders.interruption(attempt)) is None:
@@ -188,7 +219,7 @@ class Agent:
                 with socket.create_connection((host, port), timeout=_CONNECT_SECONDS):
                     return None
             except OSError as error:
-                # Node 0 has started, too, so no reason but the network may last.
+                # The first member has started, too, so no reason but the network may last.
                 obstacle = Obstacle(unreachable((host, port), error).text, is_network=True)
             self._writer.set_wait(waits.look(obstacle))
             if waits.overdue:
@@ -259,6 +290,12 @@ class Agent:
             status, now = self._writer.status, self._ticker.clock.wall()
             failure = describe_hang(status.hang or [], status.attempt, now)
             self._writer.enter(AgentPhase.FAILED, failure)
+
+    def _closed_port(self, error: OSError) -> Failure:
+        """Return the failure of a first member whose port of the start barrier is not free."""
+        attempt, now = self._writer.status.attempt, self._ticker.clock.wall()
+        message = f"port {self._config.barrier_port} must be free: {error}"
+        return Failure(attempt=attempt, at=now, message=message)
 
     def _bad_input(self, message: str) -> Failure:
         """Return a failure of the user's spec, which no retry can fix."""

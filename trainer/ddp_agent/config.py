@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError, field_validator
 
 from ddp_agent.hang_limits import HangLimits
 from ddp_wire import contract
@@ -34,6 +34,7 @@ class AgentConfig(BaseModel):
     nodes: int = Field(alias=Env.NODES, ge=1)
     procs_per_node: int = Field(alias=Env.PROCS_PER_NODE, ge=1)
     rendezvous_host: str = Field(alias=Env.RENDEZVOUS_HOST)
+    address_pattern: str = Field(alias=Env.ADDRESS_PATTERN, default="")
     rendezvous_port_base: int = Field(
         alias=Env.RENDEZVOUS_PORT_BASE, default=contract.RENDEZVOUS_PORT_BASE
     )
@@ -75,6 +76,22 @@ class AgentConfig(BaseModel):
         if (config.command is None) == (config.task is None):
             raise BadEnvironmentError(f"exactly one of {Env.COMMAND} and {Env.TASK} must be set")
         return config
+
+    @field_validator("address_pattern")
+    @classmethod
+    def _check_pattern(cls, pattern: str) -> str:
+        """Check that the pattern has an index and nothing else.
+
+        Raises:
+            ValueError: It has not.
+        """
+        try:
+            first, second = pattern.format(index=0), pattern.format(index=1)
+        except (LookupError, ValueError) as error:
+            raise ValueError(f"must be a format with an index, got {pattern!r}") from error
+        if pattern and first == second:
+            raise ValueError(f"must be a format with an index, got {pattern!r}")
+        return pattern
 
     @property
     def stop_grace_seconds(self) -> float:

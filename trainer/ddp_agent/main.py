@@ -17,7 +17,7 @@ from ddp_agent import logs
 from ddp_agent.agent import Agent
 from ddp_agent.clock import Clock, Ticker
 from ddp_agent.config import AgentConfig, BadEnvironmentError
-from ddp_agent.network.barrier import start_barrier
+from ddp_agent.network.barriers import Barriers
 from ddp_agent.network.server import AgentServer
 from ddp_agent.network.unread_status import UnreadStatusNotifier
 from ddp_agent.orders import AttemptOrders
@@ -60,7 +60,8 @@ def main(standby: Standby | None = None, secrets: Mapping[str, str] | None = Non
         xids = XidCounter(gpu_handles)
         starter = AttemptStarter(config, ticker, standby, xids=lambda: xids.counts)
         with _requiring_port(config.barrier_port, starter):
-            barrier = start_barrier(config, writer.cell.count_unread)
+            barriers = Barriers(config, writer.cell.count_unread)
+        notifier = UnreadStatusNotifier(config, writer.cell)
         agent = Agent(
             config,
             Path(scratch),
@@ -68,7 +69,8 @@ def main(standby: Standby | None = None, secrets: Mapping[str, str] | None = Non
             orders=orders,
             writer=writer,
             starter=starter,
-            barrier=barrier,
+            barriers=barriers,
+            on_members=notifier.follow,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: orders.stop())
@@ -86,7 +88,7 @@ def main(standby: Standby | None = None, secrets: Mapping[str, str] | None = Non
             )
         server.start()
         xids.start()
-        UnreadStatusNotifier(config, writer.cell).start()
+        notifier.start()
         code: int = ExitCode.FAILED
         try:
             code = agent.run()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ddp_wire.contract import ATTEMPT_FILE, ATTEMPT_STOP
 from ddp_wire.messages import AttemptOrder
+from ddp_wire.orders import Order, order_from_text
 
 MOST_AHEAD = 16
 """Most attempts by which a direct request may be ahead of the annotation file.
@@ -15,7 +16,6 @@ MOST_AHEAD = 16
 The kubelet writes the file about a second after the operator's patch. Without this limit any
 process that reaches the port could order an attempt so high that all later orders are ignored.
 """
-_MOST_DIGITS = 9
 
 
 class Stop:
@@ -30,6 +30,8 @@ class Interruption(Enum):
 
     NEXT_ATTEMPT = "next attempt"
     """The operator ordered a newer attempt."""
+    RESIZE = "resize"
+    """The operator ordered a newer attempt with other members, and the ranks save first."""
     STOP = "stop"
     """The run is to stop."""
     PEER_REPLACED = "peer replaced"
@@ -44,35 +46,40 @@ class AttemptOrders:
     """Attempt orders of one agent.
 
     An order arrives twice: first as a direct request of the operator, later through the file that
-    the kubelet keeps equal to the pod's annotation. The highest attempt number counts, and `STOP`
-    is final.
+    the kubelet keeps equal to the pod's annotation. The order of the highest attempt counts, and
+    `STOP` is final.
     """
 
     def __init__(self, job_uid: str, pod_info_dir: Path) -> None:
         self._job_uid, self._path = job_uid, pod_info_dir / ATTEMPT_FILE
-        self._last: int | Stop | None = None
-        self._requested: int | None = None
+        self._last: Order | Stop | None = None
+        self._requested: Order | None = None
         self._stopped = False
 
-    def accept(self, order: AttemptOrder) -> bool:
+    def accept(self, request: AttemptOrder) -> bool:
         """Record a direct request. Safe to call from any thread.
 
         Returns:
             False if the request is for another job's agent or too far ahead of the annotation file.
             The file delivers the operator's order in any case.
+
+        Raises:
+            ValueError: The members of the request are no node ranges, or there are none.
         """
-        annotated = _to_number(self._read_file()) or 0
-        if order.job_uid != self._job_uid or order.attempt > annotated + MOST_AHEAD:
+        order = request.order
+        annotated = order_from_text(self._read_file())
+        most = (annotated.attempt if annotated is not None else 0) + MOST_AHEAD
+        if request.job_uid != self._job_uid or order.attempt > most:
             return False
-        self._requested = max(self._requested or 0, order.attempt)
+        self._requested = _newest(self._requested, order)
         return True
 
     def stop(self) -> None:
         """Order the run to stop. A signal handler may call it."""
         self._stopped = True
 
-    def newest(self) -> int | Stop | None:
-        """Return the newest order: an attempt number from 1, `STOP`, or None before the first.
+    def newest(self) -> Order | Stop | None:
+        """Return the newest order: that of an attempt, `STOP`, or None before the first.
 
         Unreadable or half-written file content changes nothing.
         """
@@ -81,8 +88,7 @@ class AttemptOrders:
             self._last = STOP
         if isinstance(self._last, Stop):
             return self._last
-        known = [self._last, self._requested, _to_number(text)]
-        self._last = max((number for number in known if number is not None), default=None)
+        self._last = _newest(self._last, self._requested, order_from_text(text))
         return self._last
 
     def interruption(self, attempt: int) -> Interruption | None:
@@ -90,7 +96,9 @@ class AttemptOrders:
         order = self.newest()
         if isinstance(order, Stop):
             return Interruption.STOP
-        return Interruption.NEXT_ATTEMPT if order is not None and order > attempt else None
+        if order is None or order.attempt <= attempt:
+            return None
+        return Interruption.RESIZE if order.save else Interruption.NEXT_ATTEMPT
 
     def _read_file(self) -> str:
         """Return the content of the annotation file, or "" if it cannot be read."""
@@ -100,5 +108,7 @@ class AttemptOrders:
             return ""
 
 
-def _to_number(text: str) -> int | None:
-    return int(text) if text.isdigit() and len(text) <= _MOST_DIGITS else None
+def _newest(*orders: Order | None) -> Order | None:
+    """Return the order of the highest attempt, the first one of equals."""
+    known = [order for order in orders if order is not None]
+    return max(known, key=lambda order: order.attempt, default=None)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ddp_agent.clock import Clock
 from ddp_agent.config import AgentConfig
+from ddp_agent.members import Members
 from ddp_agent.orders import Interruption
 from ddp_agent.processes.launch import Launch
 from ddp_agent.processes.rank_processes import read_processes
@@ -43,6 +44,7 @@ class StatusWriter:
         self._ordered_at: float | None = None
         self._cleared_at: float | None = None
         self._looked_at = 0.0
+        self._is_alone = False
         self.cell = AgentStatusCell(
             AgentStatus(
                 job_uid=config.job_uid,
@@ -59,13 +61,14 @@ class StatusWriter:
         """Current agent status."""
         return self.cell.current()
 
-    def start_attempt(self, attempt: int, command: list[str]) -> None:
-        """Publish a new attempt, which waits for node 0's store."""
+    def start_attempt(self, members: Members, command: list[str]) -> None:
+        """Publish a new attempt, which waits for its start or does not concern this node."""
         now = self._clock.wall()
         timeline = Timeline(
             noticed=self._noticed_at, ordered=self._ordered_at or now, cleared=self._cleared_at
         )
-        self.cell.start_attempt(attempt, now, command, timeline)
+        self._is_alone = len(members.nodes) * self._config.procs_per_node == 1
+        self.cell.start_attempt(members, now, command, timeline)
         self._ordered_at = None
 
     def launched(self) -> None:
@@ -77,7 +80,7 @@ class StatusWriter:
 
     def interrupted(self, interruption: Interruption) -> None:
         """Record when the agent received the order for the next attempt."""
-        if interruption is Interruption.NEXT_ATTEMPT:
+        if interruption in {Interruption.NEXT_ATTEMPT, Interruption.RESIZE}:
             self._ordered_at = self._ordered_at or self._clock.wall()
 
     def ended(self, interruption: Interruption | None) -> None:
@@ -113,6 +116,10 @@ class StatusWriter:
         """Publish what this node waits for before the start, or None."""
         self.cell.set_waits_for(text)
 
+    def set_warm(self, warm: bool) -> None:
+        """Publish whether an attempt could start at once."""
+        self.cell.set_warm(warm)
+
     def set_hang(self, hung: list[HungRank] | None) -> None:
         """Publish the ranks of a node on which a rank hangs, or None if all make progress."""
         self.cell.set_hang(hung)
@@ -136,8 +143,7 @@ class StatusWriter:
         if not none_starts(heartbeats):
             return False
         processes = read_processes(launch.heartbeats_dir)
-        is_alone = self._config.nodes * self._config.procs_per_node == 1
-        if heartbeats or is_alone or sys.platform != "linux":
+        if heartbeats or self._is_alone or sys.platform != "linux":
             return True
         if processes is None or not processes.master_port:
             return processes is not None  # This torch does not tell the port.

@@ -28,7 +28,7 @@ from ddp_agent.processes.launch import Launch, prepare
 from ddp_agent.processes.warm import FLAGS
 from ddp_wire.contract import Env, rendezvous_port
 from ddp_wire.signatures import random_text
-from tests.agent.support import config, wait_until
+from tests.agent.support import config, members, wait_until
 from tests.harness.ports import free_port
 
 TORCHRUN = (
@@ -58,7 +58,8 @@ def prepare_node(home: Path, port: int, secret: str) -> Launch:
         Env.POD_ADDRESS: "127.0.0.1",
         Env.JOB_SECRET: secret,
     }
-    return prepare(config(home, **changes), 1, home / "scratch")
+    made = config(home, **changes)
+    return prepare(made, members(made), home / "scratch")
 
 
 @dataclass

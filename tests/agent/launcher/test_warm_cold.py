@@ -18,7 +18,7 @@ from ddp_agent.processes.launch import Launch, prepare
 from ddp_agent.processes.supervise import ColdTree, ProcessTree, WarmTree
 from ddp_agent.processes.warm import Standby
 from ddp_wire.contract import Env, rendezvous_port
-from tests.agent.support import config, environment, wait_until
+from tests.agent.support import config, environment, members, wait_until
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does"),
@@ -69,7 +69,8 @@ def prepared(home: Path, attempt: int, *program: str) -> Launch:
         Env.COMMAND: json.dumps(["python", *program, "--flag", "a b"]),
     }
     given = environment(home, **one_node)
-    return prepare(config(home, **one_node), attempt, home, {**os.environ, **given})
+    made = config(home, **one_node)
+    return prepare(made, members(made, attempt), home, {**os.environ, **given})
 
 
 def run(tree: ProcessTree, launch: Launch) -> Result:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_agent.network.barrier import start_barrier
+from ddp_agent.network.barriers import Barriers
 from ddp_wire.contract import Env
 from tests.agent.support import config
 
@@ -17,11 +17,9 @@ def test_node_0_warns_if_its_job_may_need_more_open_files(
     limit: int,
     warns: bool,
 ) -> None:
-    monkeypatch.setattr("ddp_agent.network.barrier.open_file_limit", lambda: limit)
+    monkeypatch.setattr("ddp_agent.network.barriers.open_file_limit", lambda: limit)
     env = {Env.NODES: "100", Env.BARRIER_PORT: "0", Env.AGENT_BIND: "127.0.0.1"}
-    made = start_barrier(config(tmp_path, **env))
-    assert made is not None
-    made.close()
+    Barriers(config(tmp_path, **env)).leave()
     expected = (
         "the agent of node 0 needs up to 420 open files for a job of 100 nodes, but the limit"
     )

@@ -12,7 +12,7 @@ from ddp_agent.status.status_cell import AgentStatusCell
 from ddp_agent.status_writer import StatusWriter
 from ddp_wire.contract import Env
 from ddp_wire.messages import AgentPhase
-from tests.agent.support import FakeStatusCell, config, wait_until
+from tests.agent.support import FakeStatusCell, config, members, wait_until
 from tests.operator.support import UID, agent_status
 
 
@@ -99,10 +99,9 @@ def test_only_a_status_on_which_the_operator_acts_causes_notices(
 
 
 def test_only_node_0_counts_notices(tmp_path: Path) -> None:
-    writers = [
-        StatusWriter(config(tmp_path, **{Env.NODE_INDEX: str(index)}), Clock()) for index in (0, 1)
-    ]
+    nodes = [config(tmp_path, **{Env.NODE_INDEX: str(index)}) for index in (0, 1)]
+    writers = [StatusWriter(node, Clock()) for node in nodes]
     assert [one.status.unread_notices for one in writers] == [0, None]
-    for one in writers:
-        one.start_attempt(1, ["torchrun"])
+    for one, node in zip(writers, nodes, strict=True):
+        one.start_attempt(members(node), ["torchrun"])
     assert [one.status.unread_notices for one in writers] == [0, None]

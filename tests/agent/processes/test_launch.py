@@ -13,7 +13,7 @@ from torch.distributed.run import get_args_parser
 from ddp_agent.failures import FAILURE_FILE_ENV
 from ddp_agent.processes.launch import RENDEZVOUS_KEY_ENV, Launch, prepare
 from ddp_wire.contract import RENDEZVOUS_PORT_COUNT, Env, rendezvous_port
-from tests.agent.support import config
+from tests.agent.support import config, members
 
 GOLDEN = Path(__file__).parent
 
@@ -28,7 +28,8 @@ def launch(
     changes: dict[str, str | None] = dict(env or {})
     if Env.COMMAND in changes:
         changes[Env.TASK] = None
-    return prepare(config(home, **changes), attempt, home / "scratch", given or {})
+    made = config(home, **changes)
+    return prepare(made, members(made, attempt), home / "scratch", given or {})
 
 
 def line(home: Path, command: list[str]) -> list[str]:

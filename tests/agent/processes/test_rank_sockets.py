@@ -17,7 +17,7 @@ from ddp_agent.processes.rank_sockets import all_connected
 from ddp_agent.status_writer import LOOK_SECONDS, StatusWriter
 from ddp_wire.contract import Env
 from ddp_wire.messages import AgentPhase
-from tests.agent.support import config, environment, wait_until
+from tests.agent.support import config, environment, members, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -68,7 +68,8 @@ def test_connection_counts_for_the_process_that_holds_it(
 def launch(tmp_path: Path) -> Launch:
     """Return an attempt of two nodes with one rank each, which torchrun has started."""
     given = {Env.TASK: None, Env.COMMAND: json.dumps(["python", "t.py"]), Env.PROCS_PER_NODE: "1"}
-    made = prepare(config(tmp_path, **given), 1, tmp_path / "scratch", environment(tmp_path))
+    made_for = config(tmp_path, **given)
+    made = prepare(made_for, members(made_for), tmp_path / "scratch", environment(tmp_path))
     log = made.log_dir / "run" / "attempt_0" / "0" / "stderr.log"
     log.parent.mkdir(parents=True)
     log.touch()
@@ -81,8 +82,9 @@ def test_command_is_not_training_before_its_process_group(
     given = {Env.TASK: None, Env.COMMAND: json.dumps(["python", "t.py"]), Env.PROCS_PER_NODE: "1"}
     ticks = iter(range(10**9))
     clock = Clock(monotonic=lambda: next(ticks) * 2 * LOOK_SECONDS)
-    writer = StatusWriter(config(tmp_path, **given), clock)
-    writer.start_attempt(1, [])
+    made = config(tmp_path, **given)
+    writer = StatusWriter(made, clock)
+    writer.start_attempt(members(made), [])
     writer.launched()
 
     def trains() -> bool:

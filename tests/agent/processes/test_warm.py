@@ -19,7 +19,7 @@ from ddp_agent.processes.warm import Standby, StandbyLostError
 from ddp_wire.contract import Env
 from ddp_wire.messages import Failure
 from ddp_wire.processes import descendants
-from tests.agent.support import config, environment, wait_until
+from tests.agent.support import config, environment, members, wait_until
 from tests.harness.ports import free_port
 from tests.harness.resolver import with_lasting_lock
 
@@ -45,7 +45,7 @@ def prepared(home: Path, script: str, attempt: int = 1) -> Launch:
     }
     given = environment(home, **one_node)
     made = config(home, **one_node)
-    return prepare(made, attempt, home, {**os.environ, **given})
+    return prepare(made, members(made, attempt), home, {**os.environ, **given})
 
 
 def start(standby: Standby, launch: Launch) -> WarmTree:

@@ -12,7 +12,7 @@ from ddp_agent.status_writer import StatusWriter
 from ddp_wire.activity import ActivityWriter
 from ddp_wire.contract import Env
 from ddp_wire.messages import AgentPhase, CheckpointInfo, Heartbeat, Progress, RankPhase
-from tests.agent.support import config, heartbeat
+from tests.agent.support import config, heartbeat, members
 
 
 def write(home: Path, found: Heartbeat) -> None:
@@ -126,9 +126,9 @@ def test_activity_record_makes_an_old_heartbeat_exact(tmp_path: Path) -> None:
 
 def test_command_trains_although_only_one_of_its_ranks_reports(tmp_path: Path) -> None:
     command = config(tmp_path, **{Env.COMMAND: '["train.py"]', Env.TASK: None})
-    launch = prepare(command, 1, tmp_path, {})
+    launch = prepare(command, members(command), tmp_path, {})
     writer = StatusWriter(command, Clock())
-    writer.start_attempt(1, [])
+    writer.start_attempt(members(command), [])
     writer.launched()
     write(launch.heartbeats_dir, heartbeat(phase=RankPhase.STARTING))
     for rank in ("0", "1"):

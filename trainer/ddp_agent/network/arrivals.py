@@ -29,6 +29,8 @@ class Arrival(BaseModel):
     node_index: int
     agent: str = ""
     """Random name of the agent process, or "" if `unread`. A replaced pod has another one."""
+    members: str | None = None
+    """Digest of the members, if the order names them. Absent otherwise, as in older agents."""
     unread: bool = Field(default=False, alias="news")  # Older agents send and sign "news".
     """Whether this is a notice of an unread status. The agent does not wait then."""
     signature: str = ""
@@ -44,7 +46,7 @@ class Arrival(BaseModel):
         challenge = _received_challenge(link)
         signature = self._expected_signature(secret, challenge) if secret else ""
         signed = self.model_copy(update={"signature": signature})
-        link.sendall(signed.model_dump_json(by_alias=True).encode() + b"\n")
+        link.sendall(signed.model_dump_json(by_alias=True, exclude_none=True).encode() + b"\n")
 
     def is_genuine(self, secret: str, challenge: str) -> bool:
         """Return whether an agent of the job has answered this challenge with this message.
@@ -54,7 +56,9 @@ class Arrival(BaseModel):
         return not secret or is_genuine(self.signature, self._expected_signature(secret, challenge))
 
     def _expected_signature(self, secret: str, challenge: str) -> str:
-        body = self.model_dump_json(by_alias=True, exclude={"signature"}).encode()
+        body = self.model_dump_json(
+            by_alias=True, exclude={"signature"}, exclude_none=True
+        ).encode()
         return sign_arrival(secret, challenge, body)
 
 

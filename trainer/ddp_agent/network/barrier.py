@@ -1,20 +1,23 @@
 """Start barrier: no node starts torchrun before the agents of all nodes wait for the attempt.
 
 A pod may wait for days for a free GPU or for its image, but torchrun's rendezvous has a timeout. So
-the agents meet first, at node 0's agent, without the operator or the API server:
+the agents of the members meet first, at the first member's agent, without the operator or the
+API server:
 
-1. Each other agent (`barrier_client`) connects to node 0's agent, which sends a random challenge.
-2. The agent answers with its arrival: job, attempt, node and a random name of its process, signed
-   together with the challenge. The connection stays open.
-3. Once all nodes have arrived for its own attempt, node 0's agent sends the start on all
-   connections, and all agents start torchrun at the same time.
+1. Each other agent (`barrier_client`) connects to the first member's, which sends a random
+   challenge.
+2. The agent answers with its arrival: job, attempt, members, node and a random name of its process,
+   signed together with the challenge. The connection stays open.
+3. Once all members have arrived for its own attempt, the first member's agent sends the start on
+   all connections, and all agents start torchrun at the same time.
 4. An agent that connects again after the start gets the start again if it has the same name. One
    with another name has replaced an agent of the attempt. The torchrun processes can never meet the
-   new one, so node 0's agent ends the attempt (`replaced_node`).
+   new one, so the first member's agent ends the attempt (`replaced_node`). The same holds for a
+   node that is no member: an older operator has ordered all nodes.
 
 Other agents also use this port for notices of an unread status (`unread_status`).
 
-Process: agent of node 0 (loop, without a thread).
+Process: agent of the first member (loop, without a thread).
 """
 
 import contextlib
@@ -29,20 +32,19 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from ddp_agent.clock import TICK_SECONDS, Ticker
-from ddp_agent.config import AgentConfig
+from ddp_agent.members import Members
 from ddp_agent.network.arrivals import Arrival, keep_alive, send_challenge
-from ddp_agent.network.barrier_client import START, BarrierClient, StartBarrier
+from ddp_agent.network.barrier_client import START, StartBarrier
 from ddp_agent.network.waits import Obstacle, late_nodes
-from ddp_wire.processes import describe_open_files, open_file_limit
+from ddp_wire.node_ranges import MOST_NODES
+from ddp_wire.processes import describe_open_files
 
 _log = logging.getLogger("ddp_agent")
 
 _NO_FILES = {errno.EMFILE, errno.ENFILE}
 _MAX_ARRIVAL_BYTES = 512
-_SPARE_CONNECTIONS = 64
+SPARE_CONNECTIONS = 64
 """Connections beyond those of all nodes. When all are taken, the oldest without an arrival goes."""
-_OTHER_FILES = 256
-"""Open files of an agent without its barrier: its HTTP server, logs and libraries."""
 _ARRIVAL_SECONDS = 5.0
 """Maximum time until a connection has sent its arrival."""
 _ANSWER_SECONDS = 0.25
@@ -67,7 +69,7 @@ class _Connection:
 
 
 class BarrierServer(StartBarrier):
-    """Node 0's side: it counts the other nodes and sends them the start."""
+    """The first member's side: it counts the other members and sends them the start."""
 
     def __init__(
         self,
@@ -85,7 +87,7 @@ class BarrierServer(StartBarrier):
             bind: Address, or "" for all addresses.
             port: Port, or 0 for any free one.
             job_uid: UID of the job. Agents of other jobs are refused.
-            nodes: Number of nodes of the job.
+            nodes: Number of nodes of the job, all of them members until `expect` names others.
             on_unread: Called for each notice of an unread status of another node.
             secret: Secret of the job, or "" to accept messages without a signature.
 
@@ -100,7 +102,9 @@ class BarrierServer(StartBarrier):
         self._listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._job_uid, self._others = job_uid, frozenset(range(1, nodes))
+        self._job_uid, self._others, self._digest = job_uid, frozenset(range(1, nodes)), ""
+        self._known: frozenset[int] | None = self._others
+        """Nodes whose messages count. None for all that sign with the job's secret."""
         self._on_unread, self._secret, self._warned = on_unread, secret, False
         self._warned_of_files = False
         self._strangers: dict[_Connection, None] = {}
@@ -122,14 +126,21 @@ class BarrierServer(StartBarrier):
         """Port on which the barrier listens."""
         return int(self._listener.getsockname()[1])
 
+    def expect(self, members: Members) -> None:
+        """Take the members of the next attempt."""
+        self._others, self._digest = members.nodes - {members.own}, members.digest
+        self._known = None if members.are_named else self._others
+
     def wait(self, attempt: int, ticker: Ticker) -> bool:
-        """Wait for the agents of the other nodes. Send them the start once all have arrived."""
+        """Wait for the agents of the other members. Send them the start once all have arrived."""
         ticker.tick(0.0)
         self._serve(TICK_SECONDS)
         if self.missing(attempt):
             return False
-        waiting = dict(self._waiting)
-        self._started, self._replaced = attempt, None
+        here = {i: one for i, one in self._waiting.items() if _waits_for(one, attempt)}
+        others = here.keys() - self._others
+        self._started, self._replaced = attempt, min(others, default=None)
+        waiting = {i: one for i, one in here.items() if i in self._others}
         self._members = {i: one.arrival.agent for i, one in waiting.items() if one.arrival}
         for one in waiting.values():
             self._start(one)
@@ -152,9 +163,9 @@ class BarrierServer(StartBarrier):
         return late_nodes(self.port, self.missing(attempt))
 
     def missing(self, attempt: int) -> list[int]:
-        """Return the nodes whose agents do not wait for an attempt."""
-        arrivals = ((index, one.arrival) for index, one in self._waiting.items())
-        return sorted(self._others - {i for i, a in arrivals if a and a.attempt == attempt})
+        """Return the members whose agents do not wait for an attempt with the same members."""
+        waiting = (i for i, one in self._waiting.items() if _waits_for(one, attempt, self._digest))
+        return sorted(self._others.difference(waiting))
 
     def _serve(self, seconds: float) -> None:
         """Accept connections and read messages, until something arrives or the time is up."""
@@ -175,7 +186,7 @@ class BarrierServer(StartBarrier):
             self._accept(now)
 
     def _accept(self, now: float) -> None:
-        full = len(self._strangers) + len(self._waiting) >= len(self._others) + _SPARE_CONNECTIONS
+        full = len(self._strangers) + len(self._waiting) >= len(self._others) + SPARE_CONNECTIONS
         if full and self._strangers and not self._displace_oldest(now):
             return
         try:
@@ -239,7 +250,7 @@ class BarrierServer(StartBarrier):
             self._close(one)
             return
         index, name = arrival.node_index, (arrival.node_index, arrival.agent)
-        known = arrival.job_uid == self._job_uid and index in self._others
+        known = arrival.job_uid == self._job_uid and self._is_known(index)
         if known and not arrival.is_genuine(self._secret, one.challenge):
             self._warn_of_stranger(arrival)
             known = False
@@ -268,10 +279,13 @@ class BarrierServer(StartBarrier):
         self._waiting[index] = one
         if arrival.attempt != self._started:
             return
-        if self._members[index] == arrival.agent:
+        if self._members.get(index) == arrival.agent:
             self._start(one)  # The connection broke before the start reached the agent.
         else:
             self._replaced = index
+
+    def _is_known(self, index: int) -> bool:
+        return 0 <= index < MOST_NODES if self._known is None else index in self._known
 
     def _warn_of_stranger(self, arrival: Arrival) -> None:
         """Log the first message in the name of a node that lacks the job's signature."""
@@ -296,35 +310,9 @@ class BarrierServer(StartBarrier):
         one.socket.close()
 
 
-def start_barrier(
-    config: AgentConfig, on_unread: Callable[[], None] = lambda: None
-) -> StartBarrier | None:
-    """Return this node's side of the barrier, or None for a job with one node.
-
-    Node 0's side calls `on_unread` for each notice of an unread status of another node.
-
-    Raises:
-        OSError: The port is not free.
-    """
-    if config.nodes == 1:
-        return None
-    if config.node_index == 0:
-        needed = config.nodes + _SPARE_CONNECTIONS + _OTHER_FILES
-        if needed > open_file_limit():
-            text = "the agent of node 0 needs up to %d open files for a job of %d nodes, but %s"
-            _log.warning(text, needed, config.nodes, describe_open_files())
-        return BarrierServer(
-            config.bind,
-            config.barrier_port,
-            config.job_uid,
-            config.nodes,
-            on_unread,
-            secret=config.job_secret,
-        )
-    return BarrierClient(
-        config.rendezvous_host,
-        config.barrier_port,
-        config.job_uid,
-        config.node_index,
-        secret=config.job_secret,
-    )
+def _waits_for(one: _Connection, attempt: int, digest: str | None = None) -> bool:
+    """Return whether an agent waits for an attempt, and with the members of a digest if given."""
+    arrival = one.arrival
+    if arrival is None or arrival.attempt != attempt:
+        return False
+    return digest is None or (arrival.members or "") == digest

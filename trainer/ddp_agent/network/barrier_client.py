@@ -1,6 +1,6 @@
-"""Side of the start barrier of every node but node 0, and what both sides have in common.
+"""Side of the start barrier of every member but the first, and what both sides have in common.
 
-Process: agent of every other node (loop).
+Process: agent of every other member (loop).
 """
 
 import socket
@@ -8,6 +8,7 @@ import uuid
 from abc import ABC, abstractmethod
 
 from ddp_agent.clock import TICK_SECONDS, Ticker
+from ddp_agent.members import Members
 from ddp_agent.network.arrivals import Arrival, connected, keep_alive
 from ddp_agent.network.waits import Obstacle, unreachable
 
@@ -16,6 +17,9 @@ START = b"start\n"
 
 class StartBarrier(ABC):
     """One node's side of the barrier. Only the agent's loop calls it, so it needs no thread."""
+
+    def expect(self, members: Members) -> None:  # noqa: B027 (a barrier may need no members)
+        """Take the members of the next attempt."""
 
     @abstractmethod
     def wait(self, attempt: int, ticker: Ticker) -> bool:
@@ -44,12 +48,19 @@ class BarrierClient(StartBarrier):
         self, host: str, port: int, job_uid: str, node_index: int, *, secret: str = ""
     ) -> None:
         """Create a client for the barrier at an address. It connects when it waits."""
-        self._secret = secret
+        self._secret, self._digest = secret, ""
         self._address, self._job_uid, self._node_index = (host, port), job_uid, node_index
         self._agent = uuid.uuid4().hex
         self._socket: socket.socket | None = None
         self._attempt, self._announced = 0, False
         self._obstacle: Obstacle | None = None
+
+    def expect(self, members: Members) -> None:
+        """Take the members of the next attempt, and connect to the first one of them."""
+        self._digest = members.digest
+        if self._address[0] != members.host:
+            self.close()
+            self._address = (members.host, self._address[1])
 
     def wait(self, attempt: int, ticker: Ticker) -> bool:
         """Announce this node to node 0, and wait for the start."""
@@ -106,6 +117,7 @@ class BarrierClient(StartBarrier):
             attempt=attempt,
             node_index=self._node_index,
             agent=self._agent,
+            members=self._digest or None,
         )
         arrival.send(link, self._secret)
         self._announced = True

@@ -45,8 +45,8 @@ from ddp_wire.signatures import (
 
 _POLL_SECONDS = 0.05
 """Maximum time to close the server, in seconds. It delays the end of the container."""
-_MAX_BODY_BYTES = 1024
-"""Maximum request body, in bytes."""
+_MAX_BODY_BYTES = 40_960
+"""Maximum request body, in bytes. The members of a large job are its longest part."""
 _MOST_CONNECTIONS = 128
 """Maximum number of connections, and so of threads. Beyond it, the oldest stranger's is closed."""
 _MOST_KNOWN = 16
@@ -236,11 +236,14 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_from_operator(body):
             return
         try:
-            order = AttemptOrder.model_validate_json(body)
+            accepted = self.server.orders.accept(AttemptOrder.model_validate_json(body))
         except ValidationError as error:
             self._send(HTTPStatus.BAD_REQUEST, f"{error.errors()[0]['msg']}\n")
             return
-        if self.server.orders.accept(order):
+        except ValueError as error:
+            self._send(HTTPStatus.BAD_REQUEST, f"members: {error}\n")
+            return
+        if accepted:
             self._send(HTTPStatus.OK, "ok\n")
         else:
             text = "the order is for another job, or too far ahead of the pod's annotation\n"

@@ -1,21 +1,23 @@
-"""Notify node 0's agent while an important status of this node is unread.
+"""Notify the first member's agent while an important status of this node is unread.
 
-The operator keeps one request per job open, to node 0's agent. It asks the other agents only while
-the job changes. An agent that has failed or ended, or whose ranks hang, waits 50 ms for a reader.
-If none has read the status by then, it sends a notice to the port of node 0's start barrier, again
-and again with growing pauses, until its status is read. Node 0's agent counts the notices in its
-own status. That answers the open request, and the operator asks all agents.
+The operator keeps one request per job open, to the agent of the first member. It asks the other
+agents only while the job changes. An agent that has failed or ended, or whose ranks hang, waits
+50 ms for a reader. If none has read the status by then, it sends a notice to the port of the first
+member's start barrier, again and again with growing pauses, until its status is read. The first
+member's agent counts the notices in its own status. That answers the open request, and the operator
+asks all agents. A node that is no member does the same once it could take part.
 
-A node that starts or trains sends no notice: node 0's agent trains only together with all the
-others, so its own status says the same.
+A member that starts or trains sends no notice: the first member's agent trains only together with
+all the others, so its own status says the same.
 
-Process: agent of every other node (a thread).
+Process: agent (a thread).
 """
 
 import contextlib
 import threading
 
 from ddp_agent.config import AgentConfig
+from ddp_agent.members import Members
 from ddp_agent.network.arrivals import Arrival, connected
 from ddp_agent.status.status_cell import AgentStatusCell
 from ddp_wire.messages import AgentPhase, AgentStatus
@@ -30,16 +32,24 @@ _NORMAL_PHASES = frozenset({AgentPhase.WAITING, AgentPhase.STARTING, AgentPhase.
 
 
 class UnreadStatusNotifier:
-    """Thread that sends the notices of every agent but node 0's."""
+    """Thread that sends the notices of an agent, unless it is the first member's."""
 
     def __init__(self, config: AgentConfig, cell: AgentStatusCell) -> None:
         self._config, self._cell = config, cell
+        self._host = None if config.node_index == 0 else config.rendezvous_host
+        """Address of the first member, or None on the first member itself."""
+        self._takes_part = True
         self._thread = threading.Thread(target=self._run, name="unread-status", daemon=True)
 
     def start(self) -> None:
-        """Watch the status until the process ends. Do nothing on node 0."""
-        if self._config.node_index != 0:
+        """Watch the status until the process ends. Node 0 of a job of a fixed size needs none."""
+        if self._config.node_index != 0 or self._config.address_pattern:
             self._thread.start()
+
+    def follow(self, members: Members) -> None:
+        """Take the members of the newest attempt."""
+        self._host = None if members.is_first else members.host
+        self._takes_part = members.takes_part
 
     def _run(self) -> None:
         known, pause = -1, _GRACE_SECONDS
@@ -50,11 +60,12 @@ class UnreadStatusNotifier:
                 continue
             # The operator still asks an agent that it has never read, again and again.
             unread = self._cell.was_ever_read and not self._cell.is_read
-            if unread and _is_important(status):
-                self._notify(status.attempt)
+            host, waits = self._host, not self._takes_part and bool(status.warm)
+            if host is not None and unread and (_is_important(status) or waits):
+                self._notify(host, status.attempt)
             pause = min(2.0 * pause, _LONGEST_PAUSE_SECONDS)
 
-    def _notify(self, attempt: int) -> None:
+    def _notify(self, host: str, attempt: int) -> None:
         config = self._config
         message = Arrival(
             job_uid=config.job_uid,
@@ -64,12 +75,12 @@ class UnreadStatusNotifier:
         )
         with (
             contextlib.suppress(OSError),  # Node 0 is being replaced: the next notice reaches it.
-            connected((config.rendezvous_host, config.barrier_port)) as link,
+            connected((host, config.barrier_port)) as link,
         ):
             link.settimeout(_CHALLENGE_SECONDS)
             message.send(link, config.job_secret)
 
 
 def _is_important(status: AgentStatus) -> bool:
-    """Return whether the operator must act on a status that node 0's own status does not show."""
+    """Return whether the operator must act on a status that the first member's does not show."""
     return status.phase not in _NORMAL_PHASES or status.hang is not None

@@ -95,19 +95,26 @@ class AttemptProcess:
         """Return torchrun's exit code, negative for a signal, or None while it runs."""
         return self._tree.poll()
 
-    def interrupt(self, interruption: Interruption, ticker: Ticker) -> None:
-        """Send SIGTERM and wait for the end, at most for the grace period."""
-        stop = interruption is Interruption.STOP
-        grace = self._stop_grace_seconds if stop else RESTART_GRACE_SECONDS
+    def interrupt(self, newest: Callable[[], Interruption | None], ticker: Ticker) -> None:
+        """Send SIGTERM and wait for the end, at most for the grace period.
+
+        Args:
+            newest: Returns the present reason. A newer order may shorten the grace period.
+            ticker: Clock of the agent's loop.
+        """
         self._tree.signal(signal.SIGTERM)
         now = ticker.clock.monotonic
         began, reminded = now(), False
-        while self._tree.poll() is None and now() < began + grace:
+        while self._tree.poll() is None and now() < began + self._grace_seconds(newest()):
             if not reminded and now() > began + REMINDER_SECONDS:
                 # torchrun loses a signal that arrives while it starts its ranks (seen with 2.13).
                 self._tree.terminate_ranks()
                 reminded = True
             ticker.tick()
+
+    def _grace_seconds(self, interruption: Interruption | None) -> float:
+        saves = interruption in {Interruption.STOP, Interruption.RESIZE}
+        return self._stop_grace_seconds if saves else RESTART_GRACE_SECONDS
 
     def kill(self) -> None:
         """Kill all remaining processes: they would use the next attempt's files and ports."""
@@ -158,6 +165,12 @@ class AttemptStarter:
             self._close_standby()
         if wanted and self._standby is None:
             self._standby = Standby(standby_environment(os.environ))
+
+    def is_warm(self) -> bool:
+        """Return whether an attempt could start at once: with a ready standby, or without one."""
+        if self._standby is None:
+            return True
+        return self._standby.is_alive() and self._standby.imports_seconds is not None
 
     def wait_ready(self) -> bool:
         """Wait for the imports of a standby, for about one tick. Return whether they have ended.

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ddp_agent.config import AgentConfig
 from ddp_agent.failures import FAILURE_FILE_ENV
+from ddp_agent.members import Members
 from ddp_agent.processes.warm import FLAGS
 from ddp_wire.contract import Env, rendezvous_port
 from ddp_wire.machine import cpu_count, threads_per_rank
@@ -56,12 +57,16 @@ class Launch:
 
 
 def prepare(
-    config: AgentConfig, attempt: int, scratch: Path, environment: Mapping[str, str] | None = None
+    config: AgentConfig,
+    members: Members,
+    scratch: Path,
+    environment: Mapping[str, str] | None = None,
 ) -> Launch:
     """Create the directories of an attempt and build its torchrun command line.
 
     Each attempt has new directories, so that files of the previous one cannot be mistaken for its.
     """
+    attempt = members.attempt
     home = scratch / f"attempt-{attempt}"
     for older in scratch.glob("attempt-*"):
         if older.name != f"attempt-{attempt - 1}":  # Its last lines may still be copied.
@@ -73,7 +78,7 @@ def prepare(
     given = without_torchrun_defaults(os.environ if environment is None else environment)
     return Launch(
         attempt=attempt,
-        arguments=_arguments(config, attempt, log_dir),
+        arguments=_arguments(config, members, log_dir),
         environment=given | _rank_environment(config, attempt, heartbeats_dir, failure_file, given),
         heartbeats_dir=heartbeats_dir,
         log_dir=log_dir,
@@ -101,17 +106,17 @@ def _log_copy_dir(config: AgentConfig, attempt: int) -> Path | None:
     return config.checkpoint_dir / "logs" / f"attempt-{attempt}" / f"node-{config.node_index}"
 
 
-def _arguments(config: AgentConfig, attempt: int, log_dir: Path) -> list[str]:
-    host = "true" if config.node_index == 0 else "false"
+def _arguments(config: AgentConfig, members: Members, log_dir: Path) -> list[str]:
+    host, attempt = "true" if members.is_first else "false", members.attempt
     run_id = rendezvous_id(config.job_secret, config.job_uid, attempt)
     port = rendezvous_port(config.rendezvous_port_base, attempt)
     arguments = [
-        f"--nnodes={config.nodes}",
+        f"--nnodes={len(members.nodes)}",
         f"--nproc-per-node={config.procs_per_node}",
         "--max-restarts=0",  # A new attempt replaces torchrun's own restarts.
         "--rdzv-backend=c10d",
         f"--rdzv-id={run_id}",  # Never reused: a closed rendezvous stays closed.
-        f"--rdzv-endpoint={config.rendezvous_host}:{port}",
+        f"--rdzv-endpoint={members.host}:{port}",
         # Without is_host, torchrun compares host names and may decide that no node hosts the store.
         f"--rdzv-conf=is_host={host},join_timeout={JOIN_SECONDS},last_call_timeout=1",
         f"--local-addr={config.pod_address}",

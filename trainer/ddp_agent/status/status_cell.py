@@ -6,6 +6,7 @@ Process: agent (all threads).
 import threading
 from typing import Any
 
+from ddp_agent.members import Members
 from ddp_wire.messages import AgentPhase, AgentStatus, CheckpointInfo, Failure, HungRank, Timeline
 
 
@@ -46,15 +47,20 @@ class AgentStatusCell:
         self._status = self._status.model_copy(update=fields)
 
     def start_attempt(
-        self, attempt: int, now: float, command: list[str], timeline: Timeline
+        self, members: Members, now: float, command: list[str], timeline: Timeline
     ) -> None:
-        """Publish the status of a new attempt, without anything of the previous one."""
+        """Publish the status of a new attempt, without anything of the previous one.
+
+        Only the first member's agent counts the notices of others.
+        """
         self._publish(
             AgentStatus(
                 job_uid=self._status.job_uid,
-                unread_notices=self._status.unread_notices,
+                unread_notices=(self._status.unread_notices or 0) if members.is_first else None,
                 node_index=self._status.node_index,
-                attempt=attempt,
+                attempt=members.attempt,
+                members=members.text,
+                warm=self._status.warm,
                 phase=AgentPhase.WAITING,
                 since=now,
                 command=command,
@@ -111,6 +117,11 @@ class AgentStatusCell:
         """Publish what this node waits for. Do nothing if that is known."""
         if text != self._status.waits_for:
             self._publish(self._status.model_copy(update={"waits_for": text}))
+
+    def set_warm(self, warm: bool) -> None:
+        """Publish whether an attempt could start at once. Do nothing if that is known."""
+        if warm != self._status.warm:
+            self._publish(self._status.model_copy(update={"warm": warm}))
 
     def set_hang(self, hung: list[HungRank] | None) -> None:
         """Publish whether ranks hang. Do nothing if that is known."""

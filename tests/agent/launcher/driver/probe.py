@@ -13,9 +13,11 @@ import time
 from pathlib import Path
 
 from ddp_agent.config import AgentConfig
+from ddp_agent.members import members_of
 from ddp_agent.processes import warm
 from ddp_agent.processes.launch import prepare
 from ddp_wire.contract import Env
+from ddp_wire.orders import Order
 
 RANKS = 2
 SCRIPT = """
@@ -48,7 +50,8 @@ def main(home: Path) -> None:
     standby = warm.Standby(warm.standby_environment({str(k): v for k, v in given.items()}))
     try:
         assert standby.wait_ready()
-        launch = prepare(AgentConfig.from_environment(given), 1, home, given)
+        made = AgentConfig.from_environment(given)
+        launch = prepare(made, members_of(made, Order(1)), home, given)
         pid = standby.fork(launch.arguments, launch.environment)
         while (code := standby.exit_code(pid)) is None:
             time.sleep(0.05)
