@@ -40,12 +40,8 @@ def test_newest_order_follows_the_file(tmp_path: Path) -> None:
 
 
 def test_older_orders_are_ignored(tmp_path: Path) -> None:
-    assert newest_after(tmp_path, b"2", b"1", b"3", b"2") == [
-        Order(2),
-        Order(2),
-        Order(3),
-        Order(3),
-    ]
+    found = newest_after(tmp_path, b"2", b"1", b"3", b"2")
+    assert found == [Order(2), Order(2), Order(3), Order(3)]
 
 
 def test_stop_order_is_final(tmp_path: Path) -> None:
@@ -100,4 +96,4 @@ def test_newest_order_is_the_highest_number_so_far(
 ) -> None:
     home = tmp_path_factory.mktemp("info")
     found = newest_after(home, *(str(number).encode() for number in numbers))
-    assert found == [max(numbers[: i + 1]) for i in range(len(numbers))]
+    assert found == [Order(max(numbers[: i + 1])) for i in range(len(numbers))]

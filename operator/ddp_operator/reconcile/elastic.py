@@ -117,6 +117,8 @@ def _scaled_down(world: World, elastic: Elastic) -> Resize:
 def _without_late_members(world: World, elastic: Elastic) -> Resize | None:
     """Return the change that starts without the nodes that are not ready in time."""
     absent = _absent(world)
+    if any(_still_stops(world, index) for index in absent):
+        return None  # Its ranks save, or are killed when their time is over.
     ready = frozenset(world.members) - absent | frozenset(_candidates(world))
     if not absent or len(ready) < elastic.min_nodes or ready == frozenset(world.members):
         return None
@@ -175,6 +177,13 @@ def is_ready(world: World, pod: PodView) -> bool:
         return False
     waits = agent.phase in {AgentPhase.WAITING, AgentPhase.STARTING, AgentPhase.TRAINING}
     return waits and bool(agent.warm)
+
+
+def _still_stops(world: World, index: int) -> bool:
+    """Return whether the living agent of a member has not ended its previous attempt yet."""
+    pod = world.pod(index)
+    agent = world.agent_status(pod) if pod is not None and not _is_lost(pod) else None
+    return agent is not None and 0 < agent.attempt < world.job.status.attempt
 
 
 def _absent(world: World) -> Members:

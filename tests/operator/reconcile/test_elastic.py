@@ -180,6 +180,13 @@ def test_lost_node_stays_a_member_until_its_time_is_over(lost: int) -> None:
     assert (late.status.last_resize.from_nodes, late.status.last_resize.to_nodes) == (2, 1)
 
 
+def test_member_that_still_saves_is_not_late() -> None:
+    job = starting(elastic_job(2, attempt=3))
+    statuses = {0: waiting(job, 0), 1: agent_status(1, attempt=2, phase="Training", warm=True)}
+    plan = plan_for(job, pods(job, (0, 1), ()), statuses=statuses, now=after(40))
+    assert plan.status.attempt == 3
+
+
 def test_crashed_rank_leaves_the_members_as_they_are() -> None:
     job = elastic_job(3, members="0,2")
     statuses = {0: failed_status(0, attempt=2), 2: training(job, 2)}
