@@ -187,6 +187,6 @@ HEAD_BYTES: Final = 8 << 10
 BODY_BYTES: Final = 256 << 10
 """Maximum size of the body of an answer of an agent."""
 PIECE_BYTES: Final = 512
-"""Size that a smaller piece of an answer counts as. Each piece wakes the event loop once."""
+"""Minimum size charged per piece of an answer. Each piece wakes the event loop once."""
 MOST_HEADERS: Final = 32
 """Maximum number of headers in an answer of an agent."""

@@ -30,7 +30,7 @@ def test_goals_apply_only_to_ddp_trainer() -> None:
     assert missed([result("ours", late)]) == ["rank crash"]
 
 
-def test_goal_for_a_lost_node_counts_from_detection() -> None:
+def test_recovery_goal_of_a_lost_node_is_measured_from_detection() -> None:
     found = Result(LOST, "ours", [Recovery(30.0, after_detection=LOST.goal_seconds - 1)])
     assert not missed([found])
 
@@ -45,7 +45,7 @@ def test_table_has_a_row_per_fault_and_three_columns_per_gang() -> None:
     )
 
 
-def test_row_from_the_detection_counts_everything_from_it() -> None:
+def test_all_times_of_a_lost_node_are_measured_from_detection() -> None:
     found = Result(LOST, "ours", [Recovery(22.5, after_detection=5.0, back=23.25)])
     assert table([found]).splitlines()[-1] == (
         f"| node lost, from its detection | 1 | 5.00 | 5.00 | {LOST.goal_seconds:.0f} | 5.75 |"

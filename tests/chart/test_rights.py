@@ -106,7 +106,7 @@ def test_user_roles_have_their_verbs() -> None:
     ],
     ids=["default", "aggregated"],
 )
-def test_user_roles_are_part_of_the_roles_of_kubernetes_on_request(
+def test_user_roles_are_aggregated_to_the_default_roles_if_enabled(
     flags: tuple[str, ...], viewer: set[str], editor: set[str]
 ) -> None:
     documents = rendered(*flags)

@@ -22,7 +22,7 @@ _OBSERVED_AND_ENSURED = ("get", "list", "watch", "create", "patch")
 
 @dataclass(frozen=True)
 class ChildKind:
-    """One kind of child."""
+    """Kind of the objects that the operator creates for a job."""
 
     name: str
     api_version: str

@@ -222,7 +222,7 @@ class _Connection(asyncio.Protocol):
             answer.set_result(Response(self._code, self._headers, body, self.size))
 
     def _read_head(self, searched: int) -> bool:
-        """Read the head if it is complete. Return whether it is, and is valid."""
+        """Parse the head if it has arrived. Return whether it is complete and valid."""
         end = self._read.find(_END, searched, HEAD_BYTES)
         if end < 0:
             if self.size >= HEAD_BYTES:

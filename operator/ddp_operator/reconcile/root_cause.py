@@ -19,7 +19,7 @@ from ddp_operator.reconcile.world import World
 PEER_LOST = "PeerLost"
 """Reason of an attempt whose ranks lost a peer that does not answer."""
 ROOT_CAUSE_WAIT = timedelta(seconds=2)
-"""Maximum wait for the root cause of a secondary failure, whose status may arrive later."""
+"""Maximum wait for the root cause of a secondary failure. Its status may arrive later."""
 
 
 def find_root_cause(faults: list[Fault], world: World) -> Fault | None:

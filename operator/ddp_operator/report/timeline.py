@@ -21,7 +21,7 @@ class Row:
     end: float
     """Unix seconds: the end, or the newest sign of the attempt while it runs."""
     reason: str
-    """Kind of the end as one word, `Running`, or empty if unknown."""
+    """How the attempt ended, in one word. `Running` if it has not; empty if unknown."""
     message: str = ""
     cause: Cause | None = None
     start_step: int | None = None

@@ -87,7 +87,7 @@ class Cache:
         return list(self._jobs.values())
 
     def children(self, kind: str, key: Key) -> list[Manifest]:
-        """Return the children of a kind of a job, and of earlier jobs with the same name."""
+        """Return a job's children of one kind, also those of earlier jobs with the same name."""
         return list(self._children[kind].get(key, {}).values())
 
     def put_job(self, job: Manifest) -> Key:

@@ -122,4 +122,4 @@ def test_communication_share_is_zero_without_measurements_of_torch() -> None:
 def test_bf16_compression_raises_an_error_on_the_cpu(launcher: Launcher) -> None:
     gang = launcher.train(TASK, "--parallel.compression.name=bf16", world=2)
     assert gang.wait() == [2, 2]
-    assert gang.err(0) == ("config: parallel.compression.name bf16 needs CUDA; the CPU has fp16\n")
+    assert gang.err(0) == ("config: parallel.compression.name bf16 needs CUDA; use fp16 on CPU\n")

@@ -87,7 +87,7 @@ def _run(command: list[str]) -> None:
 
 
 def _require_module(name: str) -> None:
-    """End in one sentence without the module, as the interpreter does. runpy would raise."""
+    """Exit with Python's one-line error if the module is missing. runpy would raise."""
     private: Any = runpy
     try:
         private._get_module_details(name, private._Error)
@@ -103,7 +103,7 @@ def _reset_signals() -> None:
 
 
 def _reset_multiprocessing() -> None:
-    """Make this the main process of its program, without a start method, parent or children."""
+    """Reset multiprocessing as in a new main process: no start method, parent or children."""
     state: Any = multiprocessing.process
     state._current_process = _MAIN_PROCESS()
     state._parent_process = None

@@ -67,7 +67,7 @@ class BrokenCheckpointError(Exception):
 
 
 class UnreadableCheckpointError(BrokenCheckpointError):
-    """The process has no right to read a checkpoint, which may be complete."""
+    """A checkpoint that this process has no permission to read. It may be complete."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

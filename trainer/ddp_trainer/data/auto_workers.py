@@ -15,7 +15,7 @@ SLOW_SECONDS = 0.005
 A GPU makes an update of a small model in about this time.
 """
 LARGEST_COPY = 256 << 20
-"""Largest pickled data set, in bytes, because each worker process has a copy of it."""
+"""Maximum pickled size, in bytes, of a data set that is copied to each worker process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class Compression:
         """
         device = next(wrapped.parameters()).device
         if config.name == "bf16" and device.type != "cuda":
-            raise InputError("config: parallel.compression.name bf16 needs CUDA; the CPU has fp16")
+            raise InputError("config: parallel.compression.name bf16 needs CUDA; use fp16 on CPU")
         self._config = config
         self._wrapped = wrapped
         self._device = device

@@ -134,7 +134,7 @@ def _join(config: RunConfig, ranks: Ranks) -> Group:
 
 
 def _build(request: RunRequest, ranks: Ranks, device: torch.device) -> BuiltTask:
-    """Build the task on every rank, and check that all ranks are alike."""
+    """Build the task on every rank, and check that all have the same code, settings and data."""
     copied: list[str] = []
 
     def build() -> tuple[tuple[Task, RunConfig], RankInfo]:

@@ -39,7 +39,7 @@ class KubeCluster:
     """Access to one Kubernetes cluster. Create it with `connect` and end it with `close`."""
 
     def __init__(self, connection: ApiConnection, agents: Agents) -> None:
-        """Create an access over a connection to the API server and a client of the agents."""
+        """Use this connection to the API server and this client of the agents."""
         self._connection, self._agents = connection, agents
 
     @classmethod

@@ -134,7 +134,7 @@ def _pod_status(status: Mapping[str, Any]) -> Manifest:
 
 
 def _container_status(given: Mapping[str, Any]) -> Manifest:
-    """Return what is used of one container: of another one than the worker, no times and no id."""
+    """Return the used fields of a container status. Only the worker keeps times and image ID."""
     if given.get("name") == contract.WORKER_CONTAINER:
         return _only(("name", "ready", "state", "imageID"), given)
     state = given.get("state") or {}

@@ -54,7 +54,7 @@ def check_optimizer(task: Task) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InputError(
             "task: optimizer must return a torch.optim.Optimizer, not"
-            f" {type(optimizer).__name__}; the config has the schedule"
+            f" {type(optimizer).__name__}; set the schedule in the config"
         )
     check_closure(optimizer)
     updated = {id(param) for group in optimizer.param_groups for param in group["params"]}

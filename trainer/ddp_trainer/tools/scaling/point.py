@@ -28,7 +28,7 @@ class ScalingPoint(BaseModel):
     step_ms: float
     """Milliseconds per update, including the wait for data."""
     wait_fraction: float
-    """Fraction of that time in which the rank waited for data."""
+    """Fraction of the time of an update in which the rank waited for data."""
     minimal_ms: float | None = None
     """Milliseconds per update of the minimal loop. None if the strategy is not DDP."""
     communication: Communication | None = None
