@@ -72,7 +72,7 @@ def due(world: World) -> Resize | None:
         return _scaled_down(world, elastic)
     if not world.has_started:
         return _without_late_members(world, elastic)
-    if world.job.status.is_true(ConditionType.RENDEZVOUSED):
+    if world.job.status.is_true(ConditionType.RENDEZVOUSED) and _all_train(world):
         return _without_disrupted_members(world, elastic) or _grown(world, elastic)
     return None
 
@@ -104,6 +104,17 @@ def lost_nodes(world: World) -> frozenset[str]:
 def trains(world: World, status: DDPJobStatus) -> bool:
     """Return whether an elastic job trains, even if some of its pods wait for a Kubernetes node."""
     return world.job.spec.elastic is not None and status.is_true(ConditionType.RENDEZVOUSED)
+
+
+def _all_train(world: World) -> bool:
+    """Return whether all members train by the newest statuses of their agents.
+
+    Otherwise ranks may be lost already, and the others could not agree on the update to save.
+    """
+    pods = [world.pod(index) for index in world.members]
+    agents = [world.agent_status(pod) if pod is not None else None for pod in pods]
+    attempt = world.job.status.attempt
+    return all(a and a.attempt == attempt and a.phase is AgentPhase.TRAINING for a in agents)
 
 
 def _scaled_down(world: World, elastic: Elastic) -> Resize:

@@ -86,6 +86,9 @@ def resize(world: World, change: elastic.Resize, defaults: Defaults) -> Plan:
     )
     status = budgets.charge(status, Cause.FREE, world.now)
     status = resizes.with_resize(world, status, change.members, change.why)
+    if status.is_true(ConditionType.RENDEZVOUSED):
+        # The attempt trained without a fault, so no earlier fault may delay the next one.
+        status = status.model_copy(update={"attempts_without_progress": 0})
     text = (
         f"attempt {status.attempt + 1} trains on {len(change.members)} of {world.job.nodes} nodes"
         f" instead of {before}, because {change.why}"

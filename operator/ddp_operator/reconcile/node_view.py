@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 _EVICTS = frozenset({"NoSchedule", "NoExecute"})
-_UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
-"""Taint that Kubernetes sets on a cordoned node."""
+_OF_KUBERNETES = "node.kubernetes.io/"
+"""Prefix of the taints that Kubernetes itself sets: on a cordoned node, which `cordoned` shows, on a
+node that lacks memory or disk, where pods go on, and on a lost node, which is a fault."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,6 @@ def view_node(manifest: Mapping[str, Any]) -> NodeView:
     taints = tuple(
         Taint(str(t.get("key")), str(t.get("value") or ""), str(t.get("effect")))
         for t in spec.get("taints") or []
-        if t.get("key") != _UNSCHEDULABLE
+        if not str(t.get("key")).startswith(_OF_KUBERNETES)
     )
     return NodeView(manifest["metadata"]["name"], bool(spec.get("unschedulable")), taints)

@@ -6,9 +6,12 @@ order, and the fence of the checkpoints refuses the writers of a lower attempt.
 
 from dataclasses import replace
 
+from ddp_operator.api.job import DDPJob
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import Event, EventType
 from ddp_operator.reconcile.world import World
+from ddp_wire import node_ranges
+from ddp_wire.messages import AgentStatus
 
 _LARGEST_ATTEMPT = 999_999_999
 """Largest attempt number that an agent reads from its annotation."""
@@ -24,9 +27,10 @@ def with_reported_attempt(world: World) -> tuple[World, tuple[Event, ...]]:
     if is_finished(status):
         return world, ()
     agents = (world.agent_status(pod) for pod in world.pods)
-    own = [r.attempt for r in agents if r is not None and r.job_uid == job.metadata.uid]
-    known = [attempt for attempt in own if attempt <= _LARGEST_ATTEMPT]
-    reported = max(known, default=0)
+    own = [r for r in agents if r is not None and r.job_uid == job.metadata.uid]
+    known = [agent for agent in own if agent.attempt <= _LARGEST_ATTEMPT]
+    newest = max(known, key=lambda agent: agent.attempt, default=None)
+    reported = newest.attempt if newest is not None else 0
     if reported <= status.attempt:
         return world, ()
     text = (
@@ -37,6 +41,7 @@ def with_reported_attempt(world: World) -> tuple[World, tuple[Event, ...]]:
     raised = status.model_copy(
         update={
             "attempt": reported,
+            "members": _reported_members(job, newest),
             "attempt_start_time": world.now.replace(microsecond=0),
             "succeeded_nodes": None,
             "resumed_from_step": None,
@@ -44,3 +49,14 @@ def with_reported_attempt(world: World) -> tuple[World, tuple[Event, ...]]:
     )
     event = Event(EventType.WARNING, "AttemptRestored", text)
     return replace(world, job=job.model_copy(update={"status": raised})), (event,)
+
+
+def _reported_members(job: DDPJob, agent: AgentStatus | None) -> str | None:
+    """Return the members of the attempt that an agent reports, or None for all nodes."""
+    if job.spec.elastic is None or agent is None or not agent.members:
+        return None
+    try:
+        members = node_ranges.from_text(agent.members)
+    except ValueError:
+        return None  # Agents are not trusted.
+    return node_ranges.to_text(members) if members <= frozenset(range(job.nodes)) else None

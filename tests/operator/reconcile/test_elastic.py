@@ -13,7 +13,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.members import DepartureStatus
 from ddp_operator.api.status import AttemptStatus, Cause, ConditionType
 from ddp_operator.reconcile.decide import decide
-from ddp_operator.reconcile.node_view import NodeView, Taint
+from ddp_operator.reconcile.node_view import NodeView, Taint, view_node
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, Plan, SetAttempt
 from ddp_operator.reconcile.pod_view import PodView
 from ddp_wire import node_ranges
@@ -21,6 +21,7 @@ from ddp_wire.messages import AgentStatus, Timeline
 from tests.operator.support import (
     DEFAULTS,
     NOW,
+    UID,
     active_job,
     after,
     agent_status,
@@ -247,6 +248,26 @@ def test_member_stays_on_a_tolerated_node_and_below_min_nodes() -> None:
         seen = world(job, pods(job, (0, 1)), statuses={i: training(job, i) for i in (0, 1)})
         plan = decide(replace(seen, kubernetes_nodes=nodes), DEFAULTS)
         assert plan.status.attempt == 2
+
+
+def test_job_with_a_silent_member_is_not_resized() -> None:
+    job = elastic_job(3, members="0-1")
+    statuses = {0: training(job, 0), 2: waiting(job, 2)}
+    assert plan_for(job, pods(job, range(3)), statuses=statuses, now=after(999)).status.attempt == 2
+
+
+@pytest.mark.parametrize("key", ["unschedulable", "unreachable", "memory-pressure"])
+def test_taints_of_kubernetes_itself_end_no_attempt(key: str) -> None:
+    taint = {"key": f"node.kubernetes.io/{key}", "effect": "NoSchedule"}
+    manifest = {"metadata": {"name": "machine-1"}, "spec": {"taints": [taint]}}
+    assert view_node(manifest).why_unusable(()) is None
+
+
+def test_members_are_those_of_the_agents_after_a_restore_from_a_backup() -> None:
+    job = elastic_job(3)
+    report = training(job, 1).model_copy(update={"attempt": 7, "members": "1-2", "job_uid": UID})
+    plan = plan_for(job, pods(job, (1, 2)), statuses={1: report})
+    assert (plan.status.attempt, plan.status.members) == (7, "1-2")
 
 
 # --- Grow -----------------------------------------------------------------------------------------
