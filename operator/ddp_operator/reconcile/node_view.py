@@ -6,8 +6,8 @@ from typing import Any
 
 _EVICTS = frozenset({"NoSchedule", "NoExecute"})
 _OF_KUBERNETES = "node.kubernetes.io/"
-"""Prefix of the taints that Kubernetes itself sets: on a cordoned node, which `cordoned` shows, on a
-node that lacks memory or disk, where pods go on, and on a lost node, which is a fault."""
+"""Prefix of the taints that Kubernetes itself sets: on a cordoned node, which `cordoned` shows; on
+a node that lacks memory or disk, where pods go on; and on a lost node, which is a fault."""
 
 
 @dataclass(frozen=True)
