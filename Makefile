@@ -81,7 +81,7 @@ lint-chart: $(READY) ## Check the chart and the objects of a job with kube-score
 	$(BIN)/pytest -q tests/chart/test_kube_score.py
 
 .PHONY: faults
-faults: $(READY) ## Play every known fault, measure recoveries, kill 30 times (PART=torch|gpus|api|cluster|rest|recovery|kills)
+faults: $(READY) ## Play every known fault, measure recoveries, kill 30 times (PART=torch|gpus|api|cluster|size|rest|recovery|kills)
 	@$(BIN)/python -m tests.fault_player $(if $(PART),--part $(PART)) --wheels "$(WHEELS)" --seed $(SEED)
 
 .PHONY: bench-recovery

@@ -1,6 +1,6 @@
 """Run every known fault against the product, as `make faults` does.
 
-    python -m tests.fault_player [--part torch|gpus|api|cluster|rest|recovery|kills]
+    python -m tests.fault_player [--part torch|gpus|api|cluster|size|rest|recovery|kills]
         [--seed 0] [--wheels DIR]
 
 The parts run one after another, and each part that needs a cluster starts its own. The exit code
@@ -21,6 +21,8 @@ PYTEST = (
     "-m", "pytest", "-p", "tests.fault_player.report", "-q", "--no-header",
     "-o", "console_output_style=classic", "--tb=short",
 )  # fmt: skip
+SIZE = "tests/cluster/test_elastic.py"
+"""Tests of elastic jobs on real nodes."""
 REST = ("tests/operator", "tests/release", "tests/trainer", "--ignore=tests/trainer/user_tasks")
 """Folders of the other long tests, which need no cluster. `make test-tasks` runs users' tasks."""
 
@@ -32,7 +34,8 @@ def parts(seed: int, wheels: Path) -> dict[str, list[str]]:
         "torch": ["-m", "tests.fault_player.newest_torch"],
         "gpus": [*PYTEST, "tests/agent/launcher/driver", "-m", "sweep"],
         "api": [*PYTEST, "tests/api", "-m", "api"],
-        "cluster": [*PYTEST, "tests/cluster", "-m", "cluster", "--faults"],
+        "cluster": [*PYTEST, "tests/cluster", f"--ignore={SIZE}", "-m", "cluster", "--faults"],
+        "size": [*PYTEST, SIZE, "-m", "cluster", "--faults"],
         "rest": [*PYTEST, *REST, "-m", "sweep"],
         "recovery": ["-m", "bench.recovery", *state],
         "kills": ["-m", "tests.fault_player.kills", *state],
