@@ -183,5 +183,13 @@ FLOWS = {
         "Completed",
         _ELASTIC,
     ),
+    "a spare takes the place of a killed pod": Flow(
+        Script(kills=frozenset({(1, 0)}), outages={0: (1, 99)}),
+        2,
+        0,
+        "Completed",
+        {"spares": 1},
+        infrastructure=1,
+    ),
     "cleaned up": Flow(Script(), 1, 0, "Completed", {"cleanPodPolicy": "All"}, ttl=False),
 }

@@ -85,13 +85,18 @@ class DDPJob(BaseModel):
 
     @property
     def nodes(self) -> int:
-        """Return the number of pods that should exist in the current attempt, or in the first one.
+        """Return the number of nodes that should train in the current attempt, or in the first one.
 
-        Not all of them need to train: see `members`.
+        An elastic job may train with fewer: see `members`.
         """
         if self.status.pods is None or self.spec.elastic is not None:
             return self.spec.nodes
         return self.status.pods.nodes
+
+    @property
+    def pods(self) -> int:
+        """Return the number of pods that should exist: those of the nodes, and the spares."""
+        return self.nodes + self.spec.spares
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -111,7 +116,7 @@ class DDPJob(BaseModel):
         other jobs may have an agent of an earlier release.
         """
         status = self.status
-        if self.spec.elastic is None:
+        if not self.spec.may_leave_nodes_out:
             return Order(status.attempt)
         return Order(status.attempt, frozenset(self.members), save=status.saves_before_attempt)
 

@@ -11,6 +11,8 @@ from ddp_operator.api.spec import RESERVED_POD_FIELDS, DDPJobSpec
 
 MAX_NAME_LENGTH = 58
 """Longest job name, in characters: a DNS label (63) without the `-9998` that ends a pod name."""
+MAX_PODS = 9999
+"""Largest number of pods of a job: their host names have four digits."""
 MAX_RESTARTS_IN_WINDOW = 30
 """Largest maxRestarts of a job with restartWindowSeconds: the status holds 32 failure times."""
 _NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
@@ -100,6 +102,17 @@ SPEC_RULES: tuple[Rule, ...] = (
         "!has(self.elastic) || self.elastic.minNodes <= (has(self.nodes) ? self.nodes : 1)",
         "spec.elastic.minNodes: must be at most spec.nodes",
         lambda s: s.elastic is None or s.elastic.min_nodes <= s.nodes,
+    ),
+    Rule(
+        "!has(self.spares) || self.spares == 0 || (has(self.nodes) ? self.nodes : 1)"
+        " + self.spares <= 9999",
+        "spec.spares: nodes and spares must be at most 9999 together",
+        lambda s: s.nodes + s.spares <= MAX_PODS,
+    ),
+    Rule(
+        "!has(self.sparePriorityClassName) || (has(self.spares) && self.spares > 0)",
+        "spec.sparePriorityClassName: may be set only with spares",
+        lambda s: s.spare_priority_class_name is None or s.spares > 0,
     ),
     *(_reserved(field) for field in RESERVED_POD_FIELDS),
 )

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, JsonValue, StrictBool, StrictInt, StringConstraints
 
 from ddp_operator.api.base import ApiModel
+from ddp_operator.api.elastic import Elastic
 from ddp_wire.hang_limits import (
     HANG_CHECKPOINT_SECONDS,
     HANG_DATA_SECONDS,
@@ -179,19 +180,6 @@ class Hang(ApiModel):
     """Seconds in which a rank must exit after its work is done and saved, 1 to 31,536,000 (one year). Then the agent kills it, an Event names it, and its work counts. For a command, the work of a rank is done when another rank has exited with code 0 and it uses no CPU any more."""  # noqa: E501
 
 
-class Elastic(ApiModel):
-    """Limits between which the job may change its size. Then nodes is the largest size, and the job trains with the nodes that it gets."""  # noqa: E501
-
-    min_nodes: Annotated[StrictInt, Field(ge=1, le=9999)]
-    """Smallest number of nodes with which the job trains, 1 to nodes."""
-    start_wait_seconds: Seconds = 30
-    """Seconds for which the first attempt waits for all nodes, 1 to 31,536,000 (one year). Then it starts with at least minNodes."""  # noqa: E501
-    shrink_after_seconds: Seconds = 15
-    """Seconds for which the job waits for the replacement of a lost node, 1 to 31,536,000 (one year). Then it continues without it."""  # noqa: E501
-    grow_after_seconds: Seconds = 300
-    """Shortest time between a change of the size and the next growth, in seconds, 1 to 31,536,000 (one year). The job grows at a step boundary, once for all nodes that wait."""  # noqa: E501
-
-
 class Rdma(ApiModel):
     """RDMA devices of each worker pod, for InfiniBand or RoCE."""
 
@@ -245,6 +233,10 @@ class DDPJobSpec(ApiModel):
     """Number of worker pods, 1 to 9999. A change starts a new attempt of the new size from the newest checkpoint."""  # noqa: E501
     elastic: Elastic | None = None
     """Limits between which the job may change its size. Without it, the job waits until it has all its nodes."""  # noqa: E501
+    spares: Annotated[StrictInt, Field(ge=0, le=1000)] = 0
+    """Number of further pods that wait with torch imported, 0 to 1000. One of them takes the place of a lost node at once. A spare holds its GPUs."""  # noqa: E501
+    spare_priority_class_name: Name | None = None
+    """Name of the PriorityClass of the spare pods, normally a lower one than that of the workers. The default is priorityClassName."""  # noqa: E501
     procs_per_node: Annotated[StrictInt, Field(ge=1, le=1024)] | None = None
     """Number of ranks (training processes) in each pod, 1 to 1024. The default is gpusPerNode, or 1 for a job without GPUs."""  # noqa: E501
     gpus_per_node: Annotated[StrictInt, Field(ge=0, le=1024)] = 0
@@ -353,6 +345,11 @@ class DDPJobSpec(ApiModel):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
+    def may_leave_nodes_out(self) -> bool:
+        """Return whether an attempt may have fewer members than the job has pods."""
+        return self.elastic is not None or self.spares > 0
+
+    @property
     def uses_standby(self) -> bool:
         """Return whether attempts fork from a standby, which is the default."""
         return self.standby is not False
@@ -387,4 +384,6 @@ def pod_shaping(spec: DDPJobSpec) -> dict[str, Any]:
     if spec.elastic is not None:
         shaping.pop("nodes", None)  # Pods of an elastic job serve at any size.
         shaping["elastic"] = True
+    if spec.spares:
+        shaping["spares"] = True  # Any number of them, because their pods differ in the index only.
     return shaping

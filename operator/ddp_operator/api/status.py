@@ -285,6 +285,8 @@ class DDPJobStatus(StatusModel):
     """Time at which the job completed or failed."""
     ready: ShortText | None = None
     """Pods in training, out of all pods of the job: 2/2."""
+    spares: ShortText | None = None
+    """Nodes that could take the place of a lost one at once, out of all spares: 1/1."""
     replicas: int = 0
     """Number of existing pods, for the scale subresource."""
     selector: ShortText | None = None

@@ -47,10 +47,17 @@ def build_pod_spec(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any
         "volumes": _volumes(job, defaults),
         "nodeSelector": spec.node_selector,
         "tolerations": with_lost_nodes(spec.tolerations or []),
-        "priorityClassName": spec.priority_class_name,
+        "priorityClassName": _priority_class(job, index),
         "imagePullSecrets": [{"name": name} for name in spec.image_pull_secrets or []],
     }
     return {key: value for key, value in out.items() if value is not None and value != []}
+
+
+def _priority_class(job: DDPJob, index: int) -> str | None:
+    """Return the PriorityClass of a pod. Spares may have a lower one."""
+    spec = job.spec
+    is_spare = index >= job.nodes
+    return (spec.spare_priority_class_name if is_spare else None) or spec.priority_class_name
 
 
 def _pod_security(defaults: Defaults) -> dict[str, Any]:

@@ -81,9 +81,9 @@ class LocalRun:
             self._view.print_line(sentence)
         self._shown = _shown_ranks(job, verbose=verbose)
         per_node = job.spec.ranks_per_node
-        by_node = [range(i * per_node, (i + 1) * per_node) for i in range(job.spec.nodes)]
-        if job.spec.elastic is not None:  # Any node may have any rank.
-            by_node = [range(ranks)] * job.spec.nodes
+        by_node = [range(i * per_node, (i + 1) * per_node) for i in range(job.pods)]
+        if job.spec.may_leave_nodes_out:  # Any node may have any rank.
+            by_node = [range(ranks)] * job.pods
         logs = {
             self._cluster.log_file(names.pod_name(job, index)): of_node
             for index, of_node in enumerate(by_node)
@@ -261,7 +261,7 @@ async def run_locally(
             another process runs the job there.
     """
     job = parse_job(manifest)
-    check_runs_locally(build_pod(job, 0, 1, DEFAULTS), config_maps)
+    check_runs_locally(build_pod(job, job.pods - 1, 1, DEFAULTS), config_maps)
     check_program(job, os.environ)
     with locked(home):
         done = finished_before(_with_uid(manifest), load_job(home))

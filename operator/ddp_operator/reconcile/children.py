@@ -63,7 +63,7 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
     shared = _shared_defaults(world, defaults)
     actions = _ensure_other_children(world, defaults)
     replaced = pods_to_replace(job, status)
-    for index in range(job.nodes):
+    for index in range(job.pods):
         pod = world.pod(index)
         if pod is not None and not _is_replaceable(world, pod):
             actions += _ensure_living(world, pod, recreate=pod.name in replaced)
@@ -77,7 +77,7 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
         may_create = names.pod_name(job, index) not in waits
         if may_create and not occupied and not world.has_other_pod(index):
             actions.append(CreatePod(job, index, status.attempt, shared, world.job_secret))
-    wanted = {names.pod_name(job, index) for index in range(job.nodes)}
+    wanted = {names.pod_name(job, index) for index in range(job.pods)}
     surplus = [pod for pod in world.pods if pod.name not in wanted]
     return actions + [_delete(pod) for pod in surplus if _is_deletable(pod)]
 

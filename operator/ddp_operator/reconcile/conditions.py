@@ -227,12 +227,12 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
         return "Recovering", "; ".join(parts)
     if held is not None:
         return "Pending", held
-    missing = len(world.pods) < world.job.nodes
+    missing = len(world.pods) < world.job.pods
     if missing or waiting:
         # A pod that starts normally tells nothing while other pods do not exist yet.
         telling = (p for p in waiting if p.waiting and (is_stuck(p) or not missing))
         first = next((f"{p.name} waits: {p.waiting}" for p in telling), None)
-        return "Pending", first or f"{len(world.pods):,} of {world.job.nodes:,} pods exist"
+        return "Pending", first or f"{len(world.pods):,} of {world.job.pods:,} pods exist"
     late = [p.name for p in world.pods if not p.ready]
     message = f"the ranks of {', '.join(late[:4])} have not joined yet"
     return "Starting", "; ".join([message, *_obstacles(world, status)][:2])

@@ -219,6 +219,7 @@ def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) ->
     status = status.model_copy(update={"suspect": hangs.suspect(world)})
     status = escalation.reset_stalled_attempts(with_progress(world, status))
     status = recovery.complete_trace(world, active_conditions(world, status))
+    status = status.model_copy(update={"spares": elastic.ready_spares(world)})
     status = resizes.with_completed_resize(world, status)
     status = queueing.with_hold(world, refused_spec.with_trained_spec(world, status))
     succeeded = node_ranges.to_text(world.succeeded) or None

@@ -13,13 +13,16 @@ is room again. An attempt trains on its members, and a change of the members is 
 
 At least `minNodes` nodes train. With fewer, the attempt waits. A change of the members costs no
 budget, and the state of the run does not depend on their number.
+
+A spare is a further pod that is ready to train. It takes the place of a lost member at once, even
+in a job of a fixed size.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from ddp_operator.api.spec import Elastic
+from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.builders import names
 from ddp_operator.reconcile import departures
@@ -33,6 +36,19 @@ _FRESH_STARTS = frozenset({"Suspended", "SpecChanged"})
 """Reasons of ended attempts after which all pods start together, as in the first attempt."""
 _NAMED = 4
 """Maximum number of nodes that a sentence names."""
+
+
+@dataclass(frozen=True)
+class SizeLimits:
+    """SizeLimits of the number of members, and of its changes."""
+
+    nodes: int
+    """Number of members that the job asks for."""
+    least: int
+    """Smallest number of members."""
+    start_wait_seconds: int
+    shrink_after_seconds: int
+    grow_after_seconds: int
 
 
 @dataclass(frozen=True)
@@ -50,60 +66,80 @@ def after_fault(world: World) -> Members:
     Living members stay, nodes that are ready take the place of lost ones, and a lost node without a
     substitute stays a member until `shrinkAfterSeconds` have passed.
     """
-    desired = _desired(world)
-    elastic = world.job.spec.elastic
-    if elastic is None:
-        return desired
+    limits, possible = limits_of(world.job), frozenset(range(world.job.pods))
+    if limits is None:
+        return possible
     lost = {i for i in world.members if _is_lost(world.pod(i))}
-    chosen = [i for i in world.members if i in desired and i not in lost]
+    chosen = [i for i in world.members if i in possible and i not in lost]
     chosen += _candidates(world)
-    chosen += sorted(i for i in lost & desired if not _is_drained(world.pod(i)))
-    if len(chosen) < elastic.min_nodes:
-        chosen += sorted(desired - set(chosen))
-    return frozenset(chosen[: len(desired)])
+    chosen += sorted(i for i in lost & possible if not _is_drained(world.pod(i)))
+    if len(chosen) < limits.least:
+        chosen += sorted(possible - set(chosen))
+    return frozenset(chosen[: limits.nodes])
 
 
 def due(world: World) -> Resize | None:
     """Return the change of the members that is due now, or None. The attempt must have no fault."""
-    elastic = world.job.spec.elastic
-    if elastic is None:
+    limits = limits_of(world.job)
+    if limits is None:
         return None
-    if not frozenset(world.members) <= _desired(world):
-        return _scaled_down(world, elastic)
+    if len(world.members) > limits.nodes or max(world.members) >= world.job.pods:
+        return _scaled_down(world, limits)
     if not world.has_started:
-        return _without_late_members(world, elastic)
+        return _without_late_members(world, limits)
     if world.job.status.is_true(ConditionType.RENDEZVOUSED) and _all_train(world):
-        return _without_disrupted_members(world, elastic) or _grown(world, elastic)
+        return _without_disrupted_members(world, limits) or _grown(world, limits)
     return None
 
 
 def seconds_until_due(world: World) -> float | None:
     """Return the seconds until a change of the members can become due by time alone, or None."""
-    elastic, status = world.job.spec.elastic, world.job.status
-    if elastic is None:
+    limits, status = limits_of(world.job), world.job.status
+    if limits is None:
         return None
     if not world.has_started and _absent(world):
         start = status.attempt_start_time
-        since = start, _patience(world, elastic)
-    elif status.is_true(ConditionType.RENDEZVOUSED) and _candidates(world):
-        since = _last_change(world), elastic.grow_after_seconds
+        since = start, _patience(world, limits)
+    elif status.is_true(ConditionType.RENDEZVOUSED) and _may_grow(world, limits):
+        since = _last_change(world), limits.grow_after_seconds
     else:
         return None
     return max(0.1, _left(*since, world.now))
 
 
+def limits_of(job: DDPJob) -> SizeLimits | None:
+    """Return the limits of a job, or None if all its pods are members of each attempt."""
+    elastic = job.spec.elastic
+    if elastic is None:
+        fixed = SizeLimits(job.nodes, job.nodes, 0, 0, 0)
+        return fixed if job.spec.spares else None
+    return SizeLimits(
+        job.nodes,
+        elastic.min_nodes,
+        elastic.start_wait_seconds,
+        elastic.shrink_after_seconds,
+        elastic.grow_after_seconds,
+    )
+
+
 def lost_nodes(world: World) -> frozenset[str]:
     """Return the Kubernetes nodes of the members that are lost."""
-    if world.job.spec.elastic is None:
+    if not world.job.spec.may_leave_nodes_out:
         return frozenset()
     lost = (index for index in world.members if _is_lost(world.pod(index)))
     names_of = (names.pod_name(world.job, index) for index in lost)
     return frozenset(node for name in names_of if (node := world.last_nodes.get(name)))
 
 
+def ready_spares(world: World) -> str | None:
+    """Return how many nodes could take the place of a lost member now, as `1/2`. None for none."""
+    spares = world.job.spec.spares
+    return f"{len(_candidates(world))}/{spares}" if spares else None
+
+
 def trains(world: World, status: DDPJobStatus) -> bool:
     """Return whether an elastic job trains, even if some of its pods wait for a Kubernetes node."""
-    return world.job.spec.elastic is not None and status.is_true(ConditionType.RENDEZVOUSED)
+    return world.job.spec.may_leave_nodes_out and status.is_true(ConditionType.RENDEZVOUSED)
 
 
 def _all_train(world: World) -> bool:
@@ -117,23 +153,24 @@ def _all_train(world: World) -> bool:
     return all(a and a.attempt == attempt and a.phase is AgentPhase.TRAINING for a in agents)
 
 
-def _scaled_down(world: World, elastic: Elastic) -> Resize:
-    """Return the change after the user has reduced `spec.nodes`."""
-    desired = _desired(world)
-    kept = frozenset(world.members) & desired | frozenset(_candidates(world))
-    members = kept if len(kept) >= elastic.min_nodes else desired
-    return Resize(members, f"spec.nodes is {len(desired)} now")
+def _scaled_down(world: World, limits: SizeLimits) -> Resize:
+    """Return the change after the user has reduced `nodes` or `spares`."""
+    kept = [i for i in world.members if i < world.job.pods] + _candidates(world)
+    if len(kept) < limits.least:
+        kept += sorted(set(range(world.job.pods)) - set(kept))
+    members = frozenset(kept[: limits.nodes])
+    return Resize(members, f"spec.nodes is {limits.nodes} and spec.spares {world.job.spec.spares}")
 
 
-def _without_late_members(world: World, elastic: Elastic) -> Resize | None:
+def _without_late_members(world: World, limits: SizeLimits) -> Resize | None:
     """Return the change that starts without the nodes that are not ready in time."""
     absent = _absent(world)
     if any(_still_stops(world, index) for index in absent):
         return None  # Its ranks save, or are killed when their time is over.
-    ready = frozenset(world.members) - absent | frozenset(_candidates(world))
-    if not absent or len(ready) < elastic.min_nodes or ready == frozenset(world.members):
+    ready = _with_candidates(world, limits, absent)
+    if not absent or len(ready) < limits.least or ready == frozenset(world.members):
         return None
-    patience = _patience(world, elastic)
+    patience = _patience(world, limits)
     substituted = len(ready) >= len(world.members)
     if not substituted and _left(world.job.status.attempt_start_time, patience, world.now) > 0.0:
         return None
@@ -141,30 +178,35 @@ def _without_late_members(world: World, elastic: Elastic) -> Resize | None:
     return Resize(ready, f"{_named(absent)} not ready{after}")
 
 
-def _without_disrupted_members(world: World, elastic: Elastic) -> Resize | None:
+def _without_disrupted_members(world: World, limits: SizeLimits) -> Resize | None:
     """Return the change that leaves out members that will be lost, before they are."""
     pods = ((index, world.pod(index)) for index in world.members)
     going = {i: why for i, pod in pods if pod is not None and (why := world.why_going(pod))}
-    rest = frozenset(world.members) - going.keys() | frozenset(_candidates(world))
-    if not going or len(rest) < elastic.min_nodes:
+    rest = _with_candidates(world, limits, frozenset(going))
+    if not going or len(rest) < limits.least:
         return None
     return Resize(rest, f"{_named(going)} leaving: {going[min(going)]}")
 
 
-def _grown(world: World, elastic: Elastic) -> Resize | None:
+def _grown(world: World, limits: SizeLimits) -> Resize | None:
     """Return the change that adds all nodes that are ready."""
-    more = _candidates(world)
-    if not more or _left(_last_change(world), elastic.grow_after_seconds, world.now) > 0.0:
+    if not _may_grow(world, limits):
         return None
-    room = len(_desired(world)) - len(world.members)
-    added = frozenset(more[:room])
-    if not added:
+    if _left(_last_change(world), limits.grow_after_seconds, world.now) > 0.0:
         return None
-    return Resize(frozenset(world.members) | added, f"{_named(added)} ready")
+    members = _with_candidates(world, limits, frozenset())
+    return Resize(members, f"{_named(members.difference(world.members))} ready")
 
 
-def _desired(world: World) -> Members:
-    return frozenset(range(world.job.nodes))
+def _may_grow(world: World, limits: SizeLimits) -> bool:
+    """Return whether there is a node that is ready, and room for it."""
+    return len(world.members) < limits.nodes and bool(_candidates(world))
+
+
+def _with_candidates(world: World, limits: SizeLimits, without: Members) -> Members:
+    """Return the members without some of them, and with the nodes that are ready instead."""
+    kept = [index for index in world.members if index not in without] + _candidates(world)
+    return frozenset(kept[: limits.nodes])
 
 
 def _candidates(world: World) -> list[int]:
@@ -172,7 +214,7 @@ def _candidates(world: World) -> list[int]:
     members, now = frozenset(world.members), world.now
     banned = departures.unsteady_nodes(world.job.status, now)
     found = []
-    for index in sorted(_desired(world) - members):
+    for index in sorted(set(range(world.job.pods)) - members):
         pod = world.pod(index)
         if pod is None or pod.node in banned or world.why_going(pod):
             continue
@@ -216,11 +258,11 @@ def _is_drained(pod: PodView | None) -> bool:
     return pod is not None and pod.disruption is not None
 
 
-def _patience(world: World, elastic: Elastic) -> int:
+def _patience(world: World, limits: SizeLimits) -> int:
     """Return the seconds for which the attempt waits for members that are not ready."""
     last = world.job.status.attempts[-1:]
     starts = all(attempt.reason in _FRESH_STARTS for attempt in last)
-    return elastic.start_wait_seconds if starts else elastic.shrink_after_seconds
+    return limits.start_wait_seconds if starts else limits.shrink_after_seconds
 
 
 def _last_change(world: World) -> datetime | None:

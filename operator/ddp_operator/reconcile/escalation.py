@@ -92,7 +92,7 @@ def pods_to_replace(job: DDPJob, status: DDPJobStatus) -> frozenset[str]:
         return frozenset()
     if status.stalled_attempts == 1:
         return frozenset({failure.pod} if failure.pod else ())
-    return frozenset(names.pod_name(job, index) for index in range(job.nodes))
+    return frozenset(names.pod_name(job, index) for index in range(job.pods))
 
 
 def newest_step(status: DDPJobStatus) -> int | None:

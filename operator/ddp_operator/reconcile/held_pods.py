@@ -11,7 +11,7 @@ _NORMAL = timedelta(seconds=10)
 
 def held_sentence(world: World) -> str | None:
     """Return who keeps the first pod whose successor cannot be created yet, or None."""
-    wanted = {names.pod_name(world.job, index) for index in range(world.job.nodes)}
+    wanted = {names.pod_name(world.job, index) for index in range(world.job.pods)}
     for pod in world.pods:
         waited = world.deleting_for.get(pod.uid, timedelta(0)) - pod.grace
         if not pod.held or pod.name not in wanted or waited < _NORMAL:

@@ -82,7 +82,7 @@ def _while_training(world: World, status: DDPJobStatus) -> str:
 
 def _recreated(world: World, plan: Plan) -> list[str]:
     """Return the names of the pods that are being deleted or created."""
-    wanted = {names.pod_name(world.job, index) for index in range(world.job.nodes)}
+    wanted = {names.pod_name(world.job, index) for index in range(world.job.pods)}
     found = {pod.name for pod in world.pods if pod.deleting and not pod.terminal}
     for action in plan.actions:
         if isinstance(action, DeletePod | CreatePod):

@@ -53,10 +53,10 @@ def with_reported_attempt(world: World) -> tuple[World, tuple[Event, ...]]:
 
 def _reported_members(job: DDPJob, agent: AgentStatus | None) -> str | None:
     """Return the members of the attempt that an agent reports, or None for all nodes."""
-    if job.spec.elastic is None or agent is None or not agent.members:
+    if not job.spec.may_leave_nodes_out or agent is None or not agent.members:
         return None
     try:
         members = node_ranges.from_text(agent.members)
     except ValueError:
         return None  # Agents are not trusted.
-    return node_ranges.to_text(members) if members <= frozenset(range(job.nodes)) else None
+    return node_ranges.to_text(members) if members <= frozenset(range(job.pods)) else None

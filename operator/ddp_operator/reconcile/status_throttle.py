@@ -14,7 +14,7 @@ _SHORTEST_INTERVAL = timedelta(seconds=STARTING_WRITES.first)
 _LONGEST_INTERVAL = timedelta(seconds=STARTING_WRITES.longest)
 _ENDING_INTERVAL = timedelta(seconds=ENDING_WRITES_SECONDS)
 
-_COUNT_FIELDS = {"ready", "replicas", "next_action", "succeeded_nodes", "goodput"}
+_COUNT_FIELDS = {"ready", "spares", "replicas", "next_action", "succeeded_nodes", "goodput"}
 """Fields that alone cause no early write. The ledger only follows the other fields."""
 _COUNT_CONDITIONS = {ConditionType.PODS_READY, ConditionType.SUCCEEDED}
 """Conditions whose message counts or names the pods that are not ready yet."""

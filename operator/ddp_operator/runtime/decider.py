@@ -52,7 +52,7 @@ class Decider:
             state.decision_seconds = time.thread_time() - started
             return world, plan
 
-        if max(len(pods), job.nodes) < LARGE_JOB:
+        if max(len(pods), job.pods) < LARGE_JOB:
             found = look()
         else:
             # The event loop stays free for the Lease, the health endpoint and other jobs.
@@ -81,7 +81,7 @@ class Decider:
             progress_interval=timedelta(seconds=self._agents.progress_seconds),
             undecided_for=state.sightings.undecided_for(),
             deleting_for=state.sightings.deleting_for(views),
-            last_nodes=state.sightings.last_nodes(views) if job.spec.elastic else {},
+            last_nodes=state.sightings.last_nodes(views) if job.spec.may_leave_nodes_out else {},
             creation_waits=state.sightings.creation_waits(job.status.attempt),
             blocked=state.blocked,
         )

@@ -35,7 +35,7 @@ class PodLists:
         """
         key, labels = job.key, names.pod_selector(job)
         with self._cache.pending_request() as request:
-            listing = await self._cluster.list_pods(key[0], labels, job.nodes)
+            listing = await self._cluster.list_pods(key[0], labels, job.pods)
             request.replace_pods(key, labels, listing)
         return listing.items
 

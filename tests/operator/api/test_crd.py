@@ -100,6 +100,7 @@ def test_schema_contains_the_defaults_of_the_spec() -> None:
     defaults = {k: v["default"] for k, v in part("spec")["properties"].items() if "default" in v}
     assert defaults == {
         "nodes": 1,
+        "spares": 0,
         "gpusPerNode": 0,
         "suspend": False,
         "maxRestarts": 3,

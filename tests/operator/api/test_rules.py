@@ -52,6 +52,15 @@ BROKEN: dict[str, dict[str, Any]] = {
         "nodes": 2,
         "elastic": {"minNodes": 3},
     },
+    "spec.spares: nodes and spares must be at most 9999 together": {
+        "task": TASK,
+        "nodes": 9999,
+        "spares": 1,
+    },
+    "spec.sparePriorityClassName: may be set only with spares": {
+        "task": TASK,
+        "sparePriorityClassName": "low",
+    },
     **{
         f"spec.podTemplate.spec.{field}: must not be set, because the operator sets it": {
             "task": TASK,

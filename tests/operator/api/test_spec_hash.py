@@ -63,6 +63,8 @@ LIFECYCLE: dict[str, Any] = {
 SHAPING: dict[str, Any] = {
     "nodes": 3,
     "elastic": {"minNodes": 1},
+    "spares": 1,
+    "sparePriorityClassName": "low",
     "procsPerNode": 2,
     "gpusPerNode": 1,
     "task": "my_package.trees:build",
@@ -111,6 +113,10 @@ def test_size_of_an_elastic_job_does_not_restart_pods(change: dict[str, Any]) ->
     given = elastic | change
     given["elastic"] = {"minNodes": 1} | given["elastic"]
     assert shape_of(**given) == shape_of(**elastic)
+
+
+def test_number_of_spares_does_not_restart_pods() -> None:
+    assert shape_of(spares=1) == shape_of(spares=3)
 
 
 def test_strikes_against_kubernetes_nodes_do_not_restart_pods() -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -329,6 +330,7 @@ def test_members_are_always_among_the_wished_nodes_and_enough(  # noqa: PLR0917
         if state == "gone":
             continue
         phase = {"pending": "Pending", "failed": "Failed"}.get(state, "Running")
+        gone: dict[str, dict[str, Any]]
         gone = {"deleted": {"deleting": True}, "drained": {"deleting": True, "disruption": "X"}}
         found.append(pod(job, index, phase=phase, ready=state == "trains", **gone.get(state, {})))
         if state == "waits":

@@ -331,7 +331,7 @@ def check_runs_locally(manifest: Manifest, config_maps: ConfigMaps) -> None:
             type.
     """
     check_shape(manifest)
-    if int(container_environment(manifest)[Env.NODES]) > MAX_NODES:
+    if int(container_environment(manifest)[Env.NODE_INDEX]) >= MAX_NODES:
         raise ClusterError(f"spec.nodes: must be at most {MAX_NODES} without a cluster")
     for volume in _checkpoint_volumes(manifest):
         inside(Path(), volume["persistentVolumeClaim"]["claimName"], CLAIM_FIELD)
