@@ -37,6 +37,17 @@ NAME_RULE_MESSAGE = (
     " letter, because it names the job's pods and Service"
 )
 
+MANAGED_BY_RULE_CEL = (
+    "has(self.managedBy) == has(oldSelf.managedBy)"
+    " && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)"
+)
+"""CEL expression over `self` and `oldSelf`, the new and the old spec. No Python form exists,
+because `ddpjob` sees one spec only."""
+MANAGED_BY_RULE_MESSAGE = (
+    "spec.managedBy: must not be changed, because another controller may have begun to act on the"
+    " job; create a new job instead"
+)
+
 
 def _reserved(field: str) -> Rule:
     """Return the rule that the overlay on the pods does not set a field."""

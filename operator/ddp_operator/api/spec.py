@@ -28,6 +28,8 @@ Name = Annotated[
 """Name of a Kubernetes object, a DNS subdomain."""
 VolumeName = Annotated[str, StringConstraints(pattern=rf"^{_LABEL}$", max_length=63)]
 """Name of a volume in a pod, a DNS label."""
+_CONTROLLER = rf"^{_LABEL}(\.{_LABEL})*/[A-Za-z0-9/._~%!\$&'()*+,;=:-]+$"
+"""Name of a controller: a domain and a path, as the API server demands of a batch/v1 Job."""
 Text = Annotated[str, StringConstraints(max_length=4096)]
 RawObject = Annotated[
     dict[str, JsonValue], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
@@ -314,6 +316,10 @@ class DDPJobSpec(ApiModel):
     standby: StrictBool | None = None
     """Fork each attempt from a process that has already imported torch, so that a restart takes one or two seconds. The default is true. A command that is not a Python script always starts without it, and so does a pod whose forked processes cannot use its GPUs."""  # noqa: E501
 
+    managed_by: (
+        Annotated[str, StringConstraints(pattern=_CONTROLLER, min_length=1, max_length=63)] | None
+    ) = None
+    """Controller that manages the job, as in a batch/v1 Job: this operator (ddp-trainer.dev/operator, the default) or another one. This operator leaves a job of another one alone. The field cannot be changed."""  # noqa: E501
     suspend: StrictBool = False
     """Stop the run and release its resources. After a change back to false, the run continues from the newest checkpoint."""  # noqa: E501
     max_restarts: Annotated[StrictInt, Field(ge=0, le=10000)] = 3
@@ -349,6 +355,7 @@ class DDPJobSpec(ApiModel):
 
 
 _NOT_POD_SHAPING = {
+    "managed_by",
     "suspend",
     "max_restarts",
     "restart_window_seconds",

@@ -50,6 +50,7 @@ def test_server_defaults_do_not_change_the_hash() -> None:
 
 
 LIFECYCLE: dict[str, Any] = {
+    "managedBy": "ddp-trainer.dev/operator",
     "suspend": True,
     "maxRestarts": 9,
     "restartWindowSeconds": 60,
