@@ -101,6 +101,7 @@ def test_schema_contains_the_defaults_of_the_spec() -> None:
     assert defaults == {
         "nodes": 1,
         "gpusPerNode": 0,
+        "exclusiveNodes": False,
         "suspend": False,
         "maxRestarts": 3,
         "maxInfrastructureRestarts": 50,
