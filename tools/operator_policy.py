@@ -99,6 +99,7 @@ def _full_job() -> DDPJob:
         resources={"limits": {"cpu": 1}},
         sharedMemory="1Gi",
         tolerations=[{"operator": "Exists"}],
+        topology={"key": "a"},
     )
 
 

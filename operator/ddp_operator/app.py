@@ -188,6 +188,7 @@ def _defaults_of(settings: Settings) -> Defaults:
         agent_clients=settings.agent_clients,
         pod_template=settings.pod_template,
         annotations=settings.pod_template_annotations,
+        gpu_product_label=settings.gpu_product_label,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from ddp_operator.api.base import CONTROLLER_NAME
 from tests.operator.schema_tools import part
 
 JSON = dict[str, Any]
@@ -20,7 +21,10 @@ _JSON: SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(_WORDS, inner, max_size=2),
     max_leaves=4,
 )
-_SMALL = {"nodes": st.integers(1, 3)}
+_SMALL: dict[str, SearchStrategy[Any]] = {
+    "nodes": st.integers(1, 3),
+    "managedBy": st.just(CONTROLLER_NAME),  # A job of another controller has no end.
+}
 """Strategies for fields whose full range is too large for a test."""
 _POD_PARTS: SearchStrategy[Any] = st.sampled_from(
     [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.job import parse_job
-from ddp_operator.api.rules import MAX_NAME_LENGTH
+from ddp_operator.api.rules import MANAGED_BY_RULE_MESSAGE, MAX_NAME_LENGTH
 from ddp_operator.builders.pod import build_pod
 from tests.api.client import Api, RefusedError, eventually, path_of
 from tests.api.control_plane import ControlPlane
@@ -16,6 +16,7 @@ from tests.api.in_process_operator import OperatorEnvironment
 from tests.api.invariants import violations
 from tests.api.kubelet import FakeAgents
 from tests.api.simulated_job import SimulatedJob
+from tests.operator.api.placement_cases import PLACED, PLACED_WITH_TEMPLATE
 from tests.operator.support import DEFAULTS, job_manifest
 from tests.scenarios.flows import NAME
 
@@ -51,6 +52,31 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "negative-deadline": ({**TASK, "activeDeadlineSeconds": -1}, "spec.activeDeadlineSeconds"),
     "task-and-command": ({**TASK, "command": ["a"]}, "spec: task and command must not both be set"),
     "neither-task-nor-command": ({}, "spec: one of task and command must be set"),
+    "controller-without-a-domain": ({**TASK, "managedBy": "multikueue"}, "spec.managedBy"),
+    "topology-key-of-no-label": ({**TASK, "topology": {"key": "a b"}}, "spec.topology.key"),
+    "unknown-topology-mode": (
+        {**TASK, "topology": {"key": "rack", "mode": "Hard"}},
+        "spec.topology.mode",
+    ),
+    "gpu-product-of-no-label": (
+        {**TASK, "gpusPerNode": 1, "gpuProduct": "NVIDIA L4"},
+        "spec.gpuProduct",
+    ),
+    "gpu-product-without-gpus": ({**TASK, "gpuProduct": "NVIDIA-L4"}, "spec.gpuProduct"),
+    "one-and-many-kubernetes-nodes": (
+        {**TASK, "exclusiveNodes": True, "topology": {"key": "kubernetes.io/hostname"}},
+        "spec.topology.key",
+    ),
+    "rdma-with-ethernet": (
+        {**TASK, "network": {"profile": "Ethernet", "rdma": {"resource": "rdma/a"}}},
+        "spec.network.rdma",
+    ),
+    "unknown-network-profile": ({**TASK, "network": {"profile": "EFA"}}, "spec.network.profile"),
+}
+MANAGERS: dict[str, tuple[str | None, str | None]] = {
+    "given-away": (None, "kueue.x-k8s.io/multikueue"),
+    "taken": ("kueue.x-k8s.io/multikueue", None),
+    "changed": ("kueue.x-k8s.io/multikueue", "ddp-trainer.dev/operator"),
 }
 
 
@@ -83,6 +109,18 @@ async def test_api_server_rejects_invalid_spec_and_names_the_field(
     job = {**job_manifest(NAME), "metadata": {"name": NAME}, "spec": spec}
     with pytest.raises(RefusedError, match=re.escape(where)):
         await api.apply_job(namespace, job)
+
+
+@pytest.mark.parametrize(("old", "new"), MANAGERS.values(), ids=MANAGERS.keys())
+async def test_api_server_rejects_a_change_of_the_controller(
+    api: Api, namespace: str, old: str | None, new: str | None
+) -> None:
+    spec = TASK if old is None else {**TASK, "managedBy": old}
+    job = {**job_manifest(NAME), "metadata": {"name": NAME}, "spec": spec}
+    await api.apply_job(namespace, job)
+    await api.edit_job(namespace, NAME, {"suspend": True})
+    with pytest.raises(RefusedError, match=re.escape(MANAGED_BY_RULE_MESSAGE)):
+        await api.edit_job(namespace, NAME, {"managedBy": new})
 
 
 @asynccontextmanager
@@ -169,3 +207,15 @@ async def test_legal_job_name_yields_legal_pod_names_and_labels(
     pod = build_pod(parse_job(made), 9998, 1, DEFAULTS)
     assert len(pod["spec"]["hostname"]) == len(name) + 5
     await api.call("POST", path_of("pods", namespace), pod, {"dryRun": "All"})
+
+
+@pytest.mark.parametrize("name", [*PLACED, *PLACED_WITH_TEMPLATE])
+async def test_api_server_accepts_the_pods_of_each_placement(
+    api: Api, namespace: str, name: str
+) -> None:
+    spec = (PLACED | PLACED_WITH_TEMPLATE)[name]
+    job = {**job_manifest(NAME, **spec), "metadata": {"name": NAME}}
+    made = await api.apply_job(namespace, job)
+    pod = build_pod(parse_job(made), 0, 1, DEFAULTS)
+    strict = {"dryRun": "All", "fieldValidation": "Strict"}
+    await api.call("POST", path_of("pods", namespace), pod, strict)

@@ -63,6 +63,13 @@ def test_worker_pods_get_the_user_and_the_shared_memory_of_the_values(user: str)
     assert {"name": "DDP_OPERATOR_SHARED_MEMORY", "value": "16Gi"} in container["env"]
 
 
+@pytest.mark.parametrize("label", ["nvidia.com/gpu.product", "cloud.google.com/gke-accelerator"])
+def test_operator_gets_the_label_of_gpu_products(label: str) -> None:
+    changed = label != DEFAULTS.gpu_product_label
+    documents = rendered(*(("--set", f"workers.gpuProductLabel={label}") if changed else ()))
+    assert environment_of(documents)["DDP_OPERATOR_GPU_PRODUCT_LABEL"] == label
+
+
 def environment_of(documents: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the variables of the operator's container."""
     container = find_one(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
@@ -237,6 +244,7 @@ def test_chart_without_an_image_says_what_to_set(name: str) -> None:
         ("operator.logLevel=LOUD", "operator/logLevel"),
         ("workers.user=0", "workers/user"),
         ("workers.sharedMemory=much", "workers/sharedMemory"),
+        ("workers.gpuProductLabel=a b", "workers/gpuProductLabel"),
         ("operator.logFormat=xml", "operator/logFormat"),
         ("networkPolicy.scrapers[0].podSelectr.a=b", "networkPolicy/scrapers/0"),
         ("replicaCount=0", "replicaCount"),

@@ -9,6 +9,8 @@ here, and a test compares this table with all names in the code.
 from enum import StrEnum
 from typing import NamedTuple
 
+from ddp_operator.builders.network_profiles import PROFILES
+
 
 class Access(StrEnum):
     """What the product does with a variable."""
@@ -108,12 +110,29 @@ VARIABLES = {
             " directory. The second one is its older name.",
         ),
     ),
+    "Network profiles": (
+        Variable(
+            tuple(
+                dict.fromkeys(
+                    name
+                    for profile in PROFILES.values()
+                    for name in profile.variables
+                    if name != "NCCL_SOCKET_IFNAME"
+                )
+            ),
+            Access.SET,
+            "operator, for worker pods",
+            "Those of `spec.network.profile`, see [network profiles](../use/network-profiles.md). A"
+            " variable of `spec.env` takes precedence.",
+        ),
+    ),
     "NCCL, gloo and CUDA": (
         Variable(
             ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"),
             Access.SET,
             "operator, for worker pods",
-            "Network interface of the ranks: `spec.network.interface`. Ranks report that of gloo.",
+            "Network interface of the ranks: `spec.network.interface`, and that of NCCL also by a"
+            " network profile. Ranks report that of gloo.",
         ),
         Variable(
             ("NCCL_DEBUG",),

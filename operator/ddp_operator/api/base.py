@@ -8,6 +8,8 @@ API_VERSION_NAME = "v1alpha1"
 API_VERSION = f"{API_GROUP}/{API_VERSION_NAME}"
 KIND = "DDPJob"
 PLURAL = "ddpjobs"
+CONTROLLER_NAME = f"{API_GROUP}/operator"
+"""Value of `spec.managedBy` that names this operator."""
 
 
 class ApiModel(BaseModel):

@@ -13,7 +13,13 @@ from typing import Any
 import yaml
 
 from ddp_operator.api.base import API_GROUP, API_VERSION_NAME, KIND, PLURAL
-from ddp_operator.api.rules import NAME_RULE_CEL, NAME_RULE_MESSAGE, SPEC_RULES
+from ddp_operator.api.rules import (
+    MANAGED_BY_RULE_CEL,
+    MANAGED_BY_RULE_MESSAGE,
+    NAME_RULE_CEL,
+    NAME_RULE_MESSAGE,
+    SPEC_RULES,
+)
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
 
@@ -132,7 +138,8 @@ def build_crd() -> dict[str, Any]:
     """Return the CustomResourceDefinition of DDPJob."""
     spec = structural_schema(DDPJobSpec)
     spec["x-kubernetes-validations"] = [
-        {"rule": rule.cel, "message": rule.message} for rule in SPEC_RULES
+        *({"rule": rule.cel, "message": rule.message} for rule in SPEC_RULES),
+        {"rule": MANAGED_BY_RULE_CEL, "message": MANAGED_BY_RULE_MESSAGE},
     ]
     schema = {
         "type": "object",

@@ -32,6 +32,7 @@ _NEEDED_STATUS = frozenset(
 
 
 _FORMATS = {
+    "spec.managedBy": "must be DOMAIN/NAME of a controller, for example kueue.x-k8s.io/multikueue",
     "spec.task": "must be module:function, for example my_package.flowers:build",
     "spec.checkpoint.claimName": (
         "must be the name of a claim: lowercase letters, digits, '-' and '.'"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddp_operator.api.crd import PRINTER_COLUMNS, build_crd
-from ddp_operator.api.rules import NAME_RULE_MESSAGE, SPEC_RULES
+from ddp_operator.api.rules import MANAGED_BY_RULE_MESSAGE, NAME_RULE_MESSAGE, SPEC_RULES
 
 Schema = dict[str, Any]
 
@@ -18,13 +18,14 @@ def build_reference() -> str:
         f"| {c['name'].upper()} | {visibility[c.get('priority', 0)]} | {c['description']} |"
         for c in PRINTER_COLUMNS
     ]
+    rules = [NAME_RULE_MESSAGE, *(r.message for r in SPEC_RULES), MANAGED_BY_RULE_MESSAGE]
     parts = [
         "# API reference: DDPJob (`ddp-trainer.dev/v1alpha1`)",
         "This page is generated from the CRD. `kubectl explain ddpjob.spec` shows the same text.",
         "## spec",
         _table(properties["spec"]),
         "## Rules between fields",
-        "\n".join(f"- {text}" for text in [NAME_RULE_MESSAGE, *(r.message for r in SPEC_RULES)]),
+        "\n".join(f"- {text}" for text in rules),
         "## status",
         _table(properties["status"]),
         "## Columns of `kubectl get ddpjobs`",

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ddp_operator.api.network import NetworkProfile
+from ddp_operator.api.placement import HOSTNAME_LABEL
 from ddp_operator.api.spec import RESERVED_POD_FIELDS, DDPJobSpec
 
 MAX_NAME_LENGTH = 58
@@ -16,6 +18,14 @@ MAX_PODS = 9999
 MAX_RESTARTS_IN_WINDOW = 30
 """Largest maxRestarts of a job with restartWindowSeconds: the status holds 32 failure times."""
 _NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
+_DNS_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_LABEL_WORD = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_LABEL_VALUE = f"^{_LABEL_WORD}$"
+_LABEL_KEY = f"^({_DNS_LABEL}([.]{_DNS_LABEL})*/)?{_LABEL_WORD}$"
+_WITHOUT_RDMA = (NetworkProfile.ETHERNET.value, NetworkProfile.GCP_TCPX.value)
+"""Network profiles with which NCCL uses no RDMA device."""
+
+_Text = Callable[[DDPJobSpec], str | None]
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,17 @@ NAME_RULE_MESSAGE = (
     " letter, because it names the job's pods and Service"
 )
 
+MANAGED_BY_RULE_CEL = (
+    "has(self.managedBy) == has(oldSelf.managedBy)"
+    " && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)"
+)
+"""CEL expression over `self` and `oldSelf`, the new and the old spec. No Python form exists,
+because `ddpjob` sees one spec only."""
+MANAGED_BY_RULE_MESSAGE = (
+    "spec.managedBy: must not be changed, because another controller may have begun to act on the"
+    " job; create a new job instead"
+)
+
 
 def _reserved(field: str) -> Rule:
     """Return the rule that the overlay on the pods does not set a field."""
@@ -53,6 +74,64 @@ def _reserved(field: str) -> Rule:
         f"spec.podTemplate.spec.{field}: must not be set, because the operator sets it",
         holds,
     )
+
+
+def _label_rule(field: str, place: str, form: str, must: str, value: _Text) -> Rule:
+    """Return the rule that a text is the key or the value of a label.
+
+    Args:
+        field: Name of the field, in the spec.
+        place: Field of the spec without which the text is missing.
+        form: Regular expression of the whole text.
+        must: Requirement, in words.
+        value: Returns the text, or None.
+    """
+    return Rule(
+        f"!has(self.{place}) || self.{field}.matches('{form}')",
+        f"spec.{field}: {must}",
+        lambda s: value(s) is None or re.fullmatch(form, value(s) or "") is not None,
+    )
+
+
+PLACEMENT_RULES: tuple[Rule, ...] = (
+    _label_rule(
+        "topology.key",
+        "topology",
+        _LABEL_KEY,
+        "must be the key of a label, for example topology.kubernetes.io/zone",
+        lambda s: s.topology.key if s.topology is not None else None,
+    ),
+    _label_rule(
+        "gpuProduct",
+        "gpuProduct",
+        _LABEL_VALUE,
+        "must be the value of a label, with - for each space, for example NVIDIA-H100-80GB-HBM3",
+        lambda s: s.gpu_product,
+    ),
+    Rule(
+        "!has(self.gpuProduct) || (has(self.gpusPerNode) && self.gpusPerNode >= 1)",
+        "spec.gpuProduct: requires spec.gpusPerNode of at least 1",
+        lambda s: s.gpu_product is None or s.gpus_per_node >= 1,
+    ),
+    Rule(
+        "!has(self.exclusiveNodes) || !self.exclusiveNodes || !has(self.topology)"
+        f" || self.topology.key != '{HOSTNAME_LABEL}'",
+        f"spec.topology.key: must not be {HOSTNAME_LABEL} with spec.exclusiveNodes, because one"
+        " packs all pods onto one Kubernetes node and the other allows one pod on each",
+        lambda s: (
+            not (s.exclusive_nodes and s.topology is not None and s.topology.key == HOSTNAME_LABEL)
+        ),
+    ),
+    Rule(
+        "!has(self.network) || !has(self.network.rdma) || !has(self.network.profile)"
+        f" || !(self.network.profile in {list(_WITHOUT_RDMA)})",
+        f"spec.network.rdma: must not be set with the profile {' or '.join(_WITHOUT_RDMA)},"
+        " because NCCL uses no RDMA device with it",
+        lambda s: (
+            s.network is None or s.network.rdma is None or s.network.profile not in _WITHOUT_RDMA
+        ),
+    ),
+)
 
 
 SPEC_RULES: tuple[Rule, ...] = (
@@ -115,6 +194,7 @@ SPEC_RULES: tuple[Rule, ...] = (
         lambda s: s.spare_priority_class_name is None or s.spares > 0,
     ),
     *(_reserved(field) for field in RESERVED_POD_FIELDS),
+    *PLACEMENT_RULES,
 )
 
 

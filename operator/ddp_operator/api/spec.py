@@ -10,6 +10,8 @@ from pydantic import Field, JsonValue, StrictBool, StrictInt, StringConstraints
 
 from ddp_operator.api.base import ApiModel
 from ddp_operator.api.elastic import Elastic
+from ddp_operator.api.network import Network
+from ddp_operator.api.placement import Topology
 from ddp_wire.hang_limits import (
     HANG_CHECKPOINT_SECONDS,
     HANG_DATA_SECONDS,
@@ -29,6 +31,8 @@ Name = Annotated[
 """Name of a Kubernetes object, a DNS subdomain."""
 VolumeName = Annotated[str, StringConstraints(pattern=rf"^{_LABEL}$", max_length=63)]
 """Name of a volume in a pod, a DNS label."""
+_CONTROLLER = rf"^{_LABEL}(\.{_LABEL})*/[A-Za-z0-9/._~%!\$&'()*+,;=:-]+$"
+"""Name of a controller: a domain and a path, as the API server demands of a batch/v1 Job."""
 Text = Annotated[str, StringConstraints(max_length=4096)]
 RawObject = Annotated[
     dict[str, JsonValue], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
@@ -74,15 +78,6 @@ class CleanPodPolicy(StrEnum):
 
     NONE = "None"
     ALL = "All"
-
-
-class NcclDebug(StrEnum):
-    """Level of NCCL log messages."""
-
-    VERSION = "Version"
-    WARN = "Warn"
-    INFO = "Info"
-    TRACE = "Trace"
 
 
 class EnvVar(ApiModel):
@@ -178,32 +173,6 @@ class Hang(ApiModel):
     """Seconds for one call of the task's after_update, 1 to 31,536,000 (one year)."""
     exit_seconds: Seconds = HANG_EXIT_SECONDS
     """Seconds in which a rank must exit after its work is done and saved, 1 to 31,536,000 (one year). Then the agent kills it, an Event names it, and its work counts. For a command, the work of a rank is done when another rank has exited with code 0 and it uses no CPU any more."""  # noqa: E501
-
-
-class Rdma(ApiModel):
-    """RDMA devices of each worker pod, for InfiniBand or RoCE."""
-
-    resource: Annotated[
-        str,
-        StringConstraints(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$", max_length=253),
-    ]
-    """Name of the resource that the device plugin offers, for example rdma/hca_shared_devices_a."""
-    count: Annotated[StrictInt, Field(ge=1, le=64)] = 1
-    """Number of devices in each pod, 1 to 64."""
-
-
-class Network(ApiModel):
-    """Network settings of the ranks."""
-
-    interface: (
-        Annotated[str, StringConstraints(pattern=r"^[\^=]?[A-Za-z0-9_.,-]+$", max_length=253)]
-        | None
-    ) = None
-    """Network interface that NCCL and gloo use, for example eth0."""
-    nccl_debug: NcclDebug | None = None
-    """Level of NCCL messages in the log: Version, Warn, Info or Trace."""
-    rdma: Rdma | None = None
-    """RDMA devices of each worker pod. The worker container then has the capability IPC_LOCK, which the Pod Security Standards allow only in privileged namespaces."""  # noqa: E501
 
 
 class PodTemplateMetadata(ApiModel):
@@ -309,6 +278,12 @@ class DDPJobSpec(ApiModel):
     """Labels that a Kubernetes node must have to run worker pods."""
     tolerations: Annotated[list[RawObject], Field(max_length=64)] | None = None
     """Taints of Kubernetes nodes that the worker pods tolerate, as in a pod."""
+    topology: Topology | None = None
+    """Domain of Kubernetes nodes into which all worker pods are packed, for example one rack or zone."""  # noqa: E501
+    gpu_product: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = None
+    """Product of the GPUs of all worker pods, as in the label nvidia.com/gpu.product of Kubernetes nodes. An example is NVIDIA-H100-80GB-HBM3. The operator's settings may name another label. The job waits while no such node has room."""  # noqa: E501
+    exclusive_nodes: StrictBool = False
+    """Share no Kubernetes node: not with other pods of this job, and not with pods of other DDPJobs in any namespace. The job waits while too few nodes are free."""  # noqa: E501
     priority_class_name: Name | None = None
     """Name of the PriorityClass of the worker pods."""
     network: Network | None = None
@@ -321,6 +296,10 @@ class DDPJobSpec(ApiModel):
     standby: StrictBool | None = None
     """Fork each attempt from a process that has already imported torch, so that a restart takes one or two seconds. The default is true. A command that is not a Python script always starts without it, and so does a pod whose forked processes cannot use its GPUs."""  # noqa: E501
 
+    managed_by: (
+        Annotated[str, StringConstraints(pattern=_CONTROLLER, min_length=1, max_length=63)] | None
+    ) = None
+    """Controller that manages the job, as in a batch/v1 Job: this operator (ddp-trainer.dev/operator, the default) or another one. This operator leaves a job of another one alone. The field cannot be changed."""  # noqa: E501
     suspend: StrictBool = False
     """Stop the run and release its resources. After a change back to false, the run continues from the newest checkpoint."""  # noqa: E501
     max_restarts: Annotated[StrictInt, Field(ge=0, le=10000)] = 3
@@ -361,6 +340,7 @@ class DDPJobSpec(ApiModel):
 
 
 _NOT_POD_SHAPING = {
+    "managed_by",
     "suspend",
     "max_restarts",
     "restart_window_seconds",

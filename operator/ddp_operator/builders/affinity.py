@@ -3,7 +3,8 @@
 This module alone writes the field. An affinity has up to five lists whose terms hold together, and
 each thing that the operator wants is one term, which is appended to its list. So it replaces
 neither a term of the job nor another one of the operator. The sixth list, the required
-nodeSelectorTerms, has alternatives: a further one would loosen what the job requires.
+nodeSelectorTerms, has alternatives: a further one would loosen what the job requires. A label that
+the operator requires is therefore added to each alternative.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,6 +41,14 @@ class Term:
             raise ValueError("required terms of nodeAffinity are alternatives")
 
 
+@dataclass(frozen=True)
+class NodeLabel:
+    """Label that the Kubernetes node must have, in addition to what the job requires."""
+
+    key: str
+    value: str
+
+
 def valid_strikes(strikes: Sequence[StrikeStatus], now: datetime) -> list[StrikeStatus]:
     """Return the strikes that have not expired: the Kubernetes node may be repaired by then."""
     return [strike for strike in strikes if now - strike.last_time < STRIKE_LIFETIME]
@@ -59,16 +68,20 @@ def avoided_nodes(strikes: Sequence[StrikeStatus]) -> list[Term]:
     return [Term(NODES, PREFERRED, {"weight": _WEIGHT, "preference": {"matchFields": elsewhere}})]
 
 
-def with_terms(affinity: Any, terms: Iterable[Term]) -> Any:
-    """Return an affinity with terms appended to its lists.
+def with_terms(affinity: Any, terms: Iterable[Term | NodeLabel]) -> Any:
+    """Return an affinity with terms appended to its lists, and labels required of the node.
 
     Args:
         affinity: Affinity of the job's podTemplate, or None. One of a wrong type is returned as it
             is, because the API server reports it.
-        terms: Terms to append.
+        terms: Terms to append, and labels to require.
     """
     for term in terms:
-        affinity = _with_term(affinity, term)
+        affinity = (
+            _with_label(affinity, term)
+            if isinstance(term, NodeLabel)
+            else _with_term(affinity, term)
+        )
     return affinity
 
 
@@ -79,3 +92,32 @@ def _with_term(affinity: Any, term: Term) -> Any:
     if not isinstance(group, Mapping) or not isinstance(items, list):
         return affinity
     return {**own, term.group: {**group, term.rule: [*items, dict(term.value)]}}
+
+
+def _with_label(affinity: Any, label: NodeLabel) -> Any:
+    own = affinity or {}
+    group = (own.get(NODES) or {}) if isinstance(own, Mapping) else None
+    if not isinstance(group, Mapping):
+        return affinity
+    required = {"key": label.key, "operator": "In", "values": [label.value]}
+    rule = group.get(REQUIRED)
+    if rule is None:
+        rule = {"nodeSelectorTerms": [{"matchExpressions": [required]}]}
+    elif isinstance(rule, Mapping) and isinstance(rule.get("nodeSelectorTerms"), list):
+        alternatives = [_narrowed(one, required) for one in rule["nodeSelectorTerms"]]
+        rule = {**rule, "nodeSelectorTerms": alternatives}
+    return {**own, NODES: {**group, REQUIRED: rule}}
+
+
+def _narrowed(alternative: Any, required: Mapping[str, Any]) -> Any:
+    """Return one of the nodeSelectorTerms with a further expression that must hold.
+
+    An empty alternative matches no node. It stays empty, because with the expression it would match
+    some.
+    """
+    if not isinstance(alternative, Mapping):
+        return alternative
+    given = alternative.get("matchExpressions") or []
+    if not isinstance(given, list) or not (given or alternative.get("matchFields")):
+        return alternative
+    return {**alternative, "matchExpressions": [*given, dict(required)]}

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ddp_operator.api.pod_policy import ANNOTATIONS, PodTemplatePolicy
 from ddp_operator.builders.network import PolicyPeer
+from ddp_operator.builders.placement import GPU_PRODUCT_LABEL
 
 
 @dataclass(frozen=True)
@@ -24,5 +25,7 @@ class Defaults:
     """How much of a worker pod a job may set."""
     annotations: tuple[str, ...] = ANNOTATIONS
     """Annotations that a job may set on its pods, see `allows_annotation`."""
+    gpu_product_label: str = GPU_PRODUCT_LABEL
+    """Label of Kubernetes nodes whose value `spec.gpuProduct` of a job names."""
     pinned_image: str | None = None
     """The image by digest, if the other pods of the attempt run it. It precedes the job's image."""

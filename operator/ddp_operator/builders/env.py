@@ -5,6 +5,7 @@ from typing import Any
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.sizes import command_text, config_text
 from ddp_operator.builders import names
+from ddp_operator.builders.network_profiles import PROFILES
 from ddp_wire import expansion
 from ddp_wire.contract import (
     AGENT_PORT,
@@ -103,6 +104,8 @@ def workload_variables(job: DDPJob) -> dict[str, str]:
 def _network(job: DDPJob) -> dict[str, str]:
     network = job.spec.network
     out: dict[str, str] = {}
+    if network is not None and network.profile is not None:
+        out |= PROFILES[network.profile].variables
     if network is not None and network.interface is not None:
         out |= {"NCCL_SOCKET_IFNAME": network.interface, "GLOO_SOCKET_IFNAME": network.interface}
     if network is not None and network.nccl_debug is not None:

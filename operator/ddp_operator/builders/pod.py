@@ -18,6 +18,7 @@ from ddp_operator.builders import names
 from ddp_operator.builders.affinity import avoided_nodes, with_terms
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.overlay import apply_overlay, are_objects
+from ddp_operator.builders.placement import placement_terms
 from ddp_operator.builders.pod_spec import LAST_WORDS, build_pod_spec, with_lost_nodes
 from ddp_wire import contract
 
@@ -58,7 +59,7 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
     }
     template = job.spec.pod_template
     if template is None:
-        return _with_grace(_with_affinity(pod, job))
+        return _with_grace(_with_affinity(pod, job, defaults))
     overlay = template.model_dump(by_alias=True, exclude_none=True)
     merged: dict[str, Any] = apply_overlay(pod, overlay)
     # The overlay cannot change these labels and annotations: the operator finds its pods by them.
@@ -79,12 +80,15 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
             _with_agent(item, worker) if item.get("name") == worker["name"] else item
             for item in merged["spec"]["containers"]
         ]
-    return _with_grace(_with_affinity(merged, job))
+    return _with_grace(_with_affinity(merged, job, defaults))
 
 
-def _with_affinity(pod: dict[str, Any], job: DDPJob) -> dict[str, Any]:
+def _with_affinity(pod: dict[str, Any], job: DDPJob, defaults: Defaults) -> dict[str, Any]:
     """Return the pod with all terms that the operator adds to its affinity, if there are any."""
-    affinity = with_terms(pod["spec"].get("affinity"), avoided_nodes(job.status.strikes))
+    placed = placement_terms(job, defaults.gpu_product_label)
+    affinity = with_terms(
+        pod["spec"].get("affinity"), [*placed, *avoided_nodes(job.status.strikes)]
+    )
     return pod if affinity is None else {**pod, "spec": {**pod["spec"], "affinity": affinity}}
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.spec import Rdma
+from ddp_operator.api.network import Rdma
 from ddp_operator.builders import names
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.env import build_env

@@ -1,4 +1,4 @@
-"""Refuse a local run that is certain to fail, before any process starts."""
+"""Prepare a local run: drop what only a cluster has, and refuse a run that is certain to fail."""
 
 import shutil
 from collections.abc import Iterable, Mapping
@@ -6,8 +6,21 @@ from pathlib import Path, PurePosixPath
 
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.builders.loop_config import config_error
+from ddp_operator.cluster.base import Manifest
 
 _PYTHON = ("python", "python3")
+
+
+def without_cluster_fields(manifest: Manifest) -> Manifest:
+    """Return the job without the fields whose values are right in a cluster only.
+
+    No other controller could manage the job here. The ranks talk over loopback addresses, and with
+    a network profile NCCL would fail to find the devices of that network.
+    """
+    spec = {key: value for key, value in manifest["spec"].items() if key != "managedBy"}
+    if isinstance(spec.get("network"), Mapping):
+        spec["network"] = {k: v for k, v in spec["network"].items() if k != "profile"}
+    return {**manifest, "spec": spec}
 
 
 def check_program(job: DDPJob, environment: Mapping[str, str]) -> None:

@@ -22,7 +22,7 @@ from ddp_operator.cli.endings import (
     stop_sentence,
     volume_sentence,
 )
-from ddp_operator.cli.local_checks import check_program
+from ddp_operator.cli.local_checks import check_program, without_cluster_fields
 from ddp_operator.cli.rank_output import RankOutput
 from ddp_operator.cli.run_folder import load_job, locked, save_job
 from ddp_operator.cli.view import View, goodput_line, print_facts, summary_lines
@@ -260,6 +260,7 @@ async def run_locally(
         ClusterError: The job needs something that only a cluster has, or `home` cannot be used, or
             another process runs the job there.
     """
+    manifest = without_cluster_fields(manifest)
     job = parse_job(manifest)
     check_runs_locally(build_pod(job, job.pods - 1, 1, DEFAULTS), config_maps)
     check_program(job, os.environ)

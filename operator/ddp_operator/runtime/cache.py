@@ -7,6 +7,9 @@ arrive until its answer. The answer replaces all that was known before the reque
 by version only with what arrived since. Between two watch events the newer version wins.
 
 Decisions therefore never see an object older than the operator's own last write.
+
+The cache holds no job of another controller (`spec.managedBy`). Workers, metrics and the owners of
+directories read jobs from here alone, so such a job does not exist for this operator.
 """
 
 import asyncio
@@ -17,6 +20,7 @@ from dataclasses import dataclass, field
 from ddp_operator.builders.kinds import KINDS
 from ddp_operator.cluster.base import ClusterSnapshot, Key, Listing, Manifest
 from ddp_operator.runtime.directories import Directories
+from ddp_operator.runtime.ownership import is_foreign
 from ddp_wire import contract
 
 _JOB = "DDPJob"
@@ -41,8 +45,11 @@ class _Contents:
     """Owners of the directories of all these jobs' checkpoints."""
 
     def store_job(self, job: Manifest) -> None:
-        """Store a job in place of the known one."""
+        """Store a job in place of the known one, or remove that one for a foreign job."""
         key = _job_key(job)
+        if is_foreign(job):
+            self.remove_job(key)
+            return
         self.jobs[key] = job
         self.directories.put(key, job)
 

@@ -1,8 +1,15 @@
-"""Tell which children belong to a job."""
+"""Tell which jobs are this operator's, and which children belong to a job."""
 
+from ddp_operator.api.base import CONTROLLER_NAME
 from ddp_operator.api.job import DDPJob
 from ddp_operator.cluster.base import Manifest, owner_uids
 from ddp_wire import contract
+
+
+def is_foreign(job: Manifest) -> bool:
+    """Return whether `spec.managedBy` names another controller."""
+    manager = (job.get("spec") or {}).get("managedBy")
+    return bool(manager) and manager != CONTROLLER_NAME
 
 
 def belongs(child: Manifest, job: DDPJob) -> bool:

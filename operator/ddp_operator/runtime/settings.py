@@ -17,6 +17,7 @@ from pydantic import (
 
 from ddp_operator.api.pod_policy import ANNOTATIONS, PodTemplatePolicy
 from ddp_operator.builders.network import PolicyPeer
+from ddp_operator.builders.placement import GPU_PRODUCT_LABEL
 from ddp_operator.limits import STATUS_WRITES_PER_SECOND
 
 PREFIX = "DDP_OPERATOR_"
@@ -42,6 +43,8 @@ class Settings(BaseModel):
     does."""
     shared_memory: str | None = None
     """Size limit of /dev/shm of jobs that set none, a Kubernetes quantity, for example 16Gi."""
+    gpu_product_label: str = Field(default=GPU_PRODUCT_LABEL, min_length=1, max_length=253)
+    """Label of Kubernetes nodes whose value `spec.gpuProduct` of a job names."""
     agent_clients: Json[tuple[PolicyPeer, ...]] | None = None
     """JSON list of the NetworkPolicy peers that may connect to agents: the operator's own pods and
     the scrapers of metrics. Without it the operator creates no NetworkPolicies."""

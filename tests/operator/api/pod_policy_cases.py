@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from tests.operator.api.placement_cases import PLACED, PLACED_WITH_TEMPLATE
+
 JSON = dict[str, Any]
 
 
@@ -167,5 +169,7 @@ ALLOWED: dict[str, JSON] = {
         initContainers=[{"name": "fetch", "image": "fetch:1", "restartPolicy": "Always"}],
     ),
     "priority": {"priorityClassName": "high"},
+    **PLACED,
+    **PLACED_WITH_TEMPLATE,
 }
 """Specs that `scheduling` allows. `off` allows those without a podTemplate."""

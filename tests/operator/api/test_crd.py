@@ -9,7 +9,7 @@ import pytest
 
 from ddp_operator.api.crd import PRINTER_COLUMNS, build_crd, to_yaml
 from ddp_operator.api.reference import build_reference
-from ddp_operator.api.rules import SPEC_RULES
+from ddp_operator.api.rules import MANAGED_BY_RULE_CEL, MANAGED_BY_RULE_MESSAGE, SPEC_RULES
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import ConditionType
 from tests.operator.schema_tools import part, root_schema, version, walk
@@ -102,6 +102,7 @@ def test_schema_contains_the_defaults_of_the_spec() -> None:
         "nodes": 1,
         "spares": 0,
         "gpusPerNode": 0,
+        "exclusiveNodes": False,
         "suspend": False,
         "maxRestarts": 3,
         "maxInfrastructureRestarts": 50,
@@ -134,7 +135,8 @@ def test_status_keeps_the_old_name_of_ordered_milliseconds() -> None:
 def test_crd_contains_every_rule_with_its_message() -> None:
     validations = part("spec")["x-kubernetes-validations"]
     assert [(r["rule"], r["message"]) for r in validations] == [
-        (r.cel, r.message) for r in SPEC_RULES
+        *((r.cel, r.message) for r in SPEC_RULES),
+        (MANAGED_BY_RULE_CEL, MANAGED_BY_RULE_MESSAGE),
     ]
     assert "metadata.name" in root_schema()["x-kubernetes-validations"][0]["rule"]
 

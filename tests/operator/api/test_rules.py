@@ -18,6 +18,10 @@ from tests.operator.support import job_manifest, new_job
 
 TASK = "my_package.flowers:build"
 
+GPU_PRODUCT_FORM = (
+    "spec.gpuProduct: must be the value of a label, with - for each space, for example"
+    " NVIDIA-H100-80GB-HBM3"
+)
 BROKEN: dict[str, dict[str, Any]] = {
     "spec: task and command must not both be set": {
         "task": TASK,
@@ -68,6 +72,30 @@ BROKEN: dict[str, dict[str, Any]] = {
         }
         for field in RESERVED_POD_FIELDS
     },
+    "spec.topology.key: must be the key of a label, for example topology.kubernetes.io/zone": {
+        "task": TASK,
+        "topology": {"key": "my rack"},
+    },
+    GPU_PRODUCT_FORM: {"task": TASK, "gpusPerNode": 8, "gpuProduct": "NVIDIA H100 80GB HBM3"},
+    "spec.gpuProduct: requires spec.gpusPerNode of at least 1": {
+        "task": TASK,
+        "gpuProduct": "NVIDIA-L4",
+    },
+    (
+        "spec.topology.key: must not be kubernetes.io/hostname with spec.exclusiveNodes, because"
+        " one packs all pods onto one Kubernetes node and the other allows one pod on each"
+    ): {
+        "task": TASK,
+        "exclusiveNodes": True,
+        "topology": {"key": "kubernetes.io/hostname"},
+    },
+    (
+        "spec.network.rdma: must not be set with the profile Ethernet or GcpTcpx, because NCCL uses"
+        " no RDMA device with it"
+    ): {
+        "task": TASK,
+        "network": {"profile": "Ethernet", "rdma": {"resource": "rdma/a"}},
+    },
 }
 
 
@@ -100,6 +128,10 @@ def test_table_has_one_broken_spec_for_every_rule() -> None:
         {"task": TASK, "restartWindowSeconds": 60, "maxRestarts": 30},
         {"task": TASK, "restartWindowSeconds": 60},
         {"task": TASK, "maxRestarts": 31},
+        {"task": TASK, "topology": {"key": "kubernetes.io/hostname", "mode": "Required"}},
+        {"task": TASK, "exclusiveNodes": True, "topology": {"key": "rack", "mode": "Required"}},
+        {"task": TASK, "gpusPerNode": 1, "gpuProduct": "NVIDIA-L4"},
+        {"task": TASK, "network": {"profile": "RoCE", "rdma": {"resource": "rdma/a"}}},
     ],
     ids=[
         "task with config",
@@ -109,10 +141,62 @@ def test_table_has_one_broken_spec_for_every_rule() -> None:
         "window with 30 restarts",
         "window with the default restarts",
         "31 restarts without a window",
+        "all pods on one Kubernetes node",
+        "exclusive nodes of one rack",
+        "GPU product of a job with GPUs",
+        "RDMA devices with a profile that uses them",
     ],
 )
 def test_job_that_breaks_no_rule_is_accepted(spec: dict[str, Any]) -> None:
     assert new_job(**spec).spec.nodes == 1
+
+
+LABEL_WORDS = {
+    "a": True,
+    "A-1_b.c": True,
+    "x" * 63: True,
+    "x" * 64: False,
+    "-a": False,
+    "a-": False,
+    "a b": False,
+    "a\n": False,
+    "ä": False,
+}
+"""Texts, and whether they are the name of a label or its value."""
+LABEL_KEYS = LABEL_WORDS | {
+    "example.com/rack": True,
+    "a/b": True,
+    "A/b": False,
+    "/b": False,
+    "a/": False,
+    "a..b/c": False,
+    "a/b/c": False,
+}
+
+
+@pytest.mark.parametrize(("key", "valid"), LABEL_KEYS.items())
+def test_topology_key_is_that_of_a_label(key: str, valid: bool) -> None:
+    manifest = job_manifest(topology={"key": key})
+    if valid:
+        assert parse_job(manifest).spec.topology is not None
+    else:
+        assert error_of(manifest).startswith("spec.topology.key: must be the key of a label")
+
+
+@pytest.mark.parametrize(("product", "valid"), LABEL_WORDS.items())
+def test_gpu_product_is_the_value_of_a_label(product: str, valid: bool) -> None:
+    manifest = job_manifest(gpusPerNode=1, gpuProduct=product)
+    if valid:
+        assert parse_job(manifest).spec.gpu_product == product
+    else:
+        assert error_of(manifest).startswith("spec.gpuProduct: ")
+
+
+@pytest.mark.parametrize("manager", ["multikueue", "a.b/", "A.b/c", "a.b/c d", "", "a.b/c\n"])
+def test_controller_without_a_domain_or_a_name_is_refused(manager: str) -> None:
+    manifest = job_manifest(managedBy=manager)
+    assert error_of(manifest).startswith("spec.managedBy: ")
+    assert not server_accepts("spec", manifest["spec"])
 
 
 @pytest.mark.parametrize(

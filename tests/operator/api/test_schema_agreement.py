@@ -64,6 +64,13 @@ ACCEPTED: dict[str, dict[str, Any]] = {
         "image": "registry.example/mine:1",
     },
     "a task of a single module": {"task": "flowers:build"},
+    "this operator as the controller": {**TASK, "managedBy": "ddp-trainer.dev/operator"},
+    "another controller": {**TASK, "managedBy": "kueue.x-k8s.io/multikueue"},
+    "a topology": {**TASK, "topology": {"key": "example.com/rack"}},
+    "a required topology": {**TASK, "topology": {"key": "rack", "mode": "Required"}},
+    "exclusive nodes": {**TASK, "exclusiveNodes": True},
+    "a GPU product": {**TASK, "gpusPerNode": 1, "gpuProduct": "NVIDIA-H100-80GB-HBM3"},
+    "a network profile": {**TASK, "network": {"profile": "AwsEfa"}},
 }
 
 REJECTED: dict[str, dict[str, Any]] = {
@@ -127,6 +134,15 @@ REJECTED: dict[str, dict[str, Any]] = {
     "a label value that is a number": {**TASK, "podTemplate": {"metadata": {"labels": {"a": 1}}}},
     "an overlay of the pod status": {**TASK, "podTemplate": {"status": {}}},
     "a toleration as text": {**TASK, "tolerations": ["Exists"]},
+    "a controller without a domain": {**TASK, "managedBy": "multikueue"},
+    "a controller without a name": {**TASK, "managedBy": "example.com/"},
+    "a controller with a long name": {**TASK, "managedBy": f"example.com/{'x' * 52}"},
+    "a topology without a key": {**TASK, "topology": {"mode": "Required"}},
+    "an empty topology key": {**TASK, "topology": {"key": ""}},
+    "an unknown topology mode": {**TASK, "topology": {"key": "rack", "mode": "required"}},
+    "exclusive nodes as text": {**TASK, "exclusiveNodes": "true"},
+    "a long GPU product": {**TASK, "gpusPerNode": 1, "gpuProduct": "x" * 64},
+    "an unknown network profile": {**TASK, "network": {"profile": "infiniband"}},
 }
 
 

@@ -50,6 +50,7 @@ def test_server_defaults_do_not_change_the_hash() -> None:
 
 
 LIFECYCLE: dict[str, Any] = {
+    "managedBy": "ddp-trainer.dev/operator",
     "suspend": True,
     "maxRestarts": 9,
     "restartWindowSeconds": 60,
@@ -82,6 +83,9 @@ SHAPING: dict[str, Any] = {
     "podTemplate": {"spec": {"hostIPC": True}},
     "nodeSelector": {"pool": "gpu"},
     "tolerations": [{"operator": "Exists"}],
+    "topology": {"key": "rack"},
+    "gpuProduct": "NVIDIA-L4",
+    "exclusiveNodes": True,
     "priorityClassName": "high",
     "network": {"interface": "eth0"},
     "checkpoint": {"claimName": "shared", "everySteps": 5, "startOver": True},

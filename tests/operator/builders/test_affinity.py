@@ -14,6 +14,7 @@ from ddp_operator.builders.affinity import (
     PODS,
     PREFERRED,
     REQUIRED,
+    NodeLabel,
     Term,
     with_terms,
 )
@@ -138,3 +139,49 @@ def test_required_term_about_nodes_is_refused() -> None:
     """It would be an alternative to those of the job."""
     with pytest.raises(ValueError, match="alternatives"):
         Term(NODES, REQUIRED, {})
+
+
+LABEL = NodeLabel("gpu", "L4")
+EXPRESSION = {"key": "gpu", "operator": "In", "values": ["L4"]}
+BY_NAME = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["a"]}]}
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ([ZONE], [{"matchExpressions": [*ZONE["matchExpressions"], EXPRESSION]}]),
+        ([BY_NAME], [{**BY_NAME, "matchExpressions": [EXPRESSION]}]),
+        # An empty alternative matches no node.
+        ([{}, {"matchExpressions": []}], [{}, {"matchExpressions": []}]),
+        # The API server reports these.
+        ([], []),
+        ("x", "x"),
+        (["x", {"matchExpressions": "x"}], ["x", {"matchExpressions": "x"}]),
+    ],
+)
+def test_required_label_narrows_each_alternative_of_the_job(own: Any, expected: Any) -> None:
+    def affinity(alternatives: Any) -> Any:
+        return {NODES: {PREFERRED: [OWN], REQUIRED: {"nodeSelectorTerms": alternatives}}}
+
+    assert with_terms(affinity(own), [LABEL]) == affinity(expected)
+
+
+@pytest.mark.parametrize("own", [None, {}, {NODES: None}, {NODES: {REQUIRED: None}}])
+def test_required_label_is_the_only_alternative_of_a_job_without_its_own(own: Any) -> None:
+    only = {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [EXPRESSION]}]}}
+    assert with_terms(own, [LABEL]) == {NODES: only}
+
+
+@pytest.mark.parametrize("own", ["x", {NODES: "x"}, {NODES: {REQUIRED: "x"}}])
+def test_required_label_leaves_a_wrong_type_to_the_api_server(own: Any) -> None:
+    assert with_terms(own, [LABEL]) == own
+
+
+@given(AFFINITY, TERMS)
+def test_required_label_and_terms_disturb_each_other_in_no_order(
+    own: Any, terms: list[Term]
+) -> None:
+    before = copy.deepcopy(own)
+    found = with_terms(own, [LABEL, *terms])
+    assert own == before, "the manifest of the job does not change"
+    assert found == with_terms(own, [*terms, LABEL])

@@ -22,6 +22,7 @@ def test_only_image_and_lease_namespace_are_required() -> None:
     assert "prometheus.io/*" in settings.pod_template_annotations
     assert settings.namespaces == ()
     assert settings.agent_clients is None
+    assert settings.gpu_product_label == "nvidia.com/gpu.product"
     assert settings.workers == 8
     assert settings.resync_seconds == 600
     assert settings.status_writes_per_second == 20
@@ -40,6 +41,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "image_pull_policy": "Always",
         "worker_user": "assigned",
         "shared_memory": "16Gi",
+        "gpu_product_label": "cloud.google.com/gke-accelerator",
         "agent_clients": "()",
         "pod_template": "full",
         "pod_template_annotations": "('a.example/b', 'c/*')",
