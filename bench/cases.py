@@ -27,6 +27,8 @@ class Case:
     """The Kubernetes node that the fault takes."""
     detection_seconds: float = 0.0
     """Maximum seconds until Kubernetes detects the loss."""
+    has_spare: bool = False
+    """Whether a spare pod of ours stands by."""
 
     @property
     def needs_new_setup(self) -> bool:
@@ -55,8 +57,8 @@ def kill_random_rank(gang: MeasuredGang, rng: random.Random) -> float:
 
 
 def delete_random_pod(gang: MeasuredGang, rng: random.Random) -> float:
-    """Delete a random pod without a grace period. The pod of rank 0 may be chosen too."""
-    names = sorted(pod["metadata"]["name"] for pod in gang.pods())
+    """Delete a random pod with ranks without a grace period. That of rank 0 may be chosen too."""
+    names = sorted({pod["metadata"]["name"] for pod, _ in gang.heartbeats()})
     return faults.delete_pod(gang, rng.choice(names))
 
 
@@ -75,6 +77,7 @@ def lose_one_node(gang: MeasuredGang, rng: random.Random) -> float:
 CASES = (
     Case("rank crash", 4.0, kill_random_rank),
     Case("pod kill", 8.0, delete_random_pod),
+    Case("pod kill, one spare", 2.5, delete_random_pod, has_spare=True),
     Case("out of memory", 8.0, exhaust_random_pod),
     Case("node lost", 10.0, lose_one_node, lost_node=LOST_NODE, detection_seconds=30.0),
 )

@@ -62,6 +62,10 @@ class MeasuredGang(Protocol):
         """Return whether an earlier fault would affect the next recovery."""
         ...
 
+    def stands_by(self) -> bool:
+        """Return whether all that is to take the place of a lost pod is ready."""
+        ...
+
     def phases(self, started: float) -> dict[str, float]:
         """Return the seconds after the fault by phase of the recovery; empty if unknown."""
         ...
@@ -127,6 +131,9 @@ class Ours:
     def affects_next_recovery(self) -> bool:
         return False
 
+    def stands_by(self) -> bool:
+        return True
+
     def phases(self, started: float) -> dict[str, float]:
         """Return the trace in the job's status, shifted so that it counts from the fault."""
         traces: list[JSON] = []
@@ -160,6 +167,19 @@ class Ours:
                 "maxInfrastructureRestarts": 10_000,
             },
         }
+
+
+class SparedOurs(Ours):
+    """A DDPJob with a spare pod."""
+
+    def stands_by(self) -> bool:
+        return self.job.status.get("spares") == "1/1"
+
+    def _manifest(self) -> JSON:
+        manifest = super()._manifest()
+        manifest["metadata"]["name"] += "-spare"
+        manifest["spec"]["spares"] = 1
+        return manifest
 
 
 class UnreachableOurs(Ours):
@@ -228,6 +248,9 @@ class Torchrun:
         self._kubectl("delete", "statefulset,service", self.name, "--cascade=orphan")
         self._kubectl("delete", "pods", "-l", f"app={self.name}", "--grace-period=0", "--force")
         eventually(lambda: not self.pods(), "its pods are deleted", START_SECONDS)
+
+    def stands_by(self) -> bool:
+        return True
 
     def affects_next_recovery(self) -> bool:
         """Return whether a container restarted, which doubles its next CrashLoopBackOff."""

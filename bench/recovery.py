@@ -34,6 +34,7 @@ from bench.figures import (
 from bench.gangs import (
     MeasuredGang,
     Ours,
+    SparedOurs,
     UnreachableOurs,
     default_torchrun,
     has_saved,
@@ -60,7 +61,9 @@ def measure(gang: MeasuredGang, case: Case, rng: random.Random) -> Recovery:
     """Inject the fault once and wait until every rank has done an update after it."""
     # An attempt without a checkpoint counts as stalled, and each one in a row costs more time.
     eventually(
-        lambda: trains(gang) and has_saved(gang), "all ranks train and have saved", LIMIT_SECONDS
+        lambda: trains(gang) and has_saved(gang) and gang.stands_by(),
+        "all ranks train and have saved",
+        LIMIT_SECONDS,
     )
     reached = newest_step(gang)
     started = case.inject(gang, rng)
@@ -187,9 +190,16 @@ def run_cases(
 ) -> Iterator[Result]:
     """Yield the results of every case on every gang. All gangs get the same random choices."""
     for case in cases:
-        for gang in gangs:
+        for gang in [spared(gang) for gang in gangs] if case.has_spare else gangs:
             rng = random.Random(f"{seed} {case.name}")  # noqa: S311
             yield measure_case(gang, case, repeats[gang.label], rng)
+
+
+def spared(gang: MeasuredGang) -> MeasuredGang:
+    """Return the gang with a spare pod, if it is ours. torchrun knows none."""
+    if type(gang) is Ours:
+        return SparedOurs(gang.cluster, gang.namespace, gang.label)
+    return gang
 
 
 def read_options() -> argparse.Namespace:
