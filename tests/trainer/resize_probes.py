@@ -21,6 +21,7 @@ from ddp_trainer.ranks import process_group
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.run.saving import save
+from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
 
 NORM = "norm.running_mean"
@@ -34,7 +35,6 @@ def train_recorded(argument: dict[str, Any]) -> int:
             the rank that gets a signal within an update, the index of that update and the signal.
     """
     rank, end = int(os.environ["RANK"]), argument["end"]
-    train_step = train_.train_step
 
     def recorded(
         learner: Learner, micro_batches: Iterator[MicroBatch], step: int, lr_factor: float
@@ -55,7 +55,7 @@ def train_recorded(argument: dict[str, Any]) -> int:
             file.write(json.dumps(record) + "\n")
         return consumed
 
-    train_.train_step = recorded
+    setattr(train_, "train_step", recorded)  # noqa: B010 - the module does not export the name
     return main(["train", *argument["arguments"]])
 
 

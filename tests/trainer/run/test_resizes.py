@@ -96,9 +96,8 @@ def end(gang: Gang, attempt: Attempt) -> None:
     """Wait for an attempt, and check where it began and how it ended."""
     codes = gang.wait(120)
     why = f"{attempt}: {codes}\n{gang.err(attempt.rank)}\n{gang.err(0)}"
-    assert [event["step"] for event in gang.events("resume")] == [attempt.begin][
-        attempt.begin < 1 :
-    ]
+    resumed = [attempt.begin] if attempt.begin else []
+    assert [event["step"] for event in gang.events("resume")] == resumed
     match attempt.signal:
         case signal.SIGKILL:
             assert codes[attempt.rank] == -signal.SIGKILL, why
@@ -136,7 +135,7 @@ def by_update(found: list[dict[str, Any]]) -> list[tuple[list[int], float]]:
         rates.setdefault(record["step"], set()).add(record["lr"])
     assert sorted(samples) == list(range(UPDATES))
     assert all(len(rates[step]) == 1 for step in samples)
-    return [(sorted(samples[step]), *rates[step]) for step in sorted(samples)]
+    return [(sorted(samples[step]), rates[step].pop()) for step in sorted(samples)]
 
 
 def differences(one: Path, other: Path) -> dict[str, float]:

@@ -6,7 +6,7 @@ and a run may resume with another strategy or world size. Three parts are specia
 
 - zero1 divides the optimizer's state by parameter, so rank 0 also takes what only others hold.
 - Buffers that each rank keeps to itself are saved for each rank, and used only at the same world
-  size. So are the residues of compression, of which other world sizes use the mean.
+  size. Residues of compression are saved for each rank, too. Another world size uses their mean.
 - Only the same kind of optimizer can use saved moments. Another one is refused.
 """
 
@@ -104,18 +104,21 @@ def _missing_task_state(task: Task, saved: Snapshot) -> str | None:
 
 def _dropped_buffers(learner: Learner, saved: Checkpoint) -> str | None:
     """Return a sentence if this attempt cannot use the buffers that each rank had saved."""
-    kept = learner.buffers is not None and learner.buffers.policy == "per_rank"
+    buffers = learner.buffers
+    kept = buffers if buffers is not None and buffers.policy == "per_rank" else None
     before, world_size = saved.state.world_size, _world_size()
     if not saved.snapshot.buffers:
-        if kept and learner.buffers.names and before == 1:
-            return (
-                f"the checkpoint has the buffers of one rank, but now there are {world_size} ranks"
-                " (parallel.buffers is per_rank): all ranks start with the same ones"
-            )
+        # A single rank has no buffers of its own to save.
+        if before > 1 or kept is None or not kept.names:
+            return None
+        return (
+            f"the checkpoint has the buffers of one rank, but now there are {world_size} ranks"
+            " (parallel.buffers is per_rank): all ranks start with the same ones"
+        )
+    if kept is not None and before == world_size:
         return None
-    if kept and before == world_size:
-        return None
-    why = f"now there are {world_size} ranks" if kept or world_size == 1 else "now they share them"
+    counted = kept is not None or world_size == 1
+    why = f"now there are {world_size} ranks" if counted else "now they share them"
     return (
         f"the checkpoint has the buffers of each of {before} ranks (parallel.buffers was per_rank),"
         f" but {why}: all ranks start with those of rank 0"
