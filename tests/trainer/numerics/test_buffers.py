@@ -123,6 +123,24 @@ def test_buffers_of_each_rank_are_dropped_at_another_world_size(
     )
 
 
+@pytest.mark.slow
+def test_buffers_of_one_rank_are_those_of_all_ranks_that_follow(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    folder = {"DDP_CHECKPOINT_DIR": str(tmp_path / "a")}
+    settings = config({"buffers": "per_rank"})
+    first = launcher.train(TASK, settings, "--max_steps=3", world=1, **folder)
+    assert first.wait() == [0], first.err(0)
+    assert not (max((tmp_path / "a").glob("step-*")) / "buffers.safetensors").exists()
+    other = launcher.train(TASK, settings, "--max_steps=4", world=2, **folder)
+    assert other.wait() == [0, 0], other.err(0)
+    (warning,) = [event["message"] for event in other.events("warning")]
+    assert warning == (
+        "the checkpoint has the buffers of one rank, but now there are 2 ranks (parallel.buffers is"
+        " per_rank): all ranks start with the same ones"
+    )
+
+
 def test_buffer_that_changes_later_is_found_at_a_checkpoint(
     launcher: Launcher, tmp_path: Path
 ) -> None:

@@ -57,6 +57,8 @@ class Compression:
         self.switched_on = not config.adaptive
         """Whether compression may begin. Adaptive compression waits for a large share."""
         self._active = False
+        self.has_feedback = config.name == "powersgd"
+        """Whether what compression loses in one update is added to the next one."""
         self._power = powerSGD_hook.PowerSGDState(
             process_group=None,
             matrix_approximation_rank=config.rank,
@@ -77,7 +79,7 @@ class Compression:
             scale: Applied to the differentiated sum but not to the count: an fp16 gradient scaler.
         """
         self._active = self.switched_on and step >= self._config.start
-        if self._active and self._config.name == "powersgd":
+        if self._active and self.has_feedback:
             self._feedback.begin(samples, scale)
 
     def finish(self, count: Tensor, nonfinite: Tensor) -> None:
@@ -87,7 +89,7 @@ class Compression:
             count: Mean of the ranks' loss counts, as reduced.
             nonfinite: Scalar, 1 if the update is skipped because its gradients were not finite.
         """
-        if self._active and self._config.name == "powersgd":
+        if self._active and self.has_feedback:
             self._feedback.finish(count, nonfinite)
         self._active = False
 
@@ -132,25 +134,44 @@ class Compression:
         found |= {f"q/{index}": tensor for index, tensor in self._power.q_memory_dict.items()}
         return found | ({"rate/": self._feedback.rate} if found else {})
 
-    def load(self, saved: NamedTensors, rank: int, *, same_world: bool) -> None:
-        """Load saved state.
+    def load(
+        self, saved: NamedTensors, rank: int, *, world_size: int, saved_world_size: int
+    ) -> None:
+        """Load saved state. PowerSGD alone has any.
+
+        At another number of ranks each rank starts with the mean of the saved residues. An update
+        uses the mean of the ranks' residues, and that stays the same: what compression still owes
+        to the weights is neither lost nor added twice.
 
         Args:
-            saved: The merged results of `state` of all ranks. Residues of other ranks are dropped.
+            saved: The merged results of `state` of all ranks. Residues of older releases
+                (`error/…`) are dropped, because they were gradients of sums.
             rank: Number of this rank.
-            same_world: Whether the world size is the same; residues are dropped otherwise. So are
-                those of older releases (`error/…`), which were gradients of sums.
+            world_size: Number of ranks now.
+            saved_world_size: Number of ranks that saved the state.
         """
+        if not self.has_feedback:
+            return
         memory = {"p": self._power.p_memory_dict, "q": self._power.q_memory_dict}
+        # After a rollback, the residues here belong to updates that no longer count.
+        self._power.error_dict.clear()
         for path, tensor in saved.items():
             kind, _, rest = path.partition("/")
             if kind == "rate":
                 self._feedback.rate = tensor.to(self._device)
             elif kind in memory:
                 memory[kind][int(rest)] = tensor.to(self._device)
-            elif kind == _RESIDUE and same_world and rest.startswith(f"{rank}/"):
-                index = int(rest.partition("/")[2])
-                self._power.error_dict[index] = tensor.to(self._device)
+            elif kind == _RESIDUE:
+                owner, _, index = rest.partition("/")
+                if world_size != saved_world_size:
+                    self._feedback.add(int(index), tensor, 1 / saved_world_size)
+                elif int(owner) == rank:
+                    self._feedback.add(int(index), tensor, 1.0)
+
+
+def residues_in(saved: NamedTensors) -> bool:
+    """Return whether saved state holds residues that `Compression.load` uses."""
+    return any(path.startswith(f"{_RESIDUE}/") for path in saved)
 
 
 def _hook(state: Compression, bucket: GradBucket) -> Future[Tensor]:

@@ -10,6 +10,9 @@ sample of recent updates. For counts of samples the estimate is exact. For count
 residue contains the difference, so nothing is lost and nothing is added twice. The estimate
 must be the same on all ranks, because only the sum of their residues is small. It costs no
 collective.
+
+A reduction uses the mean of the ranks' residues and nothing else of them. So at another number of
+ranks each rank starts with the mean of the saved residues, and the sum of all updates stays exact.
 """
 
 from collections.abc import Callable
@@ -43,6 +46,18 @@ class ErrorFeedback:
         self._directions: dict[int, Tensor] = {}
         self.rate = torch.zeros((), device=device)
         """Estimated count per sample. 0 before the first update."""
+
+    def add(self, index: int, saved: Tensor, part: float) -> None:
+        """Add a part of a saved residue to this rank's residue.
+
+        Args:
+            index: Number of the bucket.
+            saved: The residue that a rank saved.
+            part: Factor of the saved residue.
+        """
+        share = saved.to(self.rate.device) * part
+        before = self._power.error_dict.get(index)
+        self._power.error_dict[index] = share if before is None else before + share
 
     def begin(self, samples: int, scale: Callable[[Tensor], Tensor]) -> None:
         """Convert the residues to the units of the gradients that are about to be reduced.

@@ -5,8 +5,8 @@ lays whole tensors out as this run's strategy needs them. So a checkpoint says n
 and a run may resume with another strategy or world size. Three parts are special:
 
 - zero1 divides the optimizer's state by parameter, so rank 0 also takes what only others hold.
-- Buffers that each rank keeps to itself, and the residues of compression, are saved for each rank.
-  They are used only at the same world size.
+- Buffers that each rank keeps to itself are saved for each rank, and used only at the same world
+  size. Residues of compression are saved for each rank, too. Another world size uses their mean.
 - Only the same kind of optimizer can use saved moments. Another one is refused.
 """
 
@@ -29,6 +29,7 @@ from ddp_trainer.checkpoint.tree import decode, encode
 from ddp_trainer.errors import InputError
 from ddp_trainer.learner import Learner
 from ddp_trainer.names import NamedTensors
+from ddp_trainer.parallel.compression import residues_in
 from ddp_trainer.parallel.dtensor import whole
 from ddp_trainer.ranks.collectives import broadcast_json, is_joined
 from ddp_trainer.saved_state import SavedState
@@ -83,7 +84,11 @@ def unused_state(learner: Learner, task: Task, saved: Checkpoint | None) -> list
     """Return a sentence for each kind of saved state that this attempt lacks or cannot use."""
     if saved is None:
         return []
-    found = (_missing_task_state(task, saved.snapshot), _dropped_buffers(learner, saved))
+    found = (
+        _missing_task_state(task, saved.snapshot),
+        _dropped_buffers(learner, saved),
+        _dropped_residues(learner, saved.snapshot),
+    )
     return [sentence for sentence in found if sentence]
 
 
@@ -99,16 +104,36 @@ def _missing_task_state(task: Task, saved: Snapshot) -> str | None:
 
 def _dropped_buffers(learner: Learner, saved: Checkpoint) -> str | None:
     """Return a sentence if this attempt cannot use the buffers that each rank had saved."""
-    if not saved.snapshot.buffers:
-        return None
-    kept = learner.buffers is not None and learner.buffers.policy == "per_rank"
+    buffers = learner.buffers
+    kept = buffers if buffers is not None and buffers.policy == "per_rank" else None
     before, world_size = saved.state.world_size, _world_size()
-    if kept and before == world_size:
+    if not saved.snapshot.buffers:
+        # A single rank has no buffers of its own to save.
+        if before > 1 or kept is None or not kept.names:
+            return None
+        return (
+            f"the checkpoint has the buffers of one rank, but now there are {world_size} ranks"
+            " (parallel.buffers is per_rank): all ranks start with the same ones"
+        )
+    if kept is not None and before == world_size:
         return None
-    why = f"now there are {world_size} ranks" if kept or world_size == 1 else "now they share them"
+    counted = kept is not None or world_size == 1
+    why = f"now there are {world_size} ranks" if counted else "now they share them"
     return (
         f"the checkpoint has the buffers of each of {before} ranks (parallel.buffers was per_rank),"
         f" but {why}: all ranks start with those of rank 0"
+    )
+
+
+def _dropped_residues(learner: Learner, saved: Snapshot) -> str | None:
+    """Return a sentence if this attempt cannot use the saved residues of compression."""
+    if learner.compression is not None and learner.compression.has_feedback:
+        return None
+    if not residues_in(saved.compression):
+        return None
+    return (
+        "the checkpoint has residues of powersgd, but this attempt does not use powersgd: they are"
+        " dropped, so the weights miss what powersgd had not sent yet"
     )
 
 
@@ -142,12 +167,18 @@ def restore(learner: Learner, task: Task, saved: Checkpoint) -> None:
         learner.ema.load(own.average)
     if state.scaler and learner.scaler.is_enabled():
         learner.scaler.load_state_dict(state.scaler)
-    same_world = state.world_size == _world_size()
+    world_size = _world_size()
     if learner.buffers:
-        kept = own.buffers if same_world and learner.buffers.policy == "per_rank" else {}
+        same = state.world_size == world_size and learner.buffers.policy == "per_rank"
+        kept = own.buffers if same else {}
         learner.buffers.load(state.live_buffers, kept, learner.rank)
     if learner.compression:
-        learner.compression.load(own.compression, learner.rank, same_world=same_world)
+        learner.compression.load(
+            own.compression,
+            learner.rank,
+            world_size=world_size,
+            saved_world_size=state.world_size,
+        )
         if state.compression_on:
             learner.compression.switched_on = True
 
