@@ -47,9 +47,15 @@ def wait_for_members(job: Job, members: set[int], seconds: float = 120) -> dict[
 
 
 def node_index(job: Job, node: str) -> int:
-    """Return the node of the job that runs on a Kubernetes node."""
-    (name,) = (p["metadata"]["name"] for p in job.pods() if p["spec"].get("nodeName") == node)
-    return int(name.rpartition("-")[2])
+    """Return the node of the job that runs on a Kubernetes node, once the scheduler has decided."""
+    found: list[str] = []
+
+    def is_scheduled() -> bool:
+        found[:] = [p["metadata"]["name"] for p in job.pods() if p["spec"].get("nodeName") == node]
+        return len(found) == 1
+
+    eventually(is_scheduled, f"one pod runs on {node}", 60)
+    return int(found[0].rpartition("-")[2])
 
 
 def scale(job: Job, nodes: int) -> None:
@@ -87,7 +93,7 @@ def test_job_changes_its_size_with_the_nodes_that_it_gets(cluster: Cluster, name
     first, second = sorted(cluster.node_names, key=lambda n: n != operator_node(cluster))
     with cordoned(cluster, second):
         job = Job.apply(cluster, namespace, elastic_job())
-        status = wait_for_members(job, {node for node in (0, 1) if node_index(job, first) == node})
+        status = wait_for_members(job, {node_index(job, first)})
         assert job.row()["READY"] == "1/2"
         assert status["lastResize"]["message"].endswith("not ready after 5 s")
     wait_for_members(job, {0, 1})
