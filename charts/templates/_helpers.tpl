@@ -112,6 +112,13 @@ registry of a parent chart applies to a repository that names none.
   verbs: [list, create]
 {{- end -}}
 
+{{/* Whether the operator watches the Kubernetes nodes: "true", or nothing. */}}
+{{- define "ddp-trainer.watchNodes" -}}
+{{- $wanted := .Values.operator.watchNodes -}}
+{{- if kindIs "invalid" $wanted }}{{ $wanted = empty .Values.operator.watchNamespaces }}{{ end -}}
+{{- if $wanted }}true{{ end -}}
+{{- end -}}
+
 {{/* A value of JSON in CEL, where all values of a list must have one type. */}}
 {{- define "ddp-trainer.cel" -}}
 {{- if kindIs "map" . -}}

@@ -30,6 +30,7 @@ from ddp_operator.runtime.child_events import ChildEvents
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.health import serve_health
 from ddp_operator.runtime.job_metrics import JobCollector
+from ddp_operator.runtime.kubernetes_nodes import KubernetesNodes
 from ddp_operator.runtime.leader import Elector, Timing
 from ddp_operator.runtime.memory import collect_garbage_less_often
 from ddp_operator.runtime.metrics import OperatorMetrics
@@ -140,12 +141,14 @@ async def _reconcile_jobs(
     cache.directories.on_release = wake
     refresh_pods = PodLists(cluster, cache).refresh
     watcher = AgentWatcher(cluster, wake, settings.status_writes_per_second, refresh_pods)
+    nodes = KubernetesNodes(cache.places, wake)
     controller = Controller(
         cluster,
         cache,
         defaults,
         lambda: datetime.now(UTC),
         agents=watcher,
+        nodes=nodes,
         monotonic=time.monotonic,
         is_listed=activity.is_listed,
         others_wait=lambda: queue.oldest_seconds() > WAITING_SECONDS,
@@ -171,6 +174,8 @@ async def _reconcile_jobs(
     coroutines.append(_watch_jobs(settings, cache, queue, stop))
     sink = ChildEvents(cache, queue, activity)
     coroutines.append(cluster.watch_children(watched, settings.namespaces, sink))
+    if settings.watch_nodes:
+        coroutines.append(cluster.watch_nodes(nodes))
     try:
         await _run_until(asyncio.Event(), coroutines)
     finally:

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.api
 JSON = dict[str, Any]
 ROLES = {"Role", "ClusterRole"}
 BINDINGS = {"RoleBinding", "ClusterRoleBinding"}
+NODES = "ddp-trainer-nodes"
 AGGREGATE = "rbac.authorization.k8s.io/aggregate-to-"
 
 
@@ -26,14 +27,40 @@ def placed(documents: list[JSON], kinds: set[str]) -> set[tuple[str, str, str | 
     }
 
 
-def test_operator_has_one_cluster_role_for_all_namespaces() -> None:
+def test_operator_has_cluster_roles_for_all_namespaces_and_for_nodes() -> None:
     documents = rendered("--set", "rbac.userRoles=false")
     election = ("Role", ELECTION, "ddp-system")
-    assert placed(documents, ROLES) == {("ClusterRole", "ddp-trainer", None), election}
+    names = ("ddp-trainer", NODES)
+    assert placed(documents, ROLES) == {election, *(("ClusterRole", n, None) for n in names)}
     assert placed(documents, BINDINGS) == {
-        ("ClusterRoleBinding", "ddp-trainer", None),
         ("RoleBinding", ELECTION, "ddp-system"),
+        *(("ClusterRoleBinding", name, None) for name in names),
     }
+
+
+@pytest.mark.parametrize(
+    ("flags", "watched"),
+    [
+        ((), True),
+        (("--set", "operator.watchNodes=false"), False),
+        (("--set", "operator.watchNodes=null"), True),
+        (("--set", "operator.watchNamespaces={team}"), False),
+        (("--set", "operator.watchNamespaces={team},operator.watchNodes=true"), True),
+        (("--set", "operator.watchNamespaces={team},operator.watchNodes=false"), False),
+    ],
+)
+def test_nodes_are_watched_and_the_right_exists_by_the_same_value(
+    flags: tuple[str, ...], watched: bool
+) -> None:
+    documents = rendered(*flags)
+    container = find_one(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    setting = {"name": "DDP_OPERATOR_WATCH_NODES", "value": str(watched).lower()}
+    assert setting in container["env"]
+    rights = granted_rights(documents, SYSTEM_NAMESPACE, RELEASE)
+    expected = {Right("", "nodes", verb) for verb in ("list", "watch")} if watched else set()
+    assert {right for right in rights if right.resource == "nodes"} == expected
+    roles = {("ClusterRole", NODES, None)} if watched else set()
+    assert {one for one in placed(documents, ROLES) if one[1] == NODES} == roles
 
 
 @pytest.mark.parametrize("namespaces", [["team"], ["team-a", "team-b"]])
@@ -59,14 +86,16 @@ def rules_of(documents: list[JSON], kind: str) -> list[JSON]:
     return rules
 
 
-def test_no_role_has_wildcards_secrets_nodes_or_exec() -> None:
+def test_no_role_has_wildcards_secrets_or_exec_and_nodes_are_only_read() -> None:
     documents = rendered()
-    rules = [rule for d in documents if d["kind"] in ROLES for rule in d["rules"]]
-    names = {name for rule in rules for key in rule for name in rule[key]}
+    found = [rule for d in documents if d["kind"] in ROLES for rule in d["rules"]]
+    nodes = [rule for rule in found if "nodes" in rule["resources"]]
+    assert nodes == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}]
+    names = {name for rule in found for key in rule for name in rule[key]}
     assert "*" not in names
-    assert not names & {"secrets", "nodes", "pods/exec", "serviceaccounts", "impersonate"}
+    assert not names & {"secrets", "nodes/proxy", "pods/exec", "serviceaccounts", "impersonate"}
     assert not names & {"bind", "escalate", "deletecollection"}
-    assert len(rules) >= 9
+    assert len(found) >= 10
 
 
 def test_roles_of_the_operator_can_be_left_to_the_administrator() -> None:
@@ -131,5 +160,6 @@ def test_rights_that_a_record_used_are_compared_with_those_of_the_chart() -> Non
     assert used <= granted
     ends = {Right("", "pods", "delete"), Right("ddp-trainer.dev", "ddpjobs", "delete")}
     leases = {Right(*LEASES, verb) for verb in ("create", "get", "update")}
-    assert ends | leases <= granted - used
+    nodes = {Right("", "nodes", verb) for verb in ("list", "watch")}
+    assert ends | leases | nodes <= granted - used
     assert granted_rights(rendered(), SYSTEM_NAMESPACE, "other") == set()

@@ -179,6 +179,31 @@ async def test_process_without_leader_election_does_not_use_the_lease(
         assert not [path for _, path in api.requests if "leases" in path]
 
 
+async def test_process_without_the_right_to_watch_nodes_is_ready_and_logs_it_once(
+    api: FakeApi, tmp_path: Path
+) -> None:
+    nodes = "/api/v1/nodes"
+    api.fault = lambda r: refusal(403, "nodes is forbidden") if r.path == nodes else None
+    async with operator(api, tmp_path, WATCH_NODES="true") as process:
+        await process.until_ready("ok")
+        await eventually(lambda: api.requests.count(("GET", nodes)) > 1)
+        assert await process.get("/readyz") == (200, "ok")
+        process.child.terminate()
+        code, log = await process.ended()
+    assert code == 0, log
+    assert log.count("the Kubernetes nodes are not watched") == 1
+    assert "Traceback" not in log
+
+
+async def test_process_watches_no_nodes_by_default(api: FakeApi, tmp_path: Path) -> None:
+    async with operator(api, tmp_path) as process:
+        await process.until_ready("ok")
+        await eventually(lambda: "/api/v1/pods" in api.watched())
+        process.child.terminate()
+        assert (await process.ended())[0] == 0
+    assert not [path for _, path in api.requests if "nodes" in path]
+
+
 @pytest.mark.slow
 async def test_process_waits_for_an_unavailable_api_server(api: FakeApi, tmp_path: Path) -> None:
     api.fault = lambda r: refusal(503, "starting") if "ddpjobs" in r.path else None

@@ -39,7 +39,7 @@ class World:
     silent: frozenset[str] = frozenset()
     """Uids of the pods whose agent did not answer the newest request."""
     kubernetes_nodes: Mapping[str, NodeView] = field(default_factory=dict)
-    """Kubernetes nodes by name. Empty without the right to watch them."""
+    """Known Kubernetes nodes of the pods, by name. Empty if the operator watches no nodes."""
     last_nodes: Mapping[str, str] = field(default_factory=dict)
     """Kubernetes node on which this operator saw each pod of an elastic job last, by pod name."""
     undecided_for: timedelta | None = None

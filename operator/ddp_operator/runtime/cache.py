@@ -21,6 +21,7 @@ from ddp_operator.builders.kinds import KINDS
 from ddp_operator.cluster.base import ClusterSnapshot, Key, Listing, Manifest
 from ddp_operator.runtime.directories import Directories
 from ddp_operator.runtime.ownership import is_foreign
+from ddp_operator.runtime.pod_places import PodPlaces
 from ddp_wire import contract
 
 _JOB = "DDPJob"
@@ -43,6 +44,8 @@ class _Contents:
     """Requests that have no answer yet."""
     directories: Directories = field(default_factory=Directories)
     """Owners of the directories of all these jobs' checkpoints."""
+    places: PodPlaces = field(default_factory=PodPlaces)
+    """Kubernetes nodes of all these pods."""
 
     def store_job(self, job: Manifest) -> None:
         """Store a job in place of the known one, or remove that one for a foreign job."""
@@ -57,6 +60,20 @@ class _Contents:
         """Remove the job with a key, if there is one."""
         if self.jobs.pop(key, None) is not None:
             self.directories.drop(key)
+
+    def store_child(self, kind: str, key: Key, child: Manifest) -> None:
+        """Store a child of a job in place of the known one."""
+        known, name = self.children[kind].setdefault(key, {}), child["metadata"]["name"]
+        if kind == "Pod":
+            self.places.move(key, name, known.get(name), child)
+        known[name] = child
+
+    def remove_child(self, kind: str, key: Key, name: str) -> None:
+        """Remove a child of a job that is known."""
+        known = self.children[kind][key]
+        if kind == "Pod":
+            self.places.move(key, name, known[name], None)
+        del known[name]
 
     def record_change(
         self, kind: str, changed: Manifest, *, deleted: bool = False, by: "PendingRequest | None"
@@ -77,7 +94,7 @@ class Cache:
     def __init__(self) -> None:
         self._contents = _Contents()
         self._jobs, self._children = self._contents.jobs, self._contents.children
-        self.directories = self._contents.directories
+        self.directories, self.places = self._contents.directories, self._contents.places
         self.restored = self._contents.restored
         """Set when the API server returned older versions than before, as a restored etcd does."""
 
@@ -125,10 +142,9 @@ class Cache:
         if key is None:
             return None
         self._contents.record_change(kind, child, by=None)
-        known = self._children[kind].setdefault(key, {})
-        name = child["metadata"]["name"]
-        if child != known.get(name) and _is_newer(child, known.get(name)):
-            known[name] = child
+        known = self._children[kind].get(key, {}).get(child["metadata"]["name"])
+        if child != known and _is_newer(child, known):
+            self._contents.store_child(kind, key, child)
         return key
 
     def drop_child(self, kind: str, child: Manifest) -> Key | None:
@@ -144,7 +160,7 @@ class Cache:
         known = self._children[kind].get(key, {})
         name = child["metadata"]["name"]
         if name in known and known[name]["metadata"]["uid"] == child["metadata"]["uid"]:
-            del known[name]
+            self._contents.remove_child(kind, key, name)
         if not known:
             self._children[kind].pop(key, None)
         return key
@@ -215,7 +231,7 @@ class PendingRequest:
         if not self._wins(kind, child, known):
             return False
         if child != known:
-            self._contents.children[kind].setdefault(key, {})[name] = child
+            self._contents.store_child(kind, key, child)
         self._contents.record_change(kind, child, by=self)
         return child != known
 
@@ -259,7 +275,8 @@ class PendingRequest:
     ) -> set[Key]:
         """Replace the children of these jobs with these labels. Return the keys that changed."""
         changed: set[Key] = set()
-        children = self._contents.children[kind]
+        contents = self._contents
+        children = contents.children[kind]
         unchanged = {_object_key(kind, child) for child in listing.items} - self._changed
         uids = {child["metadata"]["uid"] for child in listing.items}
         for key in keys:
@@ -268,10 +285,10 @@ class PendingRequest:
                 selected = labels.items() <= (child["metadata"].get("labels") or {}).items()
                 listed = _object_key(kind, child) in unchanged
                 if selected and not listed and not self._outlives(kind, child, listing):
-                    del known[name]
+                    contents.remove_child(kind, key, name)
                     changed.add(key)
                     if child["metadata"]["uid"] not in uids:  # No older answer brings it back.
-                        self._contents.record_change(kind, child, deleted=True, by=self)
+                        contents.record_change(kind, child, deleted=True, by=self)
             if not known:
                 children.pop(key, None)
         for child in listing.items:

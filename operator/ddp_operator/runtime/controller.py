@@ -44,6 +44,7 @@ from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.decider import Decider
 from ddp_operator.runtime.fair_budget import FairBudget
 from ddp_operator.runtime.job_state import JobState
+from ddp_operator.runtime.kubernetes_nodes import NodeViews
 from ddp_operator.runtime.logs import add_log_fields
 from ddp_operator.runtime.pod_lists import PodLists
 from ddp_operator.runtime.pod_warnings import PodWarnings
@@ -68,6 +69,7 @@ class Controller:
         clock: Callable[[], datetime],
         *,
         agents: AgentStatuses,
+        nodes: NodeViews | None = None,
         monotonic: Callable[[], float] | None = None,
         in_flight: int = REQUESTS_IN_FLIGHT,
         is_listed: Callable[[str], bool] = lambda _: True,
@@ -82,6 +84,7 @@ class Controller:
             defaults: Values of jobs that set none.
             clock: Returns the time.
             agents: Newest known statuses of agents.
+            nodes: Newest known Kubernetes nodes, or None if nothing watches them.
             monotonic: Returns seconds of a clock that is never set. None derives it from `clock`.
             in_flight: Maximum number of concurrent requests of one plan.
             is_listed: Returns whether the cache has had all jobs of a namespace.
@@ -92,7 +95,7 @@ class Controller:
         self._cluster, self._cache, self._agents = cluster, cache, agents
         self._clock, self._is_listed = clock, is_listed
         self._monotonic = monotonic or (lambda: clock().timestamp())
-        self._decider = Decider(cache, agents, defaults, clock)
+        self._decider = Decider(cache, agents, defaults, clock, nodes)
         self._actions = ActionRunner(cluster, cache, in_flight=in_flight, others_wait=others_wait)
         self._pod_lists = PodLists(cluster, cache)
         self._states: dict[Key, JobState] = {}

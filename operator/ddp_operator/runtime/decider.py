@@ -18,6 +18,7 @@ from ddp_operator.reconcile.world import World
 from ddp_operator.runtime.agent_statuses import AgentStatuses
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.job_state import JobState
+from ddp_operator.runtime.kubernetes_nodes import NodeViews
 from ddp_operator.runtime.ownership import belongs
 
 
@@ -25,7 +26,12 @@ class Decider:
     """Decides about all jobs, from the cache and from what their agents reported."""
 
     def __init__(
-        self, cache: Cache, agents: AgentStatuses, defaults: Defaults, clock: Callable[[], datetime]
+        self,
+        cache: Cache,
+        agents: AgentStatuses,
+        defaults: Defaults,
+        clock: Callable[[], datetime],
+        nodes: NodeViews | None = None,
     ) -> None:
         """Create a decider.
 
@@ -34,8 +40,9 @@ class Decider:
             agents: Newest known statuses of agents.
             defaults: Values of jobs that set none.
             clock: Returns the time.
+            nodes: Newest known Kubernetes nodes, or None if nothing watches them.
         """
-        self._cache, self._agents = cache, agents
+        self._cache, self._agents, self._nodes = cache, agents, nodes
         self._defaults, self._clock = defaults, clock
 
     async def decide(
@@ -78,6 +85,7 @@ class Decider:
             # The address may belong to a pod of another job by now.
             agent_statuses={u: s for u, s in known.items() if s.job_uid in {job.metadata.uid, ""}},
             silent=self._agents.silent(views),
+            kubernetes_nodes=self._nodes.of(v.node for v in views) if self._nodes else {},
             progress_interval=timedelta(seconds=self._agents.progress_seconds),
             undecided_for=state.sightings.undecided_for(),
             deleting_for=state.sightings.deleting_for(views),

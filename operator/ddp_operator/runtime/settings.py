@@ -55,6 +55,9 @@ class Settings(BaseModel):
     A name that ends with * allows all that begin with it."""
     namespaces: tuple[str, ...] = ()
     """Namespaces to serve, separated by commas; all namespaces if empty."""
+    watch_nodes: bool = False
+    """Whether to watch the Kubernetes nodes, which needs the rights to list and watch them. Then an
+    elastic job leaves a cordoned or tainted Kubernetes node before its pod there is evicted."""
     workers: int = Field(default=8, ge=1, le=256)
     """Number of workers, which is the number of jobs reconciled at the same time, 1 to 256. Half of
     them take no new jobs, but only urgent ones, for example with a pod that runs or has failed."""

@@ -23,6 +23,7 @@ def test_only_image_and_lease_namespace_are_required() -> None:
     assert settings.namespaces == ()
     assert settings.agent_clients is None
     assert settings.gpu_product_label == "nvidia.com/gpu.product"
+    assert settings.watch_nodes is False
     assert settings.workers == 8
     assert settings.resync_seconds == 600
     assert settings.status_writes_per_second == 20
@@ -46,6 +47,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "pod_template": "full",
         "pod_template_annotations": "('a.example/b', 'c/*')",
         "namespaces": "('team-a', 'team-b')",
+        "watch_nodes": "True",
         "workers": "2",
         "resync_seconds": "30",
         "status_writes_per_second": "5.0",

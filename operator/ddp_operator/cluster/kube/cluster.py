@@ -26,7 +26,7 @@ from ddp_operator.cluster.kube.lists import decode_nothing
 from ddp_operator.cluster.kube.object_lists import list_at_once, list_pages, take_snapshot
 from ddp_operator.cluster.kube.paths import object_path
 from ddp_operator.cluster.kube.used_fields import keep_used_fields
-from ddp_operator.cluster.kube.watch import Sink, watch_children
+from ddp_operator.cluster.kube.watch import Sink, watch_children, watch_nodes
 from ddp_operator.limits import PAGE, REQUESTS_IN_FLIGHT
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.pod_view import PodView
@@ -77,6 +77,10 @@ class KubeCluster:
     ) -> None:
         """Watch the children of these kinds forever, in these namespaces or, if none, in all."""
         await watch_children(self._connection, kinds, namespaces, sink)
+
+    async def watch_nodes(self, sink: Sink) -> None:
+        """Watch all Kubernetes nodes forever."""
+        await watch_nodes(self._connection, sink)
 
     async def get_job(self, key: Key) -> Manifest | None:
         """See `Cluster`."""

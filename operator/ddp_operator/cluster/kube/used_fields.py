@@ -11,6 +11,7 @@ from typing import Any
 
 from ddp_operator.builders.kinds import KINDS
 from ddp_operator.cluster.base import Manifest
+from ddp_operator.cluster.kube.paths import NODE
 from ddp_wire import contract
 
 _IDENTITY = (
@@ -22,6 +23,8 @@ _IDENTITY = (
     "deletionGracePeriodSeconds",
     "finalizers",
 )
+_NODE_IDENTITY = ("name", "uid", "resourceVersion")
+_TAINT = ("key", "value", "effect")
 _POD_STATUS = ("phase", "podIP", "reason", "message")
 _CONDITIONS = {"Ready", "PodScheduled", "DisruptionTarget"}
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
@@ -32,7 +35,7 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def keep_used_fields(kind: str, manifest: Manifest) -> Manifest:
-    """Return the fields in use of a DDPJob or of one of its children.
+    """Return the fields in use of a DDPJob, of one of its children or of a Kubernetes node.
 
     A job keeps its whole spec and status, because a status write sends both.
     """
@@ -41,6 +44,8 @@ def keep_used_fields(kind: str, manifest: Manifest) -> Manifest:
 
 
 def _used(kind: str, manifest: Manifest) -> Manifest:
+    if kind == NODE:
+        return _node(manifest)
     if kind not in KINDS:
         return {**manifest, "metadata": _job_metadata(manifest["metadata"])}
     kept = {"metadata": _child_metadata(manifest["metadata"])}
@@ -101,6 +106,16 @@ def _child_metadata(metadata: Mapping[str, Any]) -> Manifest:
         "labels": _ours(metadata.get("labels")),
         "annotations": _ours(metadata.get("annotations")),
         "ownerReferences": [{"uid": owner["uid"]} for owner in owners],
+    }
+
+
+def _node(manifest: Mapping[str, Any]) -> Manifest:
+    """Return what is used of a Kubernetes node. Most of it is its status, with all its images."""
+    spec = manifest.get("spec") or {}
+    taints = [_only(_TAINT, taint) for taint in spec.get("taints") or []]
+    return {
+        "metadata": _only(_NODE_IDENTITY, manifest["metadata"]),
+        "spec": {**_only(("unschedulable",), spec), **({"taints": taints} if taints else {})},
     }
 
 

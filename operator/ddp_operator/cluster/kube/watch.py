@@ -1,4 +1,4 @@
-"""Watches of the children: one list-watch per kind and namespace, straight into a sink.
+"""Watches of children and Kubernetes nodes: one per kind and namespace, straight into a sink.
 
 A watch first lists its objects in pages, which also shows which known ones are gone. Then it reads
 one stream of events from the version of the list on. Each line is decoded by orjson, reduced to the
@@ -16,7 +16,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing
 from http import HTTPStatus
 from typing import NoReturn, Protocol
@@ -24,7 +24,7 @@ from typing import NoReturn, Protocol
 from ddp_operator.cluster.base import ClusterError, Listing, Manifest
 from ddp_operator.cluster.kube.connection import ApiConnection
 from ddp_operator.cluster.kube.object_lists import MANAGED, list_pages
-from ddp_operator.cluster.kube.paths import object_path
+from ddp_operator.cluster.kube.paths import NODE, object_path
 from ddp_operator.cluster.kube.watch_events import (
     Backoffs,
     Lines,
@@ -63,7 +63,7 @@ class Sink(Protocol):
 
 
 class ListWatch:
-    """Watch of the children of one kind, of one namespace or of all."""
+    """Watch of the objects of one kind, of one namespace or of all."""
 
     def __init__(
         self,
@@ -72,10 +72,12 @@ class ListWatch:
         namespace: str | None,
         sink: Sink,
         silent_seconds: float = SILENT_SECONDS,
+        *,
+        query: Mapping[str, str] = MANAGED,
     ) -> None:
-        """Create a watch that hands its objects to `sink`."""
+        """Create a watch that hands the objects that `query` selects to `sink`."""
         self._connection, self._kind, self._namespace = connection, kind, namespace
-        self._sink, self._silent_seconds = sink, silent_seconds
+        self._sink, self._silent_seconds, self._query = sink, silent_seconds, query
         self._version: str | None = None
         """Version of the last line or list, or None if a list must come first."""
         self._backoffs = Backoffs()
@@ -106,7 +108,7 @@ class ListWatch:
 
     async def _list(self) -> str:
         with self._sink.relist(self._kind, self._namespace) as take:
-            listing = await list_pages(self._connection, self._kind, self._namespace, MANAGED)
+            listing = await list_pages(self._connection, self._kind, self._namespace, self._query)
             take(listing)
         return str(listing.version)
 
@@ -127,7 +129,7 @@ class ListWatch:
 
     def _stream(self, version: str) -> AsyncGenerator[bytes]:
         query = {
-            **MANAGED,
+            **self._query,
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": version,
@@ -158,3 +160,8 @@ async def watch_children(
         for kind in kinds:
             for namespace in namespaces or (None,):
                 tasks.create_task(ListWatch(connection, kind, namespace, sink).run())
+
+
+async def watch_nodes(connection: ApiConnection, sink: Sink) -> NoReturn:
+    """Watch all Kubernetes nodes forever."""
+    await ListWatch(connection, NODE, None, sink, query={}).run()

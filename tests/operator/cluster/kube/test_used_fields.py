@@ -70,6 +70,23 @@ def test_network_policy_keeps_its_rules_and_owner() -> None:
     assert "managedFields" not in kept["metadata"]
 
 
+def test_kubernetes_node_keeps_only_what_its_view_needs() -> None:
+    identity = {"name": "machine-0", "uid": "n", "resourceVersion": "7"}
+    taint = {"key": "gpu", "value": "old", "effect": "NoSchedule"}
+    node = {
+        "metadata": {**identity, "labels": {"zone": "a"}, "managedFields": MANAGED},
+        "spec": {
+            "unschedulable": True,
+            "taints": [{**taint, "timeAdded": "2026-03-01T12:00:00Z"}],
+            "providerID": "gce://x",
+        },
+        "status": {"images": [{"names": ["trainer"]}]},
+    }
+    kept = keep_used_fields("Node", node)
+    assert kept == {"metadata": identity, "spec": {"unschedulable": True, "taints": [taint]}}
+    assert keep_used_fields("Node", kept) == kept
+
+
 def test_job_keeps_spec_status_and_the_annotations_of_its_user() -> None:
     job = job_manifest()
     last = {"kubectl.kubernetes.io/last-applied-configuration": "{}"}

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
@@ -13,11 +14,16 @@ from kubernetes.aio import client
 from ddp_operator.cluster.base import ClusterError, Listing, Manifest
 from ddp_operator.cluster.kube import watch, watch_events
 from ddp_operator.cluster.kube.connection import ApiConnection
-from ddp_operator.cluster.kube.watch import ListWatch, watch_children
+from ddp_operator.cluster.kube.watch import ListWatch, watch_children, watch_nodes
 from tests.operator.cluster.kube.watch_lines import JOB, bookmark, error, event
 from tests.operator.fake_api import FakeApi, refusal
 from tests.operator.support import pod_manifest
 
+NODE: Manifest = {
+    "metadata": {"name": "machine-0", "uid": "n", "resourceVersion": "7", "labels": {"a": "b"}},
+    "spec": {"podCIDR": "10.0.0.0/24"},
+    "status": {"images": [{"names": ["trainer"]}]},
+}
 Play = Callable[["Stream"], Awaitable[None]]
 
 
@@ -330,6 +336,40 @@ async def test_streams_leave_the_place_of_requests_free(bench: Bench) -> None:
         assert time.monotonic() - begun < 5
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_kubernetes_nodes_are_watched_without_a_selector(api: FakeApi, bench: Bench) -> None:
+    taken: list[tuple[str, Manifest]] = []
+
+    class Nodes(Recorder):
+        def put(self, kind: str, child: Manifest) -> None:
+            taken.append((kind, child))
+
+        @contextlib.contextmanager
+        def relist(self, kind: str, namespace: str | None) -> Iterator[Callable[[Listing], None]]:
+            assert (kind, namespace) == ("Node", None)
+            yield lambda found: taken.extend(("list", one) for one in found.items)
+
+    async def play(stream: Stream) -> None:
+        changed = {**NODE, "spec": {"unschedulable": True}}
+        await stream.send(json.dumps({"type": "MODIFIED", "object": changed}).encode() + b"\n")
+        await stream.hold()
+
+    bench.server.pods, bench.server.plays = [NODE], [play]
+    task = asyncio.ensure_future(watch_nodes(bench.connection, Nodes()))
+    async with asyncio.timeout(20):
+        while len(taken) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    metadata = {"name": "machine-0", "uid": "n", "resourceVersion": "7"}
+    assert taken == [
+        ("list", {"metadata": metadata, "spec": {}}),
+        ("Node", {"metadata": metadata, "spec": {"unschedulable": True}}),
+    ]
+    assert {path for _, path in api.requests} == {"/api/v1/nodes"}
+    (query,) = bench.server.queries
+    assert "labelSelector" not in query
 
 
 async def test_cancelled_watch_closes_its_connection(bench: Bench) -> None:
