@@ -1,13 +1,29 @@
-"""View of a Kubernetes node: whether new pods may run on it, read from its manifest."""
+"""View of a Kubernetes node: whether new pods may run on it, read from its manifest.
 
-from collections.abc import Mapping, Sequence
+Taints that Kubernetes itself sets for a condition of the node, such as a kubelet that is silent or
+a full disk, are left out. They come and go, and a pod that runs may survive them: the kubelet or
+the taint manager evicts it if it does not. To leave at once would cost an attempt each time.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 _EVICTS = frozenset({"NoSchedule", "NoExecute"})
-_OF_KUBERNETES = "node.kubernetes.io/"
-"""Prefix of the taints that Kubernetes itself sets: on a cordoned node, which `cordoned` shows; on
-a node that lacks memory or disk, where pods go on; and on a lost node, which is a fault."""
+_UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
+"""Taint that Kubernetes sets on a cordoned node."""
+CONDITION_TAINTS: Final = frozenset(
+    f"node.kubernetes.io/{name}"
+    for name in (
+        "not-ready",
+        "unreachable",
+        "memory-pressure",
+        "disk-pressure",
+        "pid-pressure",
+        "network-unavailable",
+    )
+)
+"""Taints that Kubernetes sets and removes by the conditions of a node."""
 
 
 @dataclass(frozen=True)
@@ -18,17 +34,26 @@ class Taint:
     value: str
     effect: str
 
-    def is_tolerated(self, tolerations: Sequence[Mapping[str, Any]]) -> bool:
-        """Return whether one of the tolerations of a pod matches, by the rules of Kubernetes."""
-        return any(self._matches(one) for one in tolerations)
 
-    def _matches(self, toleration: Mapping[str, Any]) -> bool:
-        if toleration.get("effect") not in (None, "", self.effect):
+@dataclass(frozen=True)
+class Toleration:
+    """Toleration of a pod."""
+
+    key: str = ""
+    """Key of the taint, or empty for every key."""
+    exists: bool = False
+    """Whether every value is tolerated. Otherwise only `value` is."""
+    value: str = ""
+    effect: str = ""
+    """Effect of the taint, or empty for every effect."""
+
+    def matches(self, taint: Taint) -> bool:
+        """Return whether a taint is tolerated, by the rules of Kubernetes."""
+        if self.effect not in {"", taint.effect}:
             return False
-        key, exists = toleration.get("key") or "", toleration.get("operator") == "Exists"
-        if not key:
-            return exists  # It tolerates every taint.
-        return key == self.key and (exists or (toleration.get("value") or "") == self.value)
+        if not self.key:
+            return self.exists  # It tolerates every taint.
+        return self.key == taint.key and (self.exists or self.value == taint.value)
 
 
 @dataclass(frozen=True)
@@ -39,12 +64,12 @@ class NodeView:
     cordoned: bool = False
     taints: tuple[Taint, ...] = ()
 
-    def why_unusable(self, tolerations: Sequence[Mapping[str, Any]]) -> str | None:
+    def why_unusable(self, tolerations: Sequence[Toleration]) -> str | None:
         """Return why a pod with these tolerations would get no place here, as a sentence."""
         if self.cordoned:
             return f"the Kubernetes node {self.name} is cordoned"
         for taint in self.taints:
-            if taint.effect in _EVICTS and not taint.is_tolerated(tolerations):
+            if taint.effect in _EVICTS and not any(t.matches(taint) for t in tolerations):
                 text = f"{taint.key}={taint.value}" if taint.value else taint.key
                 return f"the Kubernetes node {self.name} has the taint {text}:{taint.effect}"
         return None
@@ -56,6 +81,19 @@ def view_node(manifest: Mapping[str, Any]) -> NodeView:
     taints = tuple(
         Taint(str(t.get("key")), str(t.get("value") or ""), str(t.get("effect")))
         for t in spec.get("taints") or []
-        if not str(t.get("key")).startswith(_OF_KUBERNETES)
+        if t.get("key") != _UNSCHEDULABLE and t.get("key") not in CONDITION_TAINTS
     )
     return NodeView(manifest["metadata"]["name"], bool(spec.get("unschedulable")), taints)
+
+
+def view_tolerations(given: Iterable[Mapping[str, Any]]) -> tuple[Toleration, ...]:
+    """Return the tolerations in the spec of a pod."""
+    return tuple(
+        Toleration(
+            str(one.get("key") or ""),
+            one.get("operator") == "Exists",
+            str(one.get("value") or ""),
+            str(one.get("effect") or ""),
+        )
+        for one in given
+    )

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from ddp_operator.builders.image_names import image_by_digest
 from ddp_operator.reconcile import containers
 from ddp_operator.reconcile.containers import InitFailure
+from ddp_operator.reconcile.node_view import Toleration, view_tolerations
 from ddp_wire import contract
 from ddp_wire.contract import Env
 from ddp_wire.messages import AgentStatus
@@ -58,6 +59,8 @@ class PodView:
     finalizers: tuple[str, ...] = ()
     """Finalizers of other controllers, which keep the deleted pod until they are removed."""
     node: str | None = None
+    tolerations: tuple[Toleration, ...] = ()
+    """Tolerations of the pod, also those that the cluster added to the job's."""
     scheduled_at: datetime | None = None
     """Time at which the pod got its Kubernetes node, if the scheduler reports it."""
     ip: str | None = None
@@ -132,6 +135,7 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         grace=timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0),
         finalizers=tuple(metadata.get("finalizers") or ()),
         node=spec.get("nodeName"),
+        tolerations=view_tolerations(spec.get("tolerations") or []),
         scheduled_at=_scheduled_at(conditions),
         ip=status.get("podIP"),
         image=worker.get("image"),

@@ -142,15 +142,7 @@ class World:
         if pod.disruption is not None:
             return f"{pod.name} has the disruption {pod.disruption}"
         node = self.kubernetes_nodes.get(pod.node or "")
-        return None if node is None else node.why_unusable(self.tolerations)
-
-    @cached_property
-    def tolerations(self) -> tuple[Mapping[str, Any], ...]:
-        """Tolerations of the job's pods."""
-        overlay = self.job.spec.pod_template.spec if self.job.spec.pod_template else None
-        own = (overlay or {}).get("tolerations")
-        own = own if isinstance(own, list) else []
-        return tuple(t for t in [*(self.job.spec.tolerations or []), *own] if isinstance(t, dict))
+        return None if node is None else node.why_unusable(pod.tolerations)
 
     def has_other_pod(self, index: int) -> bool:
         """Return whether a pod of an older naming scheme still serves as this node."""

@@ -112,7 +112,8 @@ async def assert_left_alone(bench: Bench) -> None:
 
 @pytest.mark.parametrize("manager", [None, CONTROLLER_NAME])
 async def test_job_without_a_manager_or_with_this_one_runs(manager: str | None) -> None:
-    bench = Bench(**({} if manager is None else {"managedBy": manager}))
+    spec: dict[str, Any] = {} if manager is None else {"managedBy": manager}
+    bench = Bench(**spec)
     await bench.reconcile_until_idle()
     assert len(bench.cluster.pods()) == 2
 

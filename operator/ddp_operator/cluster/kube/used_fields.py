@@ -12,6 +12,7 @@ from typing import Any
 from ddp_operator.builders.kinds import KINDS
 from ddp_operator.cluster.base import Manifest
 from ddp_operator.cluster.kube.paths import NODE
+from ddp_operator.reconcile.node_view import CONDITION_TAINTS
 from ddp_wire import contract
 
 _IDENTITY = (
@@ -25,6 +26,7 @@ _IDENTITY = (
 )
 _NODE_IDENTITY = ("name", "uid", "resourceVersion")
 _TAINT = ("key", "value", "effect")
+_TOLERATION = ("key", "operator", "value", "effect")
 _POD_STATUS = ("phase", "podIP", "reason", "message")
 _CONDITIONS = {"Ready", "PodScheduled", "DisruptionTarget"}
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
@@ -122,8 +124,14 @@ def _node(manifest: Mapping[str, Any]) -> Manifest:
 def _pod_spec(spec: Mapping[str, Any]) -> Manifest:
     workers = (c for c in spec.get("containers") or [] if c["name"] == contract.WORKER_CONTAINER)
     sidecars = (c for c in spec.get("initContainers") or [] if c.get("restartPolicy"))
+    tolerations = [
+        _only(_TOLERATION, one)
+        for one in spec.get("tolerations") or []
+        if one.get("key") not in CONDITION_TAINTS  # Each pod has some, and nothing reads them.
+    ]
     return {
         **_only(("nodeName",), spec),
+        **({"tolerations": tolerations} if tolerations else {}),
         "initContainers": [_only(("name", "restartPolicy"), sidecar) for sidecar in sidecars],
         "containers": [
             {**_only(("name", "image"), worker), "env": _secrets(worker)} for worker in workers
