@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, JsonValue, StrictBool, StrictInt, StringConstraints
 
 from ddp_operator.api.base import ApiModel
+from ddp_operator.api.gang import Gang
 from ddp_wire.hang_limits import (
     HANG_CHECKPOINT_SECONDS,
     HANG_DATA_SECONDS,
@@ -304,6 +305,8 @@ class DDPJobSpec(ApiModel):
     """Taints of Kubernetes nodes that the worker pods tolerate, as in a pod."""
     priority_class_name: Name | None = None
     """Name of the PriorityClass of the worker pods."""
+    gang: Gang | None = None
+    """Gang scheduling: all worker pods get a Kubernetes node together, or none does. The default is that of the installation."""  # noqa: E501
     network: Network | None = None
     """Network settings of the ranks."""
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, ConfigDict, Field, StringConstraints, field_validator
 
 from ddp_operator.api.base import StatusModel
+from ddp_operator.api.gang import GangStatus
 from ddp_operator.api.goodput import GoodputStatus
 from ddp_wire.plain_text import PlainLines, PlainText
 
@@ -35,6 +36,8 @@ class ConditionType(StrEnum):
     """All ranks of the current attempt have joined one process group."""
     CHECKPOINTED = "Checkpointed"
     """At least one checkpoint has been committed."""
+    GANG_SCHEDULED = "GangScheduled"
+    """The pods of a job with a gang have been placed together."""
     SUSPENDED = "Suspended"
     """spec.suspend has stopped the run, and its pods are deleted."""
     COMPLETE = "Complete"
@@ -270,6 +273,8 @@ class PodsStatus(StatusModel):
     """Rule for when the kubelet pulls the image."""
     checkpoint_directory: ShortText | None = None
     """Directory of the checkpoints, as CLAIM/PATH. Until the job ends, no other job that names it in checkpoint.path starts."""  # noqa: E501
+    gang: GangStatus | None = None
+    """Gang of the pods. Absent if each pod is placed for itself."""
 
 
 class QueueStatus(StatusModel):

@@ -1,8 +1,9 @@
 """Values of the installation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ddp_operator.api.pod_policy import ANNOTATIONS, PodTemplatePolicy
+from ddp_operator.builders.gangs.versions import Gangs
 from ddp_operator.builders.network import PolicyPeer
 
 
@@ -24,5 +25,7 @@ class Defaults:
     """How much of a worker pod a job may set."""
     annotations: tuple[str, ...] = ANNOTATIONS
     """Annotations that a job may set on its pods, see `allows_annotation`."""
+    gangs: Gangs = field(default_factory=Gangs)
+    """Gang schedulers that jobs may use."""
     pinned_image: str | None = None
     """The image by digest, if the other pods of the attempt run it. It precedes the job's image."""

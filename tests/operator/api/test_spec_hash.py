@@ -80,6 +80,7 @@ SHAPING: dict[str, Any] = {
     "nodeSelector": {"pool": "gpu"},
     "tolerations": [{"operator": "Exists"}],
     "priorityClassName": "high",
+    "gang": {"type": "Native"},
     "network": {"interface": "eth0"},
     "checkpoint": {"claimName": "shared", "everySteps": 5, "startOver": True},
     "hang": {"stepSeconds": 60},

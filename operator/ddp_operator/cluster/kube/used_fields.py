@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from ddp_operator.builders.gangs.schedulers import NATIVE_FIELDS
 from ddp_operator.builders.kinds import KINDS
 from ddp_operator.cluster.base import Manifest
 from ddp_wire import contract
@@ -22,8 +23,9 @@ _IDENTITY = (
     "deletionGracePeriodSeconds",
     "finalizers",
 )
+_POD_SPEC = ("nodeName", *NATIVE_FIELDS)
 _POD_STATUS = ("phase", "podIP", "reason", "message")
-_CONDITIONS = {"Ready", "PodScheduled", "DisruptionTarget"}
+_CONDITIONS = {"Ready", "PodScheduled", "DisruptionTarget", "TerminationTarget"}
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 _SECRETS = {contract.Env.AGENT_SECRET, contract.Env.JOB_SECRET}
 _LONG = 64
@@ -49,7 +51,7 @@ def _used(kind: str, manifest: Manifest) -> Manifest:
             "spec": _pod_spec(manifest.get("spec") or {}),
             "status": _pod_status(manifest.get("status") or {}),
         }
-    return kept | KINDS[kind].owned_part(manifest)
+    return kept | KINDS[kind].used_part(manifest)
 
 
 def _sharing_strings(value: Any) -> Any:
@@ -108,7 +110,7 @@ def _pod_spec(spec: Mapping[str, Any]) -> Manifest:
     workers = (c for c in spec.get("containers") or [] if c["name"] == contract.WORKER_CONTAINER)
     sidecars = (c for c in spec.get("initContainers") or [] if c.get("restartPolicy"))
     return {
-        **_only(("nodeName",), spec),
+        **_only(_POD_SPEC, spec),
         "initContainers": [_only(("name", "restartPolicy"), sidecar) for sidecar in sidecars],
         "containers": [
             {**_only(("name", "image"), worker), "env": _secrets(worker)} for worker in workers
