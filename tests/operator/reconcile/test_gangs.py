@@ -15,6 +15,7 @@ from ddp_operator.reconcile.children import fresh_pods
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import CreatePod, DeleteChild, EnsureChild, Plan
 from ddp_operator.reconcile.pod_view import PodView
+from ddp_operator.reconcile.status_throttle import seconds_until_write
 from ddp_operator.reconcile.world import World
 from tests.operator.support import (
     DEFAULTS,
@@ -237,6 +238,18 @@ def test_queue_that_has_not_admitted_a_job_counts_against_no_deadline() -> None:
     assert plan.status.queue.since is not None
     admitted = plan_of(job, *pods, groups=[group(job, phase="Inqueue")])
     assert admitted.status.queue is None
+
+
+def test_each_pod_that_is_placed_causes_no_early_status_write() -> None:
+    job = gang_job()
+    placed = member(job, 0, phase="Pending", ready=False)
+    waiting = [member(job, i, phase="Pending", ready=False, node=None) for i in range(2)]
+    groups = [group(job)]
+    before = with_status(job, **dict(plan_of(job, *waiting, groups=groups).status))
+    observed = seen(before, placed, waiting[1], groups=groups)
+    plan = decide(observed, OFFERED)
+    assert gang_condition(plan.status)[2].startswith("1 of 2")
+    assert seconds_until_write(observed, plan, None) > 0
 
 
 def test_placed_gang() -> None:
