@@ -129,6 +129,14 @@ def test_scheduler_of_the_job_precedes_that_of_the_installation(api_version: str
     assert build_pod(job, 0, 1, defaults)["spec"]["schedulerName"] == "mine"
 
 
+@pytest.mark.parametrize("api_version", [versions.VOLCANO, versions.COSCHEDULING])
+def test_overlay_that_names_no_scheduler_takes_none_away(api_version: str) -> None:
+    defaults = defaults_of(api_version, coscheduling_scheduler="batch-scheduler")
+    overlay = {"podTemplate": {"spec": {"schedulerName": None}}}
+    job = job_with(defaults, TYPES[api_version], **overlay)
+    assert build_pod(job, 0, 1, defaults)["spec"]["schedulerName"] in {"volcano", "batch-scheduler"}
+
+
 def test_coscheduling_uses_the_default_scheduler_if_the_installation_names_none() -> None:
     defaults = defaults_of(versions.COSCHEDULING)
     job = job_with(defaults, GangType.COSCHEDULING)

@@ -151,7 +151,7 @@ def _volcano_spec(request: _Request) -> Manifest:
 
 
 def _with_volcano(pod: Manifest, group: str, _: Gangs) -> Manifest:
-    name = pod["spec"].get("schedulerName", VOLCANO_SCHEDULER)
+    name = pod["spec"].get("schedulerName") or VOLCANO_SCHEDULER
     return _with_spec(_annotated(pod, VOLCANO_GROUP, group), {"schedulerName": name})
 
 
@@ -163,7 +163,7 @@ def _with_coscheduling(pod: Manifest, group: str, gangs: Gangs) -> Manifest:
     metadata = pod["metadata"]
     labels = {**metadata["labels"], COSCHEDULING_GROUP: group}
     marked = {**pod, "metadata": {**metadata, "labels": labels}}
-    name = pod["spec"].get("schedulerName", gangs.coscheduling_scheduler)
+    name = pod["spec"].get("schedulerName") or gangs.coscheduling_scheduler
     return _with_spec(marked, {"schedulerName": name}) if name else marked
 
 
