@@ -130,7 +130,7 @@ def apply(scene: Scene) -> dict[str, PodView]:
     return objects
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(scenes())
 def test_no_group_has_more_living_pods_than_places(scene: Scene) -> None:
     """Pods beyond the size may exist before. A plan adds none to them."""
@@ -141,7 +141,7 @@ def test_no_group_has_more_living_pods_than_places(scene: Scene) -> None:
         assert members <= max(size, before[group])
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(scenes())
 def test_no_pod_is_replaced_before_it_has_ended_or_is_gone(scene: Scene) -> None:
     deleted = {d.name: d for d in only(scene.plan.actions, DeletePod)}
@@ -155,7 +155,7 @@ def test_no_pod_is_replaced_before_it_has_ended_or_is_gone(scene: Scene) -> None
             assert not one.lingers
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(scenes())
 def test_group_comes_before_its_pods_and_goes_after_them(scene: Scene) -> None:
     gang = recorded_gang(scene.job.model_copy(update={"status": scene.plan.status}))
