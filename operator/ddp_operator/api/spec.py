@@ -326,9 +326,9 @@ class DDPJobSpec(ApiModel):
     max_infrastructure_restarts: Annotated[StrictInt, Field(ge=0, le=10000)] = 50
     """Maximum number of restarts after losses of pods, Kubernetes nodes or volumes, 0 to 10,000. One more loss fails the job."""  # noqa: E501
     startup_deadline_seconds: Seconds | None = None
-    """Seconds that each attempt may take until all its ranks are in the process group, 1 to 31,536,000 (one year). A longer start fails the job. The time in which a scheduling gate or a quota holds its pods does not count, but the wait for a Kubernetes node with room does."""  # noqa: E501
+    """Seconds that each attempt may take until all its ranks are in the process group, 1 to 31,536,000 (one year). A longer start fails the job. The time in which a scheduling gate, a queue or a quota holds its pods does not count, but the wait for a Kubernetes node with room does."""  # noqa: E501
     active_deadline_seconds: Seconds | None = None
-    """Seconds that the job may run, from its start or its last resumption, 1 to 31,536,000 (one year). A longer run fails the job. The time in which a scheduling gate or a quota holds its pods does not count."""  # noqa: E501
+    """Seconds that the job may run, from its start or its last resumption, 1 to 31,536,000 (one year). A longer run fails the job. The time in which a scheduling gate, a queue or a quota holds its pods does not count."""  # noqa: E501
     ttl_seconds_after_finished: Annotated[StrictInt, Field(ge=0, le=31_536_000)] | None = None
     """Seconds after which the operator deletes a finished job, 0 to 31,536,000 (one year). Without it, the job stays."""  # noqa: E501
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.NONE

@@ -278,7 +278,7 @@ class PodsStatus(StatusModel):
 
 
 class QueueStatus(StatusModel):
-    """Time in which a scheduling gate or a quota held pods of the job while its ranks did not train. No deadline counts it."""  # noqa: E501
+    """Time in which a scheduling gate, a queue or a quota held pods of the job while its ranks did not train. No deadline counts it."""  # noqa: E501
 
     since: datetime | None = None
     """Time at which the operator first saw the present hold. Absent while nothing holds the pods."""  # noqa: E501
@@ -328,7 +328,7 @@ class DDPJobStatus(StatusModel):
     start_time: datetime | None = None
     """Time at which the operator started or resumed the job."""
     queue: QueueStatus | None = None
-    """Time in which a scheduling gate or a quota held pods of the job. Absent before the first such hold."""  # noqa: E501
+    """Time in which a scheduling gate, a queue or a quota held pods of the job. Absent before the first such hold."""  # noqa: E501
     completion_time: datetime | None = None
     """Time at which the job completed or failed."""
     ready: ShortText | None = None

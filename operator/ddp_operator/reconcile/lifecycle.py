@@ -112,7 +112,8 @@ def exceeded_deadline(world: World) -> tuple[str, str] | None:
 
 def _held_words(held: timedelta) -> str:
     seconds = held // timedelta(seconds=1)
-    return f", without the {seconds} s in which a gate or a quota held its pods" if seconds else ""
+    why = "in which a gate, a queue or a quota held its pods"
+    return f", without the {seconds} s {why}" if seconds else ""
 
 
 def seconds_to_deadline(world: World, status: DDPJobStatus) -> float | None:

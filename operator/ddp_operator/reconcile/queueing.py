@@ -1,4 +1,4 @@
-"""Measure how long a scheduling gate or a quota holds the pods of a job.
+"""Measure how long a scheduling gate, a queue or a quota holds the pods of a job.
 
 A queue or an administrator decides when such a hold ends, so no deadline counts it. The status has
 the times by the operator's clock, as for the deadlines.
