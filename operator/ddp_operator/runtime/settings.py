@@ -100,7 +100,7 @@ class Settings(BaseModel):
     @classmethod
     def _check_gang_default(cls, value: GangType, info: ValidationInfo) -> GangType:
         if value is not GangType.NONE and value not in info.data.get("gang_types", ()):
-            raise ValueError(f"must be None or one of {PREFIX}GANG_TYPES")
+            raise ValueError(f"must be None or a type that {PREFIX}GANG_TYPES lists")
         return value
 
     @field_validator("gang_types")

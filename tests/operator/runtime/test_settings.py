@@ -112,7 +112,7 @@ def test_other_variables_are_ignored() -> None:
         ),
         (
             {**IMAGE, "DDP_OPERATOR_GANG_DEFAULT": "Volcano"},
-            "DDP_OPERATOR_GANG_DEFAULT: Value error, must be None or one of",
+            "DDP_OPERATOR_GANG_DEFAULT: Value error, must be None or a type that",
         ),
         (
             {"DDP_OPERATOR_TRAINER_IMAGE": "mine:1"},
