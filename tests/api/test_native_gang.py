@@ -25,6 +25,7 @@ NATIVE = {"type": "Native"}
 
 async def job_with_gang(environment: OperatorEnvironment, namespace: str) -> SimulatedJob:
     """Return a job under an operator that has discovered what the API server serves."""
+    SimulatedJob(environment, namespace).new_operator().activate()
     asked = GangApis(environment.cluster.served_versions, Gangs(types=(GangType.NATIVE,)))
     gangs = await asked.discover()
     assert dict(gangs.served) == {GangType.NATIVE: NATIVE_1_35}
@@ -92,7 +93,8 @@ async def test_group_that_an_administrator_deleted_is_restored(
     assert list(await groups(environment, namespace)) == [f"{NAME}-1"]
 
 
-async def test_group_of_an_unknown_scheduler_is_served_by_nobody(
-    environment: OperatorEnvironment,
+async def test_group_of_a_scheduler_that_is_not_installed_is_not_served(
+    environment: OperatorEnvironment, namespace: str
 ) -> None:
+    SimulatedJob(environment, namespace).new_operator().activate()
     assert await environment.cluster.served_versions(api_group(GangType.VOLCANO)) == ()
