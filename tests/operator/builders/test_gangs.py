@@ -172,7 +172,8 @@ def test_gang_of_a_job(
         queue="shared",
         served=((GangType.VOLCANO, versions.VOLCANO),),
     )
-    found = new_gang(new_job(**({"gang": given} if given else {})), gangs)
+    spec: dict[str, Any] = {"gang": given} if given else {}
+    found = new_gang(new_job(**spec), gangs)
     assert (found and (found.type, found.queue)) == expected
 
 

@@ -180,7 +180,8 @@ def test_finished_job_gives_its_place_back() -> None:
 def test_job_without_its_gang_gets_no_pods_and_one_sentence(
     given: str | None, gangs: Gangs, words: str
 ) -> None:
-    job = new_job(nodes=2, **({"gang": {"type": given}} if given else {}))
+    spec: dict[str, Any] = {"gang": {"type": given}} if given else {}
+    job = new_job(nodes=2, **spec)
     plan = decide(world(job), replace(DEFAULTS, gangs=gangs))
     assert plan.actions == ()
     assert reason(plan.status) == "Invalid"

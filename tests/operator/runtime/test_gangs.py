@@ -1,6 +1,7 @@
 """Jobs with a gang under the controller, and the discovery of the group objects."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,9 @@ def groups(bench: Bench, gang: GangType) -> list[str]:
     return [name for _, name in bench.cluster.children[row_of(VERSIONS[gang])]]
 
 
-def edit(bench: Bench, gang: GangType, **spec: object) -> None:
+def edit(bench: Bench, gang: GangType, **spec: Any) -> None:
     """Change the spec of the bench's job, as a user does."""
-    changed = job_manifest(**{"nodes": 2, "gang": {"type": gang}} | spec)
+    changed = job_manifest(gang={"type": gang}, **spec)
     bench.cache.put_job(bench.cluster.apply(changed))
 
 
