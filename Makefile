@@ -88,6 +88,10 @@ faults: $(READY) ## Play every known fault, measure recoveries, kill 30 times (P
 bench-recovery: $(READY) ## Measure seconds from a fault to the next update, beside torchrun alone, on two real nodes
 	@$(BIN)/python -m bench.recovery --wheels "$(WHEELS)" --seed $(SEED)
 
+.PHONY: bench-resizes
+bench-resizes: $(READY) ## Measure seconds from the decision to change the size of a job to its next update, on two real nodes
+	@$(BIN)/python -m bench.resizes --wheels "$(WHEELS)"
+
 # The compared frameworks have a separate environment, so that the product never imports them.
 BENCH := .venv-bench
 BENCH_READY := $(BENCH)/.ready-$(TORCH)

@@ -1,8 +1,7 @@
 """Write the rules of the chart's ValidatingAdmissionPolicy on the operator's own writes.
 
-The rules state what the operator builds. Their constants are read from objects that the builders
-return, and the fields that a job may choose from the podTemplate policy. A field of a built object
-that no rule states raises an error here.
+The rules state what the operator builds. Their constants come from built objects, and the fields
+that a job may choose from the podTemplate policy. A built field without a rule raises an error.
 """
 
 import json
@@ -25,6 +24,7 @@ from ddp_operator.builders.pod import build_pod
 from ddp_operator.builders.service import build_service
 from ddp_wire import contract
 from tools.cel import FREE, OWNER_UID, keys, literal, quoted, same
+from tools.gang_rules import GANG_ANNOTATIONS, gang_fields
 
 JSON = dict[str, Any]
 
@@ -177,7 +177,8 @@ def _pod_fields(policy: PodTemplatePolicy) -> dict[str, str]:
     fields |= {
         "containers": _worker(spec["containers"][0], policy),
         "hostname": _of_owner("object.spec.hostname"),
-        "schedulerName": "object.spec.schedulerName == 'default-scheduler'",
+        "schedulerName": "object.spec.schedulerName in [__GANG_SCHEDULERS__]",
+        **gang_fields(),
         "securityContext": _pod_security_context(spec["securityContext"]),
         "subdomain": "object.spec.subdomain == variables.owner.name",
         "volumes": _volumes(spec["volumes"]),
@@ -326,9 +327,9 @@ def _same_volume(volume: JSON) -> str:
 def _foreign_annotation() -> str:
     """Return the rule that an annotation `k` is none of the builder's and none of the chart's."""
     own = build_pod(_job(), 0, 1, Defaults("i"))["metadata"]["annotations"]
-    by_kubernetes = ["kubernetes.io/limit-ranger"]
+    known = sorted([*own, *GANG_ANNOTATIONS, "kubernetes.io/limit-ranger"])
     return (
-        f"!(k in {quoted(sorted([*own, *by_kubernetes]))}) && {FOREIGN_ANNOTATION}"
+        f"!(k in {quoted(known)}) && {FOREIGN_ANNOTATION}"
         " && !(__ASSIGNED__ && (k == 'openshift.io/scc' || k.startsWith('security.openshift.io/')))"
     )
 

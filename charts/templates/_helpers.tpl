@@ -107,6 +107,21 @@ registry of a parent chart applies to a repository that names none.
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch]
 {{- end }}
+{{- if has "Native" .Values.gangs.types }}
+- apiGroups: [scheduling.k8s.io]
+  resources: [workloads, podgroups]
+  verbs: [get, list, watch, create, patch, delete]
+{{- end }}
+{{- if has "Volcano" .Values.gangs.types }}
+- apiGroups: [scheduling.volcano.sh]
+  resources: [podgroups]
+  verbs: [get, list, watch, create, patch, delete]
+{{- end }}
+{{- if has "Coscheduling" .Values.gangs.types }}
+- apiGroups: [scheduling.x-k8s.io]
+  resources: [podgroups]
+  verbs: [get, list, watch, create, patch, delete]
+{{- end }}
 - apiGroups: [""]
   resources: [events]
   verbs: [list, create]

@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +17,7 @@ import kopf
 from prometheus_client import CollectorRegistry
 
 from ddp_operator.builders.defaults import Defaults
+from ddp_operator.builders.gangs.versions import Gangs
 from ddp_operator.builders.kinds import kinds_in_use
 from ddp_operator.cluster.base import Key, NotLeadingError, Request, namespace_of
 from ddp_operator.cluster.kube.cluster import KubeCluster
@@ -28,6 +30,7 @@ from ddp_operator.runtime.agent_watcher import AgentWatcher
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.child_events import ChildEvents
 from ddp_operator.runtime.controller import Controller
+from ddp_operator.runtime.gang_apis import GangApis
 from ddp_operator.runtime.health import serve_health
 from ddp_operator.runtime.job_metrics import JobCollector
 from ddp_operator.runtime.kubernetes_nodes import KubernetesNodes
@@ -136,7 +139,8 @@ async def _reconcile_jobs(
     """Run everything that only the leader may run, forever."""
     cache = Cache()
     queue: WorkQueue[Key] = WorkQueue(group_of=namespace_of)
-    defaults = _defaults_of(settings)
+    gangs = GangApis(cluster.served_versions, _gangs_of(settings))
+    defaults = replace(_defaults_of(settings), gangs=await gangs.discover())
     wake = functools.partial(queue.add, urgent=True)
     cache.directories.on_release = wake
     refresh_pods = PodLists(cluster, cache).refresh
@@ -176,6 +180,8 @@ async def _reconcile_jobs(
     coroutines.append(cluster.watch_children(watched, settings.namespaces, sink))
     if settings.watch_nodes:
         coroutines.append(cluster.watch_nodes(nodes))
+    if settings.gang_types:
+        coroutines.append(_watch_gang_apis(gangs, activity, settings.resync_seconds))
     try:
         await _run_until(asyncio.Event(), coroutines)
     finally:
@@ -195,6 +201,26 @@ def _defaults_of(settings: Settings) -> Defaults:
         annotations=settings.pod_template_annotations,
         gpu_product_label=settings.gpu_product_label,
     )
+
+
+def _gangs_of(settings: Settings) -> Gangs:
+    """Return the gang schedulers that the settings name."""
+    return Gangs(
+        settings.gang_types,
+        settings.gang_default,
+        settings.gang_queue,
+        settings.coscheduling_scheduler,
+    )
+
+
+async def _watch_gang_apis(gangs: GangApis, activity: WorkerActivity, every: float) -> None:
+    """Wait until the API server serves other group objects than at the start.
+
+    Raises:
+        WatchError: It does. The kinds that the operator lists and watches are those of its start.
+    """
+    change = await gangs.wait_for_change(activity.missing_kind, every)
+    raise WatchError(change)
 
 
 async def _watch_jobs(

@@ -27,6 +27,7 @@ _ROOTS = {
     "pods": "/api/v1",
     "services": "/api/v1",
     "networkpolicies": "/apis/networking.k8s.io/v1",
+    "workloads": "/apis/scheduling.k8s.io/v1alpha1",
     "events": "/api/v1",
     "serviceaccounts": "/api/v1",
     "leases": "/apis/coordination.k8s.io/v1",

@@ -10,7 +10,7 @@ import yaml
 
 from tests.harness import processes
 from tests.harness.cluster import Cluster
-from tests.harness.controlplane import CONTROLLER_MANAGER
+from tests.harness.controlplane import APISERVER, CONTROLLER_MANAGER
 from tests.harness.install import (
     EXAMPLE_IMAGES,
     OPERATOR_USER,
@@ -27,6 +27,11 @@ _POLICIES = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 _POLICY_SECONDS = 60.0
 _CONTROLLERS = "--controllers=-endpointslice-controller,-endpoints-controller"
 """Disabled controllers: fake pods have loopback addresses, which EndpointSlices reject."""
+_NATIVE_GANGS = [
+    "--feature-gates=GenericWorkload=true,GangScheduling=true",
+    "--runtime-config=scheduling.k8s.io/v1alpha1=true",
+]
+"""Arguments with which the API server of Kubernetes 1.35 serves gang scheduling."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,8 @@ class ControlPlane:
     @classmethod
     def up(cls) -> "ControlPlane":
         """Start the control plane. Stop it with `cluster.down()`."""
-        cluster = Cluster.up(0, extra_args={CONTROLLER_MANAGER: [_CONTROLLERS]})
+        extra = {CONTROLLER_MANAGER: [_CONTROLLERS], APISERVER: _NATIVE_GANGS}
+        cluster = Cluster.up(0, extra_args=extra)
         try:
             _install(cluster)
         except BaseException:
@@ -105,6 +111,8 @@ def _install(cluster: Cluster) -> None:
         *EXAMPLE_IMAGES,
         "--set",
         "podTemplate=full",
+        "--set",
+        "gangs.types={Native}",
     ).stdout
     limits = [d for d in yaml.safe_load_all(chart) if d and d["kind"] in _ROLES | _POLICIES]
     cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(limits))

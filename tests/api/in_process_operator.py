@@ -10,6 +10,8 @@ from datetime import datetime
 from http import HTTPStatus
 
 from ddp_operator.api.pod_policy import PodTemplatePolicy
+from ddp_operator.builders.defaults import Defaults
+from ddp_operator.builders.kinds import kinds_in_use
 from ddp_operator.cluster.base import (
     ClusterError,
     ClusterSnapshot,
@@ -32,7 +34,7 @@ from tests.scenarios.flows import NAME
 _MAX_RECONCILES = 20
 """Maximum number of reconciles until a controller must be idle."""
 _RETRY_SECONDS = 0.2
-_DEFAULTS = replace(GUARDED, pod_template=PodTemplatePolicy.FULL)
+DEFAULTS = replace(GUARDED, pod_template=PodTemplatePolicy.FULL)
 """Defaults of the operator, with the podTemplate policy that the control plane's chart installs."""
 
 
@@ -129,12 +131,14 @@ class InProcessOperator:
         *,
         kill: Kill | None = None,
         name: str = NAME,
+        defaults: Defaults = DEFAULTS,
     ) -> None:
+        self._kinds = [kind.name for kind in kinds_in_use(defaults)]
         self._cluster, self._namespace, self.key = cluster, namespace, (namespace, name)
         self._process = SimulatedProcess(kill)
         self.cache = Cache()
         self.controller = Controller(
-            cluster, self.cache, _DEFAULTS, clock, agents=FakeStatuses(agents)
+            cluster, self.cache, defaults, clock, agents=FakeStatuses(agents)
         )
 
     @property
@@ -164,12 +168,12 @@ class InProcessOperator:
         """Return all objects of the namespace. Retry while the server answers 429."""
         for _ in range(_MAX_RECONCILES):
             try:
-                return await self._cluster.snapshot(self._namespace)
+                return await self._cluster.snapshot(self._namespace, self._kinds)
             except ClusterError as error:
                 if error.status != HTTPStatus.TOO_MANY_REQUESTS:
                     raise
             await asyncio.sleep(_RETRY_SECONDS)
-        return await self._cluster.snapshot(self._namespace)
+        return await self._cluster.snapshot(self._namespace, self._kinds)
 
     async def reconcile_until_idle(self) -> None:
         """Reconcile until a reconcile writes nothing.

@@ -6,9 +6,15 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ddp_operator.api.status import ConditionType
+from ddp_operator.builders.defaults import Defaults
 from ddp_wire import contract
 from tests.api.client import eventually, path_of
-from tests.api.in_process_operator import InProcessOperator, Kill, OperatorEnvironment
+from tests.api.in_process_operator import (
+    DEFAULTS,
+    InProcessOperator,
+    Kill,
+    OperatorEnvironment,
+)
 from tests.api.invariants import FOREIGN_UID
 from tests.api.kubelet import FakeKubelet
 from tests.operator.support import NOW, job_manifest
@@ -30,7 +36,9 @@ class SimulatedJob:
         script: Script | None = None,
         *,
         name: str = NAME,
+        defaults: Defaults = DEFAULTS,
     ) -> None:
+        self._defaults = defaults
         self.environment, self.namespace, self.name = environment, namespace, name
         self.kubelet = FakeKubelet(environment.api, environment.agents, namespace)
         self.now: datetime = NOW
@@ -46,6 +54,7 @@ class SimulatedJob:
             self.environment.agents,
             kill=kill,
             name=self.name,
+            defaults=self._defaults,
         )
 
     async def apply(self, manifest: JSON | None = None, **spec: Any) -> JSON:

@@ -31,7 +31,7 @@ ONLY_CHILDREN = "may write only objects that a DDPJob owns"
 CREATES_NO = "may not create pods with"
 CHANGES_ONLY = "may change "
 SERVED = "may write only in the namespaces that it serves"
-OTHER_OBJECTS = "may write only pods, Services, NetworkPolicies, Events and statuses of jobs"
+OTHER_OBJECTS = "may write only pods, Services, NetworkPolicies, groups of gangs.types, Events"
 CORE = "/api/v1/namespaces"
 
 

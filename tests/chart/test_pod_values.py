@@ -138,6 +138,8 @@ def test_extra_objects_are_templates_of_the_release(tmp_path: Path) -> None:
             "strategy must not be set when leaderElection.enabled is false",
         ),
         ("fullnameOverride=Trainer", "fullnameOverride"),
+        ("gangs.default=Volcano", "gangs.default must be None or one of gangs.types"),
+        ("gangs.types={Slurm}", "gangs"),
         ("hostAliases[0].ip=10.0.0.1", "hostnames"),
     ],
 )

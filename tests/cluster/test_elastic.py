@@ -34,9 +34,8 @@ def wait_for_members(job: Job, members: set[int], seconds: float = 120) -> dict[
 
     def train() -> bool:
         status = job.status
-        done = status.get("lastResize", {}).get("attempt") != status.get("attempt") or (
-            "milliseconds" in status["lastResize"]
-        )
+        resize = status.get("lastResize", {})
+        done = resize.get("attempt") != status.get("attempt") or "milliseconds" in resize
         return status.get("members") == text and job.reason == "Running" and done
 
     try:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TypeVar
 
-from ddp_operator.builders.kinds import KINDS
+from ddp_operator.builders.kinds import KINDS, row_name
 from ddp_operator.cluster.base import (
     AgentAnswer,
     ClusterError,
@@ -174,7 +174,7 @@ class FakeCluster:
         self, manifest: Manifest, on_restored: Callable[[str], None] = lambda _: None
     ) -> Manifest:
         del on_restored
-        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        kind, name = row_name(manifest), manifest["metadata"]["name"]
 
         def effect() -> Manifest:
             known = self.children[kind].get(_key(manifest))
@@ -205,6 +205,14 @@ class FakeCluster:
                 self._store_child("Pod", {**known, "metadata": marked})
 
         self._write(f"delete Pod {name}", effect)
+
+    async def delete_child(self, kind: str, namespace: str, name: str, uid: str) -> None:
+        def effect() -> None:
+            known = self.children[kind].get((namespace, name))
+            if known is not None and known["metadata"]["uid"] == uid:
+                self._drop_child(kind, known)
+
+        self._write(f"delete {kind} {name}", effect)
 
     async def annotate_pod(
         self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]

@@ -30,6 +30,8 @@ ANNOTATION_FIRST_ATTEMPT = f"{GROUP}/first-attempt"
 """On a pod: the number of the attempt for which the operator created it."""
 ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
 """On a pod: hash of the part of the spec from which the operator created it."""
+ANNOTATION_GANG_GROUP = f"{GROUP}/gang-group"
+"""On a pod of a job with a gang: the name of its group object."""
 
 # --- Inside a worker container --------------------------------------------------------------------
 

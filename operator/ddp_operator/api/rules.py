@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ddp_operator.api.gang import GangType
 from ddp_operator.api.network import NetworkProfile
 from ddp_operator.api.placement import HOSTNAME_LABEL
 from ddp_operator.api.spec import RESERVED_POD_FIELDS, DDPJobSpec
@@ -134,6 +135,38 @@ PLACEMENT_RULES: tuple[Rule, ...] = (
 )
 
 
+def _own_group(kind: str, key: str) -> Rule:
+    """Return the rule that a job with a gang does not name another group for its pods."""
+
+    def holds(spec: DDPJobSpec) -> bool:
+        template = spec.pod_template
+        metadata = template.metadata if template is not None else None
+        given = getattr(metadata, kind, None) or {}
+        return spec.gang is None or spec.gang.type is GangType.NONE or key not in given
+
+    place = f"self.podTemplate.metadata.{kind}"
+    return Rule(
+        "!has(self.gang) || self.gang.type == 'None' || !has(self.podTemplate)"
+        f" || !has(self.podTemplate.metadata) || !has({place}) || !('{key}' in {place})",
+        f"spec.podTemplate.metadata.{kind}[{key}]: must not be set with spec.gang, which sets the"
+        " group of the pods",
+        holds,
+    )
+
+
+GANG_RULES: tuple[Rule, ...] = (
+    Rule(
+        "!has(self.gang) || !has(self.gang.queue) || self.gang.type == 'Volcano'",
+        "spec.gang.queue: may be set only with type Volcano, because the others have no queues",
+        lambda s: s.gang is None or s.gang.queue is None or s.gang.type is GangType.VOLCANO,
+    ),
+    _own_group("annotations", "scheduling.k8s.io/group-name"),
+    _own_group("annotations", "kueue.x-k8s.io/pod-group-name"),
+    _own_group("labels", "kueue.x-k8s.io/pod-group-name"),
+    _own_group("labels", "kueue.x-k8s.io/queue-name"),
+    _own_group("labels", "scheduling.x-k8s.io/pod-group"),
+)
+
 SPEC_RULES: tuple[Rule, ...] = (
     Rule(
         "!(has(self.task) && has(self.command))",
@@ -195,6 +228,7 @@ SPEC_RULES: tuple[Rule, ...] = (
     ),
     *(_reserved(field) for field in RESERVED_POD_FIELDS),
     *PLACEMENT_RULES,
+    *GANG_RULES,
 )
 
 

@@ -10,6 +10,7 @@ from pydantic import Field, JsonValue, StrictBool, StrictInt, StringConstraints
 
 from ddp_operator.api.base import ApiModel
 from ddp_operator.api.elastic import Elastic
+from ddp_operator.api.gang import Gang
 from ddp_operator.api.network import Network
 from ddp_operator.api.placement import Topology
 from ddp_wire.hang_limits import (
@@ -286,6 +287,8 @@ class DDPJobSpec(ApiModel):
     """Share no Kubernetes node: not with other pods of this job, and not with pods of other DDPJobs in any namespace. The job waits while too few nodes are free."""  # noqa: E501
     priority_class_name: Name | None = None
     """Name of the PriorityClass of the worker pods."""
+    gang: Gang | None = None
+    """Gang scheduling: all worker pods get a Kubernetes node together, or none does. The default is that of the installation."""  # noqa: E501
     network: Network | None = None
     """Network settings of the ranks."""
 
@@ -309,9 +312,9 @@ class DDPJobSpec(ApiModel):
     max_infrastructure_restarts: Annotated[StrictInt, Field(ge=0, le=10000)] = 50
     """Maximum number of restarts after losses of pods, Kubernetes nodes or volumes, 0 to 10,000. One more loss fails the job."""  # noqa: E501
     startup_deadline_seconds: Seconds | None = None
-    """Seconds that each attempt may take until all its ranks are in the process group, 1 to 31,536,000 (one year). A longer start fails the job. The time in which a scheduling gate or a quota holds its pods does not count, but the wait for a Kubernetes node with room does."""  # noqa: E501
+    """Seconds that each attempt may take until all its ranks are in the process group, 1 to 31,536,000 (one year). A longer start fails the job. The time in which a scheduling gate, a queue or a quota holds its pods does not count, but the wait for a Kubernetes node with room does."""  # noqa: E501
     active_deadline_seconds: Seconds | None = None
-    """Seconds that the job may run, from its start or its last resumption, 1 to 31,536,000 (one year). A longer run fails the job. The time in which a scheduling gate or a quota holds its pods does not count."""  # noqa: E501
+    """Seconds that the job may run, from its start or its last resumption, 1 to 31,536,000 (one year). A longer run fails the job. The time in which a scheduling gate, a queue or a quota holds its pods does not count."""  # noqa: E501
     ttl_seconds_after_finished: Annotated[StrictInt, Field(ge=0, le=31_536_000)] | None = None
     """Seconds after which the operator deletes a finished job, 0 to 31,536,000 (one year). Without it, the job stays."""  # noqa: E501
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.NONE

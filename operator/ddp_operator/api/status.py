@@ -11,6 +11,7 @@ from pydantic import (
 )
 
 from ddp_operator.api.base import StatusModel
+from ddp_operator.api.gang import GangStatus
 from ddp_operator.api.goodput import GoodputStatus
 from ddp_operator.api.members import RESIZED, DepartureStatus, NodeRanges, ResizeStatus
 from ddp_operator.api.recovery import RecoveryStatus
@@ -33,6 +34,8 @@ class ConditionType(StrEnum):
     """All ranks of the current attempt have joined one process group."""
     CHECKPOINTED = "Checkpointed"
     """At least one checkpoint has been committed."""
+    GANG_SCHEDULED = "GangScheduled"
+    """The pods of a job with a gang have been placed together."""
     SUSPENDED = "Suspended"
     """spec.suspend has stopped the run, and its pods are deleted."""
     COMPLETE = "Complete"
@@ -219,10 +222,12 @@ class PodsStatus(StatusModel):
     """Rule for when the kubelet pulls the image."""
     checkpoint_directory: ShortText | None = None
     """Directory of the checkpoints, as CLAIM/PATH. Until the job ends, no other job that names it in checkpoint.path starts."""  # noqa: E501
+    gang: GangStatus | None = None
+    """Gang of the pods. Absent if each pod is placed for itself."""
 
 
 class QueueStatus(StatusModel):
-    """Time in which a scheduling gate or a quota held pods of the job while its ranks did not train. No deadline counts it."""  # noqa: E501
+    """Time in which a scheduling gate, a queue or a quota held pods of the job while its ranks did not train. No deadline counts it."""  # noqa: E501
 
     since: datetime | None = None
     """Time at which the operator first saw the present hold. Absent while nothing holds the pods."""  # noqa: E501
@@ -280,7 +285,7 @@ class DDPJobStatus(StatusModel):
     start_time: datetime | None = None
     """Time at which the operator started or resumed the job."""
     queue: QueueStatus | None = None
-    """Time in which a scheduling gate or a quota held pods of the job. Absent before the first such hold."""  # noqa: E501
+    """Time in which a scheduling gate, a queue or a quota held pods of the job. Absent before the first such hold."""  # noqa: E501
     completion_time: datetime | None = None
     """Time at which the job completed or failed."""
     ready: ShortText | None = None

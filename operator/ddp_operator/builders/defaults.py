@@ -1,8 +1,9 @@
 """Values of the installation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ddp_operator.api.pod_policy import ANNOTATIONS, PodTemplatePolicy
+from ddp_operator.builders.gangs.versions import Gangs
 from ddp_operator.builders.network import PolicyPeer
 from ddp_operator.builders.placement import GPU_PRODUCT_LABEL
 
@@ -27,5 +28,7 @@ class Defaults:
     """Annotations that a job may set on its pods, see `allows_annotation`."""
     gpu_product_label: str = GPU_PRODUCT_LABEL
     """Label of Kubernetes nodes whose value `spec.gpuProduct` of a job names."""
+    gangs: Gangs = field(default_factory=Gangs)
+    """Gang schedulers that jobs may use."""
     pinned_image: str | None = None
     """The image by digest, if the other pods of the attempt run it. It precedes the job's image."""

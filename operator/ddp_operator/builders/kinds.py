@@ -3,8 +3,9 @@
 All that treats kinds alike follows from this table: paths of requests, lists of a snapshot,
 watches, the cache, the fields that stay in memory, the fields that are compared and restored, the
 order of creations, and the rights in the chart, which a test compares. A further kind is one row
-and its builder. Pods are the exception: a job has many of them, and `reconcile.children` creates,
-reuses and replaces each.
+and its builder. Pods are one exception: a job has many of them, and `reconcile.children` creates,
+reuses and replaces each. The group objects of gang schedulers are the other one: `reconcile.gangs`
+creates a new one whenever all pods are replaced, and deletes the old one.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,11 +14,13 @@ from typing import Any, Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.builders.defaults import Defaults
+from ddp_operator.builders.gangs import versions
 from ddp_operator.builders.network import build_network_policy
 from ddp_operator.builders.service import build_service
 
 Manifest = dict[str, Any]
 _OBSERVED_AND_ENSURED = ("get", "list", "watch", "create", "patch")
+_ALL = (*_OBSERVED_AND_ENSURED, "delete")
 
 
 @dataclass(frozen=True)
@@ -25,14 +28,17 @@ class ChildKind:
     """Kind of the objects that the operator creates for a job."""
 
     name: str
+    """Kind, or KIND.VERSION.GROUP if another row has the same kind."""
     api_version: str
     plural: str
     verbs: tuple[str, ...]
     """Rights that the operator needs."""
     build: Callable[[DDPJob, Defaults], Manifest] | None = None
-    """Builder of the one child of a job, or None for pods."""
+    """Builder of the one child of a job, or None for pods and group objects."""
     owned: tuple[str, ...] = ()
-    """Fields that nobody else may change, for example `spec.selector`. Decisions read no others."""
+    """Fields that nobody else may change, for example `spec.selector`."""
+    observed: tuple[str, ...] = ()
+    """Fields of others that decisions read, for example `status.conditions`."""
     is_used: Callable[[Defaults], bool] = lambda _: True
     """Whether an installation with these values has children of this kind. It needs no rights for
     an unused kind."""
@@ -58,18 +64,40 @@ class ChildKind:
 
     def owned_part(self, manifest: Mapping[str, Any]) -> Manifest:
         """Return the owned fields of a child."""
-        found: Manifest = {}
-        for path in self.owned:
-            parent, _, name = path.rpartition(".")
-            given = (manifest.get(parent) or {}) if parent else manifest
-            place = found.setdefault(parent, {}) if parent else found
-            if name in given:
-                place[name] = given[name]
-        return found
+        return _part(manifest, self.owned)
+
+    def used_part(self, manifest: Mapping[str, Any]) -> Manifest:
+        """Return the fields of a child that decisions read."""
+        return _part(manifest, (*self.owned, *self.observed))
 
     def is_intact(self, child: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
         """Return whether an existing child has the owned fields of its manifest."""
         return self.owned_part(child) == self.owned_part(wanted)
+
+
+def _part(manifest: Mapping[str, Any], paths: tuple[str, ...]) -> Manifest:
+    """Return the fields of an object at these paths, which have one or two parts."""
+    found: Manifest = {}
+    for path in paths:
+        parent, _, name = path.rpartition(".")
+        given = (manifest.get(parent) or {}) if parent else manifest
+        place = found.setdefault(parent, {}) if parent else found
+        if name in given:
+            place[name] = given[name]
+    return found
+
+
+def _group(api_version: str, plural: str, *, owned: tuple[str, ...] = ()) -> ChildKind:
+    """Return the row of the group objects of one API version."""
+    return ChildKind(
+        versions.row_of(api_version),
+        api_version,
+        plural,
+        verbs=_ALL,
+        owned=owned,
+        observed=("status.conditions", "status.phase"),
+        is_used=lambda defaults: defaults.gangs.serves(api_version),
+    )
 
 
 def _network_policy(job: DDPJob, defaults: Defaults) -> Manifest:
@@ -81,7 +109,7 @@ _ROWS = (
         "Pod",
         "v1",
         "pods",
-        verbs=(*_OBSERVED_AND_ENSURED, "delete"),
+        verbs=_ALL,
     ),
     ChildKind(
         "Service",
@@ -101,10 +129,37 @@ _ROWS = (
         owned=("spec.podSelector", "spec.ingress", "spec.egress", "spec.policyTypes"),
         is_used=lambda defaults: defaults.agent_clients is not None,
     ),
+    # The API server owns these three: it may add defaults, and all that matters is immutable.
+    _group(versions.NATIVE_1_35, "workloads"),
+    _group(versions.NATIVE_1_36, "podgroups"),
+    _group(versions.NATIVE_1_37, "podgroups"),
+    _group(versions.VOLCANO, "podgroups", owned=("spec.minMember",)),
+    _group(versions.COSCHEDULING, "podgroups", owned=("spec.minMember",)),
 )
 
 KINDS: Final = {row.name: row for row in _ROWS}
 """All kinds by name, in the order in which they are listed and created."""
+
+
+GROUP_ROWS: Final = tuple(
+    versions.row_of(version) for known in versions.KNOWN_VERSIONS.values() for version in known
+)
+"""Rows of the group objects of gang schedulers, which not every API server serves."""
+GROUP_PLURALS: Final = frozenset(KINDS[row].plural for row in GROUP_ROWS)
+"""Plurals of these."""
+
+
+def row_name(manifest: Mapping[str, Any]) -> str:
+    """Return the name of the row of a child, from its kind and its API version."""
+    kind = str(manifest["kind"])
+    group, _, version = str(manifest.get("apiVersion", "")).partition("/")
+    qualified = f"{kind}.{version}.{group}"
+    return qualified if qualified in KINDS else kind
+
+
+def kinds_of_kubernetes() -> list[str]:
+    """Return the names of the kinds that every API server serves."""
+    return [name for name in KINDS if name not in GROUP_ROWS]
 
 
 def kinds_in_use(defaults: Defaults) -> list[ChildKind]:

@@ -17,6 +17,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.builders import names
 from ddp_operator.builders.affinity import avoided_nodes, with_terms
 from ddp_operator.builders.defaults import Defaults
+from ddp_operator.builders.gangs.schedulers import with_marks
 from ddp_operator.builders.overlay import apply_overlay, are_objects
 from ddp_operator.builders.placement import placement_terms
 from ddp_operator.builders.pod_spec import LAST_WORDS, build_pod_spec, with_lost_nodes
@@ -59,7 +60,7 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
     }
     template = job.spec.pod_template
     if template is None:
-        return _with_grace(_with_affinity(pod, job, defaults))
+        return with_marks(_with_grace(_with_affinity(pod, job, defaults)), job, defaults.gangs)
     overlay = template.model_dump(by_alias=True, exclude_none=True)
     merged: dict[str, Any] = apply_overlay(pod, overlay)
     # The overlay cannot change these labels and annotations: the operator finds its pods by them.
@@ -80,7 +81,7 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
             _with_agent(item, worker) if item.get("name") == worker["name"] else item
             for item in merged["spec"]["containers"]
         ]
-    return _with_grace(_with_affinity(merged, job, defaults))
+    return with_marks(_with_grace(_with_affinity(merged, job, defaults)), job, defaults.gangs)
 
 
 def _with_affinity(pod: dict[str, Any], job: DDPJob, defaults: Defaults) -> dict[str, Any]:

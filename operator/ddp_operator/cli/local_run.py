@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ddp_operator.api.gang import GangType
 from ddp_operator.api.job import DDPJob, parse_job
 from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.builders import names
@@ -262,6 +263,12 @@ async def run_locally(
     """
     manifest = without_cluster_fields(manifest)
     job = parse_job(manifest)
+    if (gang := job.spec.gang) is not None:
+        manifest = _without_gang(manifest)
+        job = parse_job(manifest)
+        if gang.type is not GangType.NONE:
+            sentence = f"spec.gang: ignored, because a local run needs no {gang.type} scheduler"
+            console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     check_runs_locally(build_pod(job, job.pods - 1, 1, DEFAULTS), config_maps)
     check_program(job, os.environ)
     with locked(home):
@@ -270,6 +277,12 @@ async def run_locally(
             _print_finished(done, home, console)
             return ExitCode.OK
         return await LocalRun(manifest, config_maps, home, console, verbose=verbose).run()
+
+
+def _without_gang(manifest: Manifest) -> Manifest:
+    """Return the job without a gang: its local pods start together."""
+    spec = {name: value for name, value in manifest["spec"].items() if name != "gang"}
+    return {**manifest, "spec": spec}
 
 
 def _with_uid(manifest: Manifest) -> Manifest:

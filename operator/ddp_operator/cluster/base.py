@@ -175,6 +175,12 @@ class Cluster(Protocol):
     ) -> None:
         """Delete the pod with this uid, if it still exists."""
 
+    async def delete_child(self, kind: str, namespace: str, name: str, uid: str) -> None:
+        """Delete the child with this uid, if it still exists. It is no pod.
+
+        `kind` is the name of its row in the table of kinds.
+        """
+
     async def annotate_pod(
         self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]
     ) -> Manifest | None:

@@ -21,9 +21,11 @@ from ddp_operator.builders import names
 from ddp_operator.builders.affinity import valid_strikes
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.env import checkpoint_directory
+from ddp_operator.builders.gangs.schedulers import new_gang
 from ddp_operator.builders.kinds import kinds_in_use
 from ddp_operator.reconcile.abandoned import is_abandoned
 from ddp_operator.reconcile.escalation import pods_to_replace
+from ddp_operator.reconcile.gangs import ensure_group
 from ddp_operator.reconcile.images import pinned_image
 from ddp_operator.reconcile.plan import (
     Action,
@@ -50,6 +52,7 @@ def fresh_pods(job: DDPJob, defaults: Defaults) -> PodsStatus:
         image=spec.image or defaults.image,
         image_pull_policy=policy.value if policy else defaults.image_pull_policy,
         checkpoint_directory=checkpoint_directory(job),
+        gang=new_gang(job, defaults.gangs),
     )
 
 
@@ -61,7 +64,7 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
     job = world.job.model_copy(update={"status": status})
     world = replace(world, job=job)
     shared = _shared_defaults(world, defaults)
-    actions = _ensure_other_children(world, defaults)
+    actions = [*_ensure_other_children(world, defaults), *ensure_group(world, defaults)]
     replaced = pods_to_replace(job, status)
     for index in range(job.pods):
         pod = world.pod(index)

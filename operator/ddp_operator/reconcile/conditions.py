@@ -11,7 +11,7 @@ from ddp_operator.api.status import (
     DDPJobStatus,
     StragglerStatus,
 )
-from ddp_operator.reconcile import exits
+from ddp_operator.reconcile import exits, gangs
 from ddp_operator.reconcile.containers import NORMAL_START
 from ddp_operator.reconcile.held_pods import held_sentence
 from ddp_operator.reconcile.pod_view import PodView
@@ -117,6 +117,8 @@ def active_conditions(world: World, status: DDPJobStatus) -> DDPJobStatus:
     if status.last_checkpoint is not None:
         message = f"the newest checkpoint is at step {status.last_checkpoint.step}"
         out.set(ConditionType.CHECKPOINTED, True, "Committed", message)
+    if (gang := gangs.report(world)) is not None:
+        out.set(ConditionType.GANG_SCHEDULED, gang.placed, gang.reason, gang.message)
     reason, message = _summary(world, out.status)
     out.set(ConditionType.SUCCEEDED, None, reason, message)
     return out.status
@@ -222,7 +224,8 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
         cause = f"attempt {status.attempt} starts because {failure.message}"
         stuck = (f"{p.name} waits: {p.waiting}" for p in waiting if is_stuck(p))
         warning = start_over_warning(world.job, status)
-        why = [*stuck, *_obstacles(world, status)]
+        gang = gangs.waiting_sentence(status, None, missing=False)
+        why = [*stuck, *([gang] if gang else []), *_obstacles(world, status)]
         parts = [*([held] if held else []), cause, *why][:2] + ([warning] if warning else [])
         return "Recovering", "; ".join(parts)
     if held is not None:
@@ -232,7 +235,8 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
         # A pod that starts normally tells nothing while other pods do not exist yet.
         telling = (p for p in waiting if p.waiting and (is_stuck(p) or not missing))
         first = next((f"{p.name} waits: {p.waiting}" for p in telling), None)
-        return "Pending", first or f"{len(world.pods):,} of {world.job.pods:,} pods exist"
+        count = f"{len(world.pods):,} of {world.job.pods:,} pods exist"
+        return "Pending", gangs.waiting_sentence(status, first, missing=missing) or first or count
     late = [p.name for p in world.pods if not p.ready]
     message = f"the ranks of {', '.join(late[:4])} have not joined yet"
     return "Starting", "; ".join([message, *_obstacles(world, status)][:2])

@@ -25,6 +25,7 @@ from ddp_operator.reconcile import (
     ended_attempts,
     escalation,
     exits,
+    gangs,
     goodput,
     hangs,
     late_cause,
@@ -244,7 +245,7 @@ def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) ->
     held, summary = held_sentence(world), world.job.status.condition(ConditionType.SUCCEEDED)
     if held is not None and (summary is None or held not in summary.message):
         events.append(Event(EventType.WARNING, "PodHeld", held))
-    events += hangs.suspect_events(world, status)
+    events += [*hangs.suspect_events(world, status), *gangs.warnings(world.job.status, status)]
     slow = status.straggler
     if slow is not None and (old_straggler is None or old_straggler.rank != slow.rank):
         events.append(Event(EventType.WARNING, "Straggler", sentence_about(slow)))

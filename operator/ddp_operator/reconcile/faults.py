@@ -20,7 +20,7 @@ from ddp_operator.reconcile import hangs
 from ddp_operator.reconcile.abandoned import UNREACHABLE_REASON, is_abandoned
 from ddp_operator.reconcile.containers import InitFailure
 from ddp_operator.reconcile.fault import STOPPED, Fault
-from ddp_operator.reconcile.pod_view import PodView
+from ddp_operator.reconcile.pod_view import EVICTED_BY_VOLCANO, STOPPED_BY_QUEUE, PodView
 from ddp_operator.reconcile.terminations import (
     NETWORK_FAILED,
     NOT_STARTED,
@@ -46,6 +46,8 @@ _COLLECTED = "DeletionByPodGC"
 _DISRUPTIONS = {
     "PreemptionByScheduler": (Cause.FREE, "was preempted by a pod of higher priority"),
     "EvictionByEvictionAPI": (Cause.FREE, "was evicted, for example by a node drain"),
+    STOPPED_BY_QUEUE: (Cause.FREE, "was stopped by its queue"),
+    EVICTED_BY_VOLCANO: (Cause.FREE, "was evicted by Volcano for another job or queue"),
     "DeletionByTaintManager": (
         Cause.INFRASTRUCTURE,
         "was deleted because of a taint on its Kubernetes node",
@@ -59,7 +61,7 @@ _DISRUPTIONS = {
         "was terminated by the kubelet of its Kubernetes node",
     ),
 }
-"""Cause and predicate of the message for each reason of the condition DisruptionTarget."""
+"""Cause and predicate of the message for each reason for which a controller ends pods."""
 
 _SYNCHRONISED_SECONDS = 2.0
 """Difference of two clocks up to which they count as synchronised. Below it, the difference between
@@ -252,7 +254,8 @@ def _disrupted(world: World, pod: PodView, reason: str, time: datetime) -> Failu
     cause, how = _DISRUPTIONS.get(reason, default)
     if reason == UNREACHABLE_REASON and _kubelet_answers(world, pod):
         cause = Cause.FREE  # An administrator has set the taint, as for a drain.
-    failure = _failure(world, pod, cause, reason, f"{pod.name} {how}")
+    sentence = f": {pod.disruption_message}" if pod.disruption_message else ""
+    failure = _failure(world, pod, cause, reason, f"{pod.name} {how}{sentence}")
     return failure.model_copy(update={"time": time})
 
 

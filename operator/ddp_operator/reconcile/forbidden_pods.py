@@ -1,4 +1,4 @@
-"""Report a job whose pods the podTemplate policy of the installation forbids.
+"""Report a job whose pods the installation forbids, or that asks for a gang it does not offer.
 
 The chart's ValidatingAdmissionPolicy refuses such jobs. A job may be older than the policy, or the
 cluster may lack the admission policy.
@@ -8,6 +8,7 @@ from ddp_operator.api.pod_policy import forbidden_field
 from ddp_operator.api.status import ConditionType
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.reconcile.conditions import ConditionWriter
+from ddp_operator.reconcile.gangs import why_no_gang
 from ddp_operator.reconcile.invalid_spec import INVALID
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import CreatePod, Event, EventType, Plan
@@ -22,6 +23,7 @@ def without_forbidden_pods(world: World, plan: Plan, defaults: Defaults) -> Plan
     if not _needs_new_pods(world, plan):
         return plan
     sentence = forbidden_field(world.job.spec, defaults.pod_template, defaults.annotations)
+    sentence = sentence or why_no_gang(world.job, defaults)
     if sentence is None:
         return plan
     out = ConditionWriter(world, world.job.status)

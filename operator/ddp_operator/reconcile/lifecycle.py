@@ -7,6 +7,7 @@ from ddp_operator.api.status import Cause, ConditionStatus, ConditionType, DDPJo
 from ddp_operator.reconcile import ended_attempts, queueing
 from ddp_operator.reconcile.children import delete_pods, end_pods
 from ddp_operator.reconcile.conditions import ConditionWriter
+from ddp_operator.reconcile.gangs import release_groups
 from ddp_operator.reconcile.plan import DeleteJob, Event, EventType, Plan
 from ddp_operator.reconcile.progress import with_progress
 from ddp_operator.reconcile.world import World
@@ -46,7 +47,7 @@ def after_finish(world: World) -> Plan:
     """Return the plan of a finished job: stop or delete its pods, then delete it after its TTL."""
     status, spec = world.job.status, world.job.spec
     deletes = spec.clean_pod_policy is CleanPodPolicy.ALL
-    actions = delete_pods(world) if deletes else end_pods(world)
+    actions = (delete_pods(world) if deletes else end_pods(world)) + release_groups(world)
     status = status.model_copy(update={"replicas": len(world.pods)})
     ttl = spec.ttl_seconds_after_finished
     if ttl is None or status.completion_time is None:
@@ -74,6 +75,8 @@ def suspend(world: World) -> Plan:
     out.set(ConditionType.SUSPENDED, gone, "SuspendRequested", message)
     out.set(ConditionType.PODS_READY, False, "Suspended", message)
     out.set(ConditionType.RENDEZVOUSED, False, "Suspended", message)
+    if status.condition(ConditionType.GANG_SCHEDULED) is not None:
+        out.set(ConditionType.GANG_SCHEDULED, False, "Suspended", message)
     status = out.status.model_copy(
         update={
             "ready": f"0/{world.job.spec.nodes}",
@@ -85,7 +88,7 @@ def suspend(world: World) -> Plan:
             "refused_spec_hash": None,  # Resumption tries again: an input may have changed.
         }
     )
-    return Plan(status, tuple(delete_pods(world)))
+    return Plan(status, (*delete_pods(world), *release_groups(world)))
 
 
 def exceeded_deadline(world: World) -> tuple[str, str] | None:
@@ -109,7 +112,8 @@ def exceeded_deadline(world: World) -> tuple[str, str] | None:
 
 def _held_words(held: timedelta) -> str:
     seconds = held // timedelta(seconds=1)
-    return f", without the {seconds} s in which a gate or a quota held its pods" if seconds else ""
+    why = "in which a gate, a queue or a quota held its pods"
+    return f", without the {seconds} s {why}" if seconds else ""
 
 
 def seconds_to_deadline(world: World, status: DDPJobStatus) -> float | None:

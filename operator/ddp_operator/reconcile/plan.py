@@ -8,7 +8,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.defaults import Defaults
-from ddp_operator.builders.kinds import KINDS, ChildKind
+from ddp_operator.builders.kinds import KINDS, ChildKind, row_name
 from ddp_operator.builders.pod import build_pod
 from ddp_wire.plain_text import plain_text
 
@@ -22,7 +22,7 @@ class EnsureChild:
     @property
     def kind(self) -> ChildKind:
         """Return the kind of the child."""
-        return KINDS[self.manifest["kind"]]
+        return KINDS[row_name(self.manifest)]
 
     @property
     def name(self) -> str:
@@ -67,6 +67,16 @@ class DeletePod:
 
 
 @dataclass(frozen=True)
+class DeleteChild:
+    """Deletion of exactly this child that is no pod."""
+
+    kind: str
+    """Name of its row in the table of kinds."""
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
 class EndPod:
     """End of all containers of a pod that stays, with its logs."""
 
@@ -94,7 +104,7 @@ class DeleteJob:
     uid: str
 
 
-Action = EnsureChild | CreatePod | DeletePod | EndPod | SetAttempt | DeleteJob
+Action = EnsureChild | CreatePod | DeletePod | DeleteChild | EndPod | SetAttempt | DeleteJob
 
 
 class EventType(StrEnum):

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ddp_operator.builders.gangs.schedulers import NATIVE_FIELDS
 from ddp_operator.builders.image_names import image_by_digest
 from ddp_operator.reconcile import containers
 from ddp_operator.reconcile.containers import InitFailure
@@ -20,6 +21,11 @@ from ddp_wire import contract
 from ddp_wire.contract import Env
 from ddp_wire.messages import AgentStatus
 from ddp_wire.orders import order_from_text
+
+EVICTED_BY_VOLCANO = "Evict"
+"""Reason that Volcano gives the condition Ready of a pod just before it deletes the pod."""
+STOPPED_BY_QUEUE = "TerminationTarget"
+"""Condition of a pod that Kueue is about to delete: preemption, eviction or a stopped queue."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +88,15 @@ class PodView:
     """End of the init container that ended the pod, so that the worker never ran."""
     beside: str | None = None
     """What is wrong with another container of a pod whose worker is ready."""
+    gang_group: str = ""
+    """Name of the pod's group object, or "" without a gang."""
+    native_group: str = ""
+    """Name of the group object in the field of the pod spec that only Kubernetes' own gang
+    scheduling reads. The API server drops the field if its feature gate is off."""
     disruption: str | None = None
-    """Reason of the DisruptionTarget condition, or None without a disruption."""
+    """Reason of the condition by which another controller announced the end of the pod, or None."""
+    disruption_message: str = ""
+    """Sentence of the queue that ended the pod, or ""."""
     termination: Termination | None = None
     lingers: bool = False
     """Whether the worker container has ended, but another container of the pod still runs."""
@@ -149,7 +162,10 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         message=containers.last_line(status.get("message") or ""),
         init_failure=containers.init_failure(spec, status),
         beside=containers.trouble_beside(spec, status, conditions, container),
+        gang_group=annotations.get(contract.ANNOTATION_GANG_GROUP, ""),
+        native_group=_native_group(spec),
         disruption=_disruption(conditions),
+        disruption_message=_queue_message(conditions),
         termination=termination,
         lingers=termination is not None and _other_runs(status),
     )
@@ -219,7 +235,28 @@ def _unscheduled(conditions: Mapping[str, Any]) -> str | None:
 
 def _disruption(conditions: Mapping[str, Any]) -> str | None:
     found = conditions.get("DisruptionTarget", {})
-    return found.get("reason") or "Unknown" if found.get("status") == "True" else None
+    if found.get("status") == "True":
+        return found.get("reason") or "Unknown"
+    return _ended_by_queue(conditions)[0]
+
+
+def _queue_message(conditions: Mapping[str, Any]) -> str:
+    return containers.last_line(str(_ended_by_queue(conditions)[1].get("message") or ""))
+
+
+def _ended_by_queue(conditions: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
+    """Return the reason and the condition with which a queue announced the end of the pod."""
+    ready, target = conditions.get("Ready", {}), conditions.get(STOPPED_BY_QUEUE, {})
+    if target.get("status") == "True":
+        return STOPPED_BY_QUEUE, target
+    if ready.get("status") == "False" and ready.get("reason") == EVICTED_BY_VOLCANO:
+        return EVICTED_BY_VOLCANO, ready
+    return None, {}
+
+
+def _native_group(spec: Mapping[str, Any]) -> str:
+    workload, group = ((spec.get(field) or {}) for field in NATIVE_FIELDS)
+    return str(workload.get("name") or group.get("podGroupName") or "")
 
 
 def _termination(container: Mapping[str, Any]) -> Termination | None:

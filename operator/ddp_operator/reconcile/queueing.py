@@ -1,4 +1,4 @@
-"""Measure how long a scheduling gate or a quota holds the pods of a job.
+"""Measure how long a scheduling gate, a queue or a quota holds the pods of a job.
 
 A queue or an administrator decides when such a hold ends, so no deadline counts it. The status has
 the times by the operator's clock, as for the deadlines.
@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 from ddp_operator.api.status import ConditionType, DDPJobStatus, QueueStatus
 from ddp_operator.reconcile.conditions import QUOTA_EXCEEDED, SCHEDULING_GATED, blocked_reason
+from ddp_operator.reconcile.gangs import is_held_by_queue
 from ddp_operator.reconcile.world import World
 
 
@@ -61,7 +62,9 @@ def _since(known: QueueStatus, now: datetime) -> timedelta:
 
 
 def _is_held(world: World) -> bool:
-    """Return whether a gate holds a pod, or a quota refuses to let one be created."""
+    """Return whether a gate or a queue holds pods, or a quota refuses to let one be created."""
+    if is_held_by_queue(world):
+        return True
     if world.blocked is not None and blocked_reason(world.blocked) == QUOTA_EXCEEDED:
         return True
     waiting = (p.waiting for p in world.pods if p.phase == "Pending" and p.waiting is not None)

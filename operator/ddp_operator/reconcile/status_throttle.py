@@ -16,8 +16,12 @@ _ENDING_INTERVAL = timedelta(seconds=ENDING_WRITES_SECONDS)
 
 _COUNT_FIELDS = {"ready", "spares", "replicas", "next_action", "succeeded_nodes", "goodput"}
 """Fields that alone cause no early write. The ledger only follows the other fields."""
-_COUNT_CONDITIONS = {ConditionType.PODS_READY, ConditionType.SUCCEEDED}
-"""Conditions whose message counts or names the pods that are not ready yet."""
+_COUNT_CONDITIONS = {
+    ConditionType.GANG_SCHEDULED,
+    ConditionType.PODS_READY,
+    ConditionType.SUCCEEDED,
+}
+"""Conditions whose message counts or names the pods that are not placed or not ready yet."""
 
 
 def seconds_until_write(world: World, plan: Plan, written: datetime | None) -> float:

@@ -17,12 +17,14 @@ from functools import partial
 from typing import Any
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.builders.kinds import row_name
 from ddp_operator.builders.pod import with_secrets
 from ddp_operator.cluster.base import Cluster, Manifest
 from ddp_operator.limits import FIRST_PODS, LONGEST_TURN_SECONDS, SHORTEST_TURN_SECONDS
 from ddp_operator.reconcile.plan import (
     Action,
     CreatePod,
+    DeleteChild,
     DeleteJob,
     DeletePod,
     EndPod,
@@ -88,7 +90,8 @@ class ActionRunner:
         slots = asyncio.Semaphore(self._in_flight)
         do = partial(self._do, job, raw, state, slots=slots)
         children = [one for one in actions if isinstance(one, EnsureChild)]
-        await _all([do(one) for one in actions if isinstance(one, DeletePod | EndPod | DeleteJob)])
+        ends = (DeletePod, DeleteChild, EndPod, DeleteJob)
+        await _all([do(one) for one in actions if isinstance(one, ends)])
         await _all([do(one) for one in children if one.kind.before_pods])
         creations = [one for one in actions if isinstance(one, CreatePod)]
         others: list[Action] = [one for one in actions if isinstance(one, SetAttempt)]
@@ -157,6 +160,8 @@ class ActionRunner:
                     await cluster.delete_pod(
                         namespace, action.name, action.uid, action.grace_seconds
                     )
+                case DeleteChild():
+                    await cluster.delete_child(action.kind, namespace, action.name, action.uid)
                 case EndPod():
                     await cluster.end_pod(namespace, action.name, action.uid)
                 case SetAttempt():
@@ -169,9 +174,9 @@ class ActionRunner:
         writers: list[str] = []
         with self._cache.pending_request() as request:
             created = await self._cluster.create(manifest, writers.append)
-            request.put_child(manifest["kind"], created)
+            request.put_child(row_name(manifest), created)
         for writer in writers:
-            kind, name = manifest["kind"], manifest["metadata"]["name"]
+            kind, name = row_name(manifest), manifest["metadata"]["name"]
             event = state.repairs.record(kind, name, writer)
             if event is not None:
                 await self._cluster.emit(raw, event)

@@ -56,8 +56,9 @@ class Repairs:
         known.count, known.last = known.count + 1, now
         if known.count != PUBLISHED:
             return None
+        shown = kind.partition(".")[0]
         text = (
-            f"{writer} changes the {kind} {name} again each time the operator restores it; the"
+            f"{writer} changes the {shown} {name} again each time the operator restores it; the"
             f" operator continues to restore it, later once per {REPAIRS.longest / 60:.0f} min"
         )
         return Event(EventType.WARNING, "ChildOverwritten", text)

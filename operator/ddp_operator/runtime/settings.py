@@ -15,6 +15,7 @@ from pydantic import (
     field_validator,
 )
 
+from ddp_operator.api.gang import GangType, QueueName
 from ddp_operator.api.pod_policy import ANNOTATIONS, PodTemplatePolicy
 from ddp_operator.builders.network import PolicyPeer
 from ddp_operator.builders.placement import GPU_PRODUCT_LABEL
@@ -53,6 +54,14 @@ class Settings(BaseModel):
     pod_template_annotations: tuple[str, ...] = ANNOTATIONS
     """Annotations that a job may set on its pods with the policy scheduling, separated by commas.
     A name that ends with * allows all that begin with it."""
+    gang_types: tuple[GangType, ...] = ()
+    """Gang schedulers that jobs may use, separated by commas: Native, Coscheduling, Volcano."""
+    gang_default: GangType = GangType.NONE
+    """Gang scheduler of jobs that name none: None, or one of the gang types."""
+    gang_queue: QueueName | None = None
+    """Volcano queue of jobs that name none."""
+    coscheduling_scheduler: str | None = None
+    """Name of the scheduler with the plugin Coscheduling. Without it, the default scheduler."""
     namespaces: tuple[str, ...] = ()
     """Namespaces to serve, separated by commas; all namespaces if empty."""
     watch_nodes: bool = False
@@ -88,10 +97,24 @@ class Settings(BaseModel):
     retry_seconds: float = Field(default=2, gt=0)
     """Seconds between two attempts to acquire or renew the Lease."""
 
-    @field_validator("namespaces", "pod_template_annotations", mode="before")
+    @field_validator("namespaces", "pod_template_annotations", "gang_types", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return [part for part in value.split(",") if part] if isinstance(value, str) else value
+
+    @field_validator("gang_default")
+    @classmethod
+    def _check_gang_default(cls, value: GangType, info: ValidationInfo) -> GangType:
+        if value is not GangType.NONE and value not in info.data.get("gang_types", ()):
+            raise ValueError(f"must be None or a type that {PREFIX}GANG_TYPES lists")
+        return value
+
+    @field_validator("gang_types")
+    @classmethod
+    def _check_gang_types(cls, value: tuple[GangType, ...]) -> tuple[GangType, ...]:
+        if GangType.NONE in value:
+            raise ValueError("must not contain None, which each job may use")
+        return value
 
     @field_validator("lease_namespace")
     @classmethod

@@ -14,8 +14,10 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from http import HTTPStatus
 from typing import Any, NoReturn
 
+from ddp_operator.builders.kinds import GROUP_PLURALS
 from ddp_operator.cluster.base import (
     ClusterError,
     ClusterSnapshot,
@@ -52,6 +54,8 @@ class WorkerActivity:
         """Sentence about each watch that is refused, by kind and namespace."""
         self.resync_wanted = asyncio.Event()
         """Set when a job of an unserved namespace is known: the namespace may be served again."""
+        self.missing_kind = asyncio.Event()
+        """Set when the API server did not serve the group objects of a gang scheduler."""
         self._busy: dict[Key, float] = {}
         self._failures: tuple[float, float] | None = None
         """Times of the first and the last failed request since the last served one."""
@@ -80,6 +84,9 @@ class WorkerActivity:
         now = time.monotonic()
         first, _ = self._failures or (now, now)
         self._failures = None if request.served else (first, now)
+        is_group = request.resource in GROUP_PLURALS and request.verb != "DELETE"
+        if is_group and request.status == HTTPStatus.NOT_FOUND:
+            self.missing_kind.set()
 
     def unserved_seconds(self) -> float:
         """Return the seconds over which every request failed.

@@ -96,6 +96,25 @@ BROKEN: dict[str, dict[str, Any]] = {
         "task": TASK,
         "network": {"profile": "Ethernet", "rdma": {"resource": "rdma/a"}},
     },
+    "spec.gang.queue: may be set only with type Volcano, because the others have no queues": {
+        "task": TASK,
+        "gang": {"type": "Native", "queue": "research"},
+    },
+    **{
+        f"spec.podTemplate.metadata.{kind}[{key}]: must not be set with spec.gang, which sets the"
+        " group of the pods": {
+            "task": TASK,
+            "gang": {"type": gang},
+            "podTemplate": {"metadata": {kind: {key: "mine"}}},
+        }
+        for kind, key, gang in (
+            ("annotations", "scheduling.k8s.io/group-name", "Volcano"),
+            ("annotations", "kueue.x-k8s.io/pod-group-name", "Native"),
+            ("labels", "kueue.x-k8s.io/pod-group-name", "Coscheduling"),
+            ("labels", "kueue.x-k8s.io/queue-name", "Native"),
+            ("labels", "scheduling.x-k8s.io/pod-group", "Coscheduling"),
+        )
+    },
 }
 
 

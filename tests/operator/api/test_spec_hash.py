@@ -87,6 +87,7 @@ SHAPING: dict[str, Any] = {
     "gpuProduct": "NVIDIA-L4",
     "exclusiveNodes": True,
     "priorityClassName": "high",
+    "gang": {"type": "Native"},
     "network": {"interface": "eth0"},
     "checkpoint": {"claimName": "shared", "everySteps": 5, "startOver": True},
     "hang": {"stepSeconds": 60},

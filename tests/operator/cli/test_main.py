@@ -52,6 +52,14 @@ def test_invalid_input_ends_with_exit_code_2_and_one_sentence(
     assert isinstance(ended.exception, SystemExit)
 
 
+def test_local_run_ignores_a_gang_with_one_line(tmp_path: Path) -> None:
+    gang = JOB.replace("train.py]", "none.py], gang: {type: Volcano, queue: research}")
+    ended = CliRunner().invoke(main, ["run", write(tmp_path, gang)])
+    [line] = ended.stdout.splitlines()
+    assert line == "spec.gang: ignored, because a local run needs no Volcano scheduler"
+    assert "there is no script" in ended.stderr
+
+
 def test_missing_file_is_invalid_input(tmp_path: Path) -> None:
     ended = CliRunner().invoke(main, ["run", str(tmp_path / "none.yaml")])
     assert (ended.exit_code, "cannot be read" in ended.stderr) == (2, True)

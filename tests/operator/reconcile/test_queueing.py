@@ -1,4 +1,4 @@
-"""Time in which a scheduling gate or a quota holds the pods, which counts against no deadline."""
+"""Time in which a gate, a queue or a quota holds the pods, which counts against no deadline."""
 
 from datetime import datetime
 from typing import Any
@@ -90,7 +90,7 @@ def test_startup_deadline_goes_on_where_it_was_when_the_hold_ends(
     assert is_finished(plan.status) is ends
     if ends:
         assert [e.reason for e in plan.events] == ["StartupDeadlineExceeded"]
-        limit = "startupDeadlineSeconds (600), without the 86000 s in which a gate or a quota held"
+        limit = "startupDeadlineSeconds (600), without the 86000 s in which a gate, a queue"
         assert limit in summary(plan.status)[2]
 
 

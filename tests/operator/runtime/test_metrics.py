@@ -71,5 +71,8 @@ def test_resource_of_a_path_has_no_names() -> None:
     assert resource_of(f"{root}/namespaces/team-a/ddpjobs/digits/status") == "ddpjobs/status"
     assert resource_of(f"{root}/ddpjobs") == "ddpjobs"
     assert resource_of("/api/v1/namespaces/team-a/pods/digits-0") == "pods"
+    for version in ("v1alpha1", "v1alpha2", "v1beta1"):
+        path = f"/apis/scheduling.k8s.io/{version}/namespaces/team-a/podgroups/digits-1"
+        assert resource_of(path) == "podgroups"
     lease = "/apis/coordination.k8s.io/v1/namespaces/ddp-system/leases/a"
     assert resource_of(lease) == "leases"

@@ -46,6 +46,10 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "agent_clients": "()",
         "pod_template": "full",
         "pod_template_annotations": "('a.example/b', 'c/*')",
+        "gang_types": "(<GangType.NATIVE: 'Native'>, <GangType.VOLCANO: 'Volcano'>)",
+        "gang_default": "Volcano",
+        "gang_queue": "research",
+        "coscheduling_scheduler": "batch-scheduler",
         "namespaces": "('team-a', 'team-b')",
         "watch_nodes": "True",
         "workers": "2",
@@ -65,6 +69,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
     variables = {PREFIX + k.upper(): v for k, v in given.items()}
     variables |= {PREFIX + "AGENT_CLIENTS": "[]", PREFIX + "NAMESPACES": "team-a,team-b"}
     variables |= {PREFIX + "POD_TEMPLATE_ANNOTATIONS": "a.example/b,c/*"}
+    variables |= {PREFIX + "GANG_TYPES": "Native,Volcano"}
     settings = Settings.from_environment(variables)
     assert {k: str(v) for k, v in settings.model_dump().items()} == given
 
@@ -104,6 +109,15 @@ def test_other_variables_are_ignored() -> None:
         ({**IMAGE, "DDP_OPERATOR_POD_TEMPLATE": "some"}, "DDP_OPERATOR_POD_TEMPLATE: Input should"),
         ({**IMAGE, "DDP_OPERATOR_LOG_LEVEL": "LOUD"}, "DDP_OPERATOR_LOG_LEVEL: String should"),
         ({**IMAGE, "DDP_OPERATOR_LOG_FORMAT": "xml"}, "DDP_OPERATOR_LOG_FORMAT: String should"),
+        ({**IMAGE, "DDP_OPERATOR_GANG_TYPES": "Slurm"}, "DDP_OPERATOR_GANG_TYPES: Input should be"),
+        (
+            {**IMAGE, "DDP_OPERATOR_GANG_TYPES": "None"},
+            "DDP_OPERATOR_GANG_TYPES: Value error, must not contain None",
+        ),
+        (
+            {**IMAGE, "DDP_OPERATOR_GANG_DEFAULT": "Volcano"},
+            "DDP_OPERATOR_GANG_DEFAULT: Value error, must be None or a type that",
+        ),
         (
             {"DDP_OPERATOR_TRAINER_IMAGE": "mine:1"},
             "DDP_OPERATOR_LEASE_NAMESPACE: Value error, must be set unless",
@@ -127,6 +141,9 @@ def test_other_variables_are_ignored() -> None:
         "podTemplate policy",
         "log level",
         "log format",
+        "unknown gang type",
+        "gang type None",
+        "gang default that is not offered",
         "no lease namespace",
         "renew longer than lease",
         "retry longer than renew",

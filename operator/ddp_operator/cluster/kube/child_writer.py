@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Protocol
 
+from ddp_operator.builders.kinds import row_name
 from ddp_operator.cluster.base import (
     ClusterError,
     ConflictError,
@@ -51,7 +52,7 @@ async def create_child(
         ConflictError: The existing child is being deleted, or a conflict remained.
         ClusterError: The API server refused the request.
     """
-    kind, metadata = manifest["kind"], manifest["metadata"]
+    kind, metadata = row_name(manifest), manifest["metadata"]
     path = object_path(kind, metadata["namespace"])
     conflicts = 0
     while True:
@@ -71,9 +72,9 @@ async def create_child(
 
 async def _adopt(call: Call, manifest: Manifest, on_restored: Callable[[str], None]) -> Manifest:
     """Return the existing child if the same job owns it, after restoring its owned fields."""
-    kind, metadata = manifest["kind"], manifest["metadata"]
+    kind, metadata = row_name(manifest), manifest["metadata"]
     path = object_path(kind, metadata["namespace"], metadata["name"])
-    name = f"{kind} {metadata['name']}"
+    name = f"{manifest['kind']} {metadata['name']}"
     try:
         existing = await call("GET", path)
     except ClusterError as error:

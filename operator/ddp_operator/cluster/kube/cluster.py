@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Self
 
 from ddp_operator.api.base import KIND
-from ddp_operator.builders.kinds import KINDS
+from ddp_operator.builders.kinds import kinds_of_kubernetes
 from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import (
     AgentAnswer,
@@ -21,6 +21,7 @@ from ddp_operator.cluster.base import (
 )
 from ddp_operator.cluster.kube.child_writer import create_child
 from ddp_operator.cluster.kube.connection import ApiConnection
+from ddp_operator.cluster.kube.discovery import served_versions
 from ddp_operator.cluster.kube.documents import event_document, newest_warning, status_document
 from ddp_operator.cluster.kube.lists import decode_nothing
 from ddp_operator.cluster.kube.object_lists import list_at_once, list_pages, take_snapshot
@@ -68,9 +69,9 @@ class KubeCluster:
 
         Args:
             namespace: Namespace of the jobs, or None for all.
-            kinds: Kinds of children to list. None lists all kinds.
+            kinds: Kinds of children to list. None lists those that every API server serves.
         """
-        return await take_snapshot(self._connection, namespace, kinds or KINDS)
+        return await take_snapshot(self._connection, namespace, kinds or kinds_of_kubernetes())
 
     async def watch_children(
         self, kinds: Iterable[str], namespaces: Sequence[str], sink: Sink
@@ -108,6 +109,19 @@ class KubeCluster:
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
         await self._connection.delete(object_path("Pod", namespace, name), body, uid)
+
+    async def delete_child(self, kind: str, namespace: str, name: str, uid: str) -> None:
+        """See `Cluster`."""
+        body: Manifest = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        await self._connection.delete(object_path(kind, namespace, name), body, uid)
+
+    async def served_versions(self, group: str) -> tuple[str, ...]:
+        """Return the versions of an API group that the API server serves, as GROUP/VERSION.
+
+        Raises:
+            ClusterError: The API server refused or did not answer.
+        """
+        return await served_versions(self._connection, group)
 
     async def annotate_pod(
         self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]

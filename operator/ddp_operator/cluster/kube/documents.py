@@ -1,16 +1,19 @@
 """Documents that the operator sends to the API server."""
 
 import json
+import re
 from collections.abc import Iterable
 from datetime import datetime
 from http import HTTPStatus
 
 from ddp_operator.api.base import API_VERSION, KIND
-from ddp_operator.builders.kinds import KINDS
+from ddp_operator.builders.kinds import KINDS, row_name
 from ddp_operator.cluster.base import ClusterError, ConflictError, Manifest
 from ddp_operator.limits import TERMINATING_SECONDS
 from ddp_operator.reconcile.plan import Event
 
+_MATURITY = re.compile(r"^(alpha|beta)\d+")
+"""Rest of an API version such as v1alpha1 after its number."""
 _EVENT_CHARACTERS = 1024
 """Longest message of an Event that the API server accepts."""
 COMPONENT = "ddp-operator"
@@ -77,7 +80,7 @@ def resource_of(path: str) -> str:
     Names of objects are left out, so that few different values exist.
     """
     _, _, rest = path.partition("/v1")
-    parts = rest.removeprefix("alpha1").strip("/").split("/")
+    parts = _MATURITY.sub("", rest).strip("/").split("/")
     if parts[0] == "namespaces":
         parts = parts[2:]
     return "/".join(part for part in (*parts[:1], *parts[2:3]) if part)
@@ -117,7 +120,7 @@ def lost_fields(existing: Manifest, manifest: Manifest) -> Manifest:
     missing = {k: v for k, v in manifest["metadata"]["labels"].items() if labels.get(k) != v}
     if missing:
         lost["metadata"] = {"labels": missing}
-    kind = KINDS[manifest["kind"]]
+    kind = KINDS[row_name(manifest)]
     return lost | _merge_patch(kind.owned_part(existing), kind.owned_part(manifest))
 
 

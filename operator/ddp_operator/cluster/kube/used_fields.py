@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from ddp_operator.builders.gangs.schedulers import NATIVE_FIELDS
 from ddp_operator.builders.kinds import KINDS
 from ddp_operator.cluster.base import Manifest
 from ddp_operator.cluster.kube.paths import NODE
@@ -27,8 +28,9 @@ _IDENTITY = (
 _NODE_IDENTITY = ("name", "uid", "resourceVersion")
 _TAINT = ("key", "value", "effect")
 _TOLERATION = ("key", "operator", "value", "effect")
+_POD_SPEC = ("nodeName", *NATIVE_FIELDS)
 _POD_STATUS = ("phase", "podIP", "reason", "message")
-_CONDITIONS = {"Ready", "PodScheduled", "DisruptionTarget"}
+_CONDITIONS = {"Ready", "PodScheduled", "DisruptionTarget", "TerminationTarget"}
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 _SECRETS = {contract.Env.AGENT_SECRET, contract.Env.JOB_SECRET}
 _LONG = 64
@@ -56,7 +58,7 @@ def _used(kind: str, manifest: Manifest) -> Manifest:
             "spec": _pod_spec(manifest.get("spec") or {}),
             "status": _pod_status(manifest.get("status") or {}),
         }
-    return kept | KINDS[kind].owned_part(manifest)
+    return kept | KINDS[kind].used_part(manifest)
 
 
 def _sharing_strings(value: Any) -> Any:
@@ -130,7 +132,7 @@ def _pod_spec(spec: Mapping[str, Any]) -> Manifest:
         if one.get("key") not in CONDITION_TAINTS  # Each pod has some, and nothing reads them.
     ]
     return {
-        **_only(("nodeName",), spec),
+        **_only(_POD_SPEC, spec),
         **({"tolerations": tolerations} if tolerations else {}),
         "initContainers": [_only(("name", "restartPolicy"), sidecar) for sidecar in sidecars],
         "containers": [

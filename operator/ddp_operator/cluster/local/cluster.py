@@ -182,6 +182,9 @@ class LocalCluster:
             self._publish(pod)
             self._spawn(pod.delete(grace))
 
+    async def delete_child(self, kind: str, namespace: str, name: str, uid: str) -> None:
+        """See `Cluster`. A local job has no child that its operator deletes."""
+
     async def annotate_pod(
         self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]
     ) -> Manifest | None:

@@ -242,3 +242,37 @@ async def test_requests_go_through_the_proxy(bench: Bench, monkeypatch: pytest.M
     created = await KubeLeases(connection).create_lease(LEASE)
     await connection.close()
     assert created["metadata"]["name"] == NAME[1]
+
+
+async def test_served_versions_of_a_group(bench: Bench) -> None:
+    group = "scheduling.k8s.io"
+    versions = [{"groupVersion": f"{group}/{one}", "version": one} for one in ("v1", "v1alpha2")]
+
+    def answer(request: web.Request) -> web.Response | None:
+        found = {"kind": "APIGroup", "name": group, "versions": versions}
+        return web.json_response(found) if request.path == f"/apis/{group}" else None
+
+    bench.api.fault = answer
+    assert await bench.cluster.served_versions(group) == (f"{group}/v1", f"{group}/v1alpha2")
+    assert await bench.cluster.served_versions("scheduling.volcano.sh") == ()
+    bench.api.fault = lambda _: refusal(503, "not now")
+    with pytest.raises(ClusterError, match="not now"):
+        await bench.cluster.served_versions(group)
+
+
+async def test_deletion_of_a_child_spares_another_one_of_that_name(bench: Bench) -> None:
+    path = "/apis/scheduling.volcano.sh/v1beta1/namespaces/team-a/podgroups/digits-1"
+    bodies: list[Manifest] = []
+
+    async def read(request: web.Request) -> None:
+        if request.method == "DELETE":
+            bodies.append(await request.json())
+
+    bench.api.before = read
+    row = "PodGroup.v1beta1.scheduling.volcano.sh"
+    await bench.cluster.delete_child(row, "team-a", "digits-1", "uid-1")  # It is gone already.
+    assert ("DELETE", path) in bench.api.requests
+    assert bodies == [{"preconditions": {"uid": "uid-1"}, "propagationPolicy": "Background"}]
+    bench.api.fault = lambda _: refusal(403, "no right")
+    with pytest.raises(ClusterError, match="no right"):
+        await bench.cluster.delete_child(row, "team-a", "digits-1", "uid-1")

@@ -1,0 +1,55 @@
+"""Define the models of a job's gang: how its pods are scheduled together, or not at all."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import StringConstraints
+
+from ddp_operator.api.base import ApiModel, StatusModel
+from ddp_wire.plain_text import PlainText
+
+QueueName = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
+        min_length=1,
+        max_length=253,
+    ),
+]
+"""Name of a queue, a DNS subdomain."""
+_Short = Annotated[PlainText, StringConstraints(max_length=1024)]
+
+
+class GangType(StrEnum):
+    """Scheduler that places the pods of a job together."""
+
+    NONE = "None"
+    """No gang: each pod is placed as soon as a Kubernetes node has room for it."""
+    NATIVE = "Native"
+    """Kubernetes' own gang scheduling, from 1.35 on."""
+    COSCHEDULING = "Coscheduling"
+    """The plugin Coscheduling of kubernetes-sigs/scheduler-plugins."""
+    VOLCANO = "Volcano"
+    """Volcano."""
+
+
+class Gang(ApiModel):
+    """Gang scheduling of the worker pods: all of them get a Kubernetes node together, or none does."""  # noqa: E501
+
+    type: GangType
+    """Scheduler that places the pods together: None, Native (Kubernetes 1.35 and later), Coscheduling (scheduler-plugins) or Volcano. The installation decides which of them jobs may use."""  # noqa: E501
+    queue: QueueName | None = None
+    """Name of the Volcano queue. The default is the queue in the operator's settings, or else Volcano's own default queue."""  # noqa: E501
+
+
+class GangStatus(StatusModel):
+    """Gang of the pods of the current attempt."""
+
+    type: GangType
+    """Scheduler that places the pods together: Native, Coscheduling or Volcano."""
+    group: _Short
+    """Name of the group object in the job's namespace. A resumption or a changed spec takes a new group."""  # noqa: E501
+    api_version: _Short
+    """API version of the group object."""
+    queue: _Short | None = None
+    """Name of the queue."""

@@ -1,0 +1,188 @@
+"""The gang schedulers: the group object of a job and the marks of its pods, for each.
+
+A group object must exist before its pods, and its name changes whenever all pods are replaced: most
+schedulers never change the size of a group, and some keep a deleted group until its pods have
+ended. Nothing else in the operator depends on which scheduler places the pods.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_operator.api.gang import GangStatus, GangType
+from ddp_operator.api.job import DDPJob
+from ddp_operator.builders import names
+from ddp_operator.builders.gangs import versions
+from ddp_operator.builders.gangs.quantities import pod_requests, times
+from ddp_operator.builders.gangs.versions import Gangs
+from ddp_wire import contract
+
+Manifest = dict[str, Any]
+
+VOLCANO_SCHEDULER = "volcano"
+VOLCANO_GROUP = "scheduling.k8s.io/group-name"
+"""Annotation on a pod: its Volcano PodGroup."""
+COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
+"""Label on a pod: its PodGroup of scheduler-plugins."""
+NATIVE_FIELDS = ("workloadRef", "schedulingGroup")
+"""Fields of a pod spec that name its group, of Kubernetes 1.35 and of later releases."""
+_POD_GROUP = "workers"
+"""Name of the only group in a Workload."""
+
+
+def gang_size(job: DDPJob) -> int:
+    """Return the number of pods that must be placed together. Others are placed as they fit."""
+    elastic = job.spec.elastic
+    return job.nodes if elastic is None else elastic.min_nodes
+
+
+def new_gang(job: DDPJob, gangs: Gangs) -> GangStatus | None:
+    """Return the gang of pods that are created together for the next attempt, or None."""
+    kind = gang_type(job, gangs)
+    api_version = gangs.api_version(kind)
+    if api_version is None:
+        return None
+    given = job.spec.gang.queue if job.spec.gang is not None else None
+    queue = (given or gangs.queue) if kind is GangType.VOLCANO else None
+    group = f"{job.metadata.name}-{job.status.attempt + 1}"
+    return GangStatus.model_validate(
+        {"type": kind, "group": group, "apiVersion": api_version, "queue": queue}
+    )
+
+
+def gang_type(job: DDPJob, gangs: Gangs) -> GangType:
+    """Return the gang scheduler that a job asks for, or the default of the installation."""
+    return job.spec.gang.type if job.spec.gang is not None else gangs.default
+
+
+def recorded_gang(job: DDPJob) -> GangStatus | None:
+    """Return the gang of the pods of the current attempt, or None."""
+    return job.status.pods.gang if job.status.pods is not None else None
+
+
+def build_group(job: DDPJob, gang: GangStatus, pod: Manifest) -> Manifest:
+    """Return the group object of a job's gang.
+
+    Args:
+        job: The job.
+        gang: Its gang.
+        pod: Manifest of any of its pods, which are alike. The group has their priority.
+    """
+    return {
+        "apiVersion": gang.api_version,
+        "kind": versions.group_kind(gang.api_version),
+        "metadata": {
+            "name": gang.group,
+            "namespace": job.metadata.namespace,
+            "labels": names.labels(job),
+            "ownerReferences": [names.owner_reference(job)],
+        },
+        "spec": _SHAPES[gang.api_version].spec(_Request(gang, gang_size(job), pod)),
+    }
+
+
+def with_marks(pod: Manifest, job: DDPJob, gangs: Gangs) -> Manifest:
+    """Return a pod with the marks by which the gang scheduler finds its group, if it has one.
+
+    If the API server no longer serves the group object, Kubernetes places the pod for itself:
+    another version of the API would ignore the mark.
+    """
+    gang = recorded_gang(job)
+    if gang is None or not gangs.serves(gang.api_version):
+        return pod
+    pod = _annotated(pod, contract.ANNOTATION_GANG_GROUP, gang.group)
+    return _SHAPES[gang.api_version].mark(pod, gang.group, gangs)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What the group object of a gang depends on."""
+
+    gang: GangStatus
+    size: int
+    pod: Manifest
+
+    @property
+    def priority(self) -> Manifest:
+        """Return the field with the priority of the pods, if they have one."""
+        name = self.pod["spec"].get("priorityClassName")
+        return {"priorityClassName": name} if name else {}
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """One form of a group object and of the marks of its pods."""
+
+    spec: Callable[[_Request], Manifest]
+    """Returns the spec of the group object."""
+    mark: Callable[[Manifest, str, Gangs], Manifest]
+    """Returns a pod with the marks of a group of this name."""
+
+
+def _workload_spec(request: _Request) -> Manifest:
+    gang = {"gang": {"minCount": request.size}}
+    return {"podGroups": [{"name": _POD_GROUP, "policy": gang}]}
+
+
+def _with_workload(pod: Manifest, group: str, _: Gangs) -> Manifest:
+    return _with_spec(pod, {"workloadRef": {"name": group, "podGroup": _POD_GROUP}})
+
+
+def _native_spec(disruption_mode: Any) -> Callable[[_Request], Manifest]:
+    """Return the builder of a PodGroup of Kubernetes, whose pods are only preempted together."""
+
+    def spec(request: _Request) -> Manifest:
+        policy = {"gang": {"minCount": request.size}}
+        mode = {"disruptionMode": disruption_mode}
+        return {"schedulingPolicy": policy, **mode, **request.priority}
+
+    return spec
+
+
+def _with_scheduling_group(pod: Manifest, group: str, _: Gangs) -> Manifest:
+    return _with_spec(pod, {"schedulingGroup": {"podGroupName": group}})
+
+
+def _volcano_spec(request: _Request) -> Manifest:
+    """Return a Volcano PodGroup. The queue admits it once it has room for the resources."""
+    queue = {"queue": request.gang.queue} if request.gang.queue else {}
+    resources = times(pod_requests(request.pod["spec"]), request.size)
+    needed = {"minResources": resources} if resources else {}
+    return {"minMember": request.size, **queue, **needed, **request.priority}
+
+
+def _with_volcano(pod: Manifest, group: str, _: Gangs) -> Manifest:
+    name = pod["spec"].get("schedulerName") or VOLCANO_SCHEDULER
+    return _with_spec(_annotated(pod, VOLCANO_GROUP, group), {"schedulerName": name})
+
+
+def _coscheduling_spec(request: _Request) -> Manifest:
+    return {"minMember": request.size}
+
+
+def _with_coscheduling(pod: Manifest, group: str, gangs: Gangs) -> Manifest:
+    metadata = pod["metadata"]
+    labels = {**metadata["labels"], COSCHEDULING_GROUP: group}
+    marked = {**pod, "metadata": {**metadata, "labels": labels}}
+    name = pod["spec"].get("schedulerName") or gangs.coscheduling_scheduler
+    return _with_spec(marked, {"schedulerName": name}) if name else marked
+
+
+def _with_spec(pod: Manifest, fields: Mapping[str, Any]) -> Manifest:
+    return {**pod, "spec": {**pod["spec"], **fields}}
+
+
+def _annotated(pod: Manifest, name: str, value: str) -> Manifest:
+    metadata = pod["metadata"]
+    annotations = {**metadata["annotations"], name: value}
+    return {**pod, "metadata": {**metadata, "annotations": annotations}}
+
+
+_SHAPES: Mapping[str, _Shape] = {
+    versions.NATIVE_1_35: _Shape(_workload_spec, _with_workload),
+    versions.NATIVE_1_36: _Shape(_native_spec("PodGroup"), _with_scheduling_group),
+    versions.NATIVE_1_37: _Shape(_native_spec({"all": {}}), _with_scheduling_group),
+    versions.VOLCANO: _Shape(_volcano_spec, _with_volcano),
+    versions.COSCHEDULING: _Shape(_coscheduling_spec, _with_coscheduling),
+}
+"""Form of the group objects, by their API version."""

@@ -1,0 +1,180 @@
+"""Create and delete the group objects of gangs, and tell what a waiting gang waits for.
+
+No other module of `reconcile` asks which gang scheduler a job uses. These rules hold for each:
+
+- The group object exists before its pods. `actions` runs an `EnsureChild` before any `CreatePod`.
+- All pods that are created together get a new group. Its name is in the status before any of them
+  exists, so a restarted operator creates the same group.
+- Never more living pods than the group has places: each node of the job has one pod, and
+  `children` creates its successor only once that pod has ended or its object is gone.
+- A group without a living pod that is not the group of the current attempt is deleted. So are all
+  groups of a job that is suspended or finished, because a group may hold a place in a queue.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_operator.api.gang import GangStatus, GangType
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import ConditionType, DDPJobStatus
+from ddp_operator.builders.defaults import Defaults
+from ddp_operator.builders.gangs.schedulers import (
+    build_group,
+    gang_size,
+    gang_type,
+    recorded_gang,
+)
+from ddp_operator.builders.gangs.versions import row_of
+from ddp_operator.builders.kinds import GROUP_ROWS, KINDS
+from ddp_operator.builders.pod import build_pod
+from ddp_operator.reconcile.plan import DeleteChild, EnsureChild, Event, EventType
+from ddp_operator.reconcile.pod_view import PodView
+from ddp_operator.reconcile.world import World
+
+_IGNORED = {"FieldDropped", "NotServed"}
+"""Reasons of the condition GangScheduled for pods that are placed for themselves."""
+_WAITING = ("PodGroupScheduled", "PodGroupInitiallyScheduled", "Unschedulable")
+"""Conditions of group objects whose message tells why the gang waits."""
+_NOT_ADMITTED = "Pending"
+"""Phase of a group that its queue has not admitted yet."""
+
+
+@dataclass(frozen=True)
+class GangReport:
+    """Value, reason and message of the condition GangScheduled."""
+
+    placed: bool
+    reason: str
+    message: str
+
+
+def why_no_gang(job: DDPJob, defaults: Defaults) -> str | None:
+    """Return why new pods of a job cannot get the gang that it relies on, or None if they can."""
+    gangs, gang = defaults.gangs, recorded_gang(job)
+    if job.status.pods is None or job.status.attempt_spec_hash != job.spec_hash:
+        wanted = gang_type(job, gangs)
+    else:
+        wanted = gang.type if gang is not None else GangType.NONE
+    why = gangs.why_not(wanted)
+    source = "spec.gang.type" if job.spec.gang is not None else "gangs.default of the chart"
+    return None if why is None else f"{source}: {wanted} is not available: {why}"
+
+
+def ensure_group(world: World, defaults: Defaults) -> list[EnsureChild | DeleteChild]:
+    """Return actions that create or restore the group object, and delete the groups before it."""
+    gang = recorded_gang(world.job)
+    if gang is None or not defaults.gangs.serves(gang.api_version):
+        return list(_deletions(world, keep=None))
+    found = _group_object(world, gang)
+    deletions = _deletions(world, keep=gang.group)
+    pod = build_pod(world.job, 0, world.job.status.attempt, defaults)
+    wanted = build_group(world.job, gang, pod)
+    if found is not None and KINDS[row_of(gang.api_version)].is_intact(found, wanted):
+        return list(deletions)
+    return [EnsureChild(wanted), *deletions]
+
+
+def release_groups(world: World) -> list[DeleteChild]:
+    """Return actions that delete the groups whose pods have all ended."""
+    return _deletions(world, keep=None)
+
+
+def _deletions(world: World, keep: str | None) -> list[DeleteChild]:
+    """Return deletions of all groups without a living pod, except for one."""
+    living = {pod.gang_group for pod in world.pods if not pod.terminal}
+    out = []
+    for row in GROUP_ROWS:
+        for group in world.children.get(row, ()):
+            metadata = group["metadata"]
+            leaving = metadata.get("deletionTimestamp") is not None
+            if leaving or metadata["name"] == keep or metadata["name"] in living:
+                continue
+            out.append(DeleteChild(row, metadata["name"], metadata["uid"]))
+    return out
+
+
+def _group_object(world: World, gang: GangStatus) -> Mapping[str, Any] | None:
+    """Return the group object of the current attempt as it exists, or None."""
+    groups = world.children.get(row_of(gang.api_version), ())
+    return next((g for g in groups if g["metadata"]["name"] == gang.group), None)
+
+
+def is_held_by_queue(world: World) -> bool:
+    """Return whether a queue has not admitted the group of the job yet."""
+    gang = recorded_gang(world.job)
+    if gang is None or gang.type is not GangType.VOLCANO:
+        return False
+    return _phase(world, gang) == _NOT_ADMITTED
+
+
+def report(world: World) -> GangReport | None:
+    """Return how the gang of the current attempt stands, or None for a job that never had one."""
+    gang = recorded_gang(world.job)
+    if gang is None:
+        known = world.job.status.condition(ConditionType.GANG_SCHEDULED) is not None
+        return GangReport(False, "NoGang", "each pod is placed for itself") if known else None
+    group = f"the {gang.type} group {gang.group}"
+    mine = [p for p in world.pods if p.spec_hash == world.job.spec_hash]
+    living = [p for p in mine if not p.terminal and not p.deleting]
+    lost = next((found for p in living if (found := _lost_mark(p, gang))), None)
+    if lost is not None:
+        return lost
+    size, placed = gang_size(world.job), sum(p.node is not None for p in living)
+    message = f"{placed} of {size} pods of {group} have a Kubernetes node"
+    if placed >= size:
+        return GangReport(True, "Placed", message)
+    why = _why_it_waits(world, gang)
+    return GangReport(False, "WaitingForGang", f"{message}: {why}" if why else message)
+
+
+def _lost_mark(pod: PodView, gang: GangStatus) -> GangReport | None:
+    """Return the report about a pod that is no member of the gang, or None for a member."""
+    if not pod.gang_group:
+        why = f"the API server did not serve {gang.api_version} when the pod was created"
+        return GangReport(False, "NotServed", f"{pod.name} is placed for itself, because {why}")
+    if gang.type is not GangType.NATIVE or pod.native_group:
+        return None
+    why = "the API server dropped its field: the feature gate GenericWorkload is off there"
+    return GangReport(False, "FieldDropped", f"{pod.name} is placed for itself, because {why}")
+
+
+def waiting_sentence(status: DDPJobStatus, pod: str | None, *, missing: bool) -> str | None:
+    """Return what a job with a gang waits for, or None if its pods tell it.
+
+    Args:
+        status: Status with the condition GangScheduled.
+        pod: What the scheduler or the kubelet tells about one pod, or None.
+        missing: Whether pods of the job do not exist yet.
+    """
+    gang = status.condition(ConditionType.GANG_SCHEDULED)
+    if gang is None or gang.reason != "WaitingForGang" or missing:
+        return None
+    return f"{gang.message}; {pod}" if pod else gang.message
+
+
+def warnings(before: DDPJobStatus, after: DDPJobStatus) -> list[Event]:
+    """Return the Event about a gang that the API server ignores, once for each reason."""
+    old, new = (one.condition(ConditionType.GANG_SCHEDULED) for one in (before, after))
+    if new is None or new.reason not in _IGNORED or (old is not None and old.reason == new.reason):
+        return []
+    return [Event(EventType.WARNING, "GangIgnored", new.message)]
+
+
+def _why_it_waits(world: World, gang: GangStatus) -> str:
+    """Return the sentence of the scheduler or the queue about the group, or ""."""
+    group = _group_object(world, gang)
+    status = (group.get("status") or {}) if group is not None else {}
+    for condition in status.get("conditions") or []:
+        unmet = "True" if condition.get("type") == "Unschedulable" else "False"
+        explains = condition.get("type") in _WAITING and condition.get("status") == unmet
+        if explains and condition.get("message"):
+            return str(condition["message"])
+    if is_held_by_queue(world):
+        return f"the queue {gang.queue or 'default'} has not admitted it"
+    return ""
+
+
+def _phase(world: World, gang: GangStatus) -> str:
+    group = _group_object(world, gang) or {}
+    return str((group.get("status") or {}).get("phase") or "")

@@ -1,0 +1,77 @@
+"""Find out which group objects of gang schedulers the API server serves.
+
+The operator asks once at its start, because it lists and watches the kinds that it found. It asks
+again after a request for a kind that the API server does not serve, and with each full relist: a
+cluster gets a new version, or an administrator installs or removes a scheduler.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from ddp_operator.builders.gangs.versions import Gangs, api_group, choose_version
+from ddp_operator.cluster.base import ClusterError
+
+_log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 2.0
+"""Pause after a failed question, in seconds."""
+_SHORTEST_PAUSE_SECONDS = 10.0
+"""Shortest time between two questions, in seconds: each refused request may ask for one."""
+
+
+class GangApis:
+    """The group objects that the API server serves."""
+
+    def __init__(
+        self, served_versions: Callable[[str], Awaitable[tuple[str, ...]]], gangs: Gangs
+    ) -> None:
+        """Create it.
+
+        Args:
+            served_versions: Returns the versions of an API group that the API server serves.
+            gangs: Gang schedulers that the settings name.
+        """
+        self._served_versions, self._gangs = served_versions, gangs
+
+    async def discover(self) -> Gangs:
+        """Return the gang schedulers with the API versions of their groups. Retry on failures."""
+        while True:
+            try:
+                self._gangs = await self._look()
+            except ClusterError as error:
+                _log.warning("not ready, the API groups of gangs cannot be read: %s", error)
+                await asyncio.sleep(max(_RETRY_SECONDS, error.retry_after or 0.0))
+            else:
+                return self._gangs
+
+    async def wait_for_change(self, asked: asyncio.Event, every: float) -> str:
+        """Return a sentence once the API server serves other group objects than before.
+
+        Args:
+            asked: Set when a request found a kind that the API server does not serve.
+            every: Longest time between two questions, in seconds.
+        """
+        while True:
+            await asyncio.sleep(_SHORTEST_PAUSE_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asked.wait(), every)
+            asked.clear()
+            try:
+                found = await self._look()
+            except ClusterError as error:
+                _log.warning("the API groups of gangs cannot be read: %s", error)
+                continue
+            if found != self._gangs:
+                names = ", ".join(version for _, version in found.served) or "none"
+                return f"the API server serves other group objects of gangs than before: {names}"
+
+    async def _look(self) -> Gangs:
+        served = []
+        for gang in self._gangs.types:
+            version = choose_version(gang, await self._served_versions(api_group(gang)))
+            if version is not None:
+                served.append((gang, version))
+        return replace(self._gangs, served=tuple(served))

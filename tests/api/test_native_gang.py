@@ -1,0 +1,100 @@
+"""Native gang scheduling of Kubernetes 1.35: the API server accepts the group and keeps its mark.
+
+No scheduler runs here, so the pods wait. The API server, the operator's rights and its admission
+policy are real.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ddp_operator.api.gang import GangType
+from ddp_operator.builders.gangs.versions import NATIVE_1_35, Gangs, api_group
+from ddp_operator.runtime.gang_apis import GangApis
+from tests.api.client import path_of
+from tests.api.in_process_operator import DEFAULTS, OperatorEnvironment
+from tests.api.simulated_job import SimulatedJob
+from tests.scenarios.flows import NAME
+
+pytestmark = pytest.mark.api
+
+JSON = dict[str, Any]
+NATIVE = {"type": "Native"}
+
+
+async def job_with_gang(environment: OperatorEnvironment, namespace: str) -> SimulatedJob:
+    """Return a job under an operator that has discovered what the API server serves."""
+    SimulatedJob(environment, namespace).new_operator().activate()
+    asked = GangApis(environment.cluster.served_versions, Gangs(types=(GangType.NATIVE,)))
+    gangs = await asked.discover()
+    assert dict(gangs.served) == {GangType.NATIVE: NATIVE_1_35}
+    simulated = SimulatedJob(environment, namespace, defaults=replace(DEFAULTS, gangs=gangs))
+    await simulated.apply(gang=NATIVE)
+    return simulated
+
+
+async def groups(environment: OperatorEnvironment, namespace: str) -> dict[str, JSON]:
+    found = await environment.api.list("workloads", namespace)
+    return {one["metadata"]["name"]: one["spec"]["podGroups"][0] for one in found}
+
+
+async def test_pods_are_members_of_the_group(
+    environment: OperatorEnvironment, namespace: str
+) -> None:
+    simulated = await job_with_gang(environment, namespace)
+    await simulated.new_operator().reconcile_until_idle()
+    gang = {"name": "workers", "policy": {"gang": {"minCount": 2}}}
+    assert await groups(environment, namespace) == {f"{NAME}-1": gang}
+    pods = await simulated.pods()
+    assert len(pods) == 2
+    for pod in pods:
+        assert pod["spec"]["workloadRef"] == {"name": f"{NAME}-1", "podGroup": "workers"}
+    status = await simulated.status()
+    found = {one["type"]: one for one in status["conditions"]}["GangScheduled"]
+    assert (found["status"], found["reason"]) == ("False", "WaitingForGang")
+
+
+async def test_new_size_takes_a_new_group(environment: OperatorEnvironment, namespace: str) -> None:
+    simulated = await job_with_gang(environment, namespace)
+    await simulated.run_until("Running")
+    await simulated.edit(nodes=3)
+    await simulated.run_until("Running")
+    await simulated.new_operator().reconcile_until_idle()
+    found = await groups(environment, namespace)
+    [name] = found
+    assert name != f"{NAME}-1"
+    assert found[name]["policy"] == {"gang": {"minCount": 3}}
+    members = {pod["spec"]["workloadRef"]["name"] for pod in await simulated.pods()}
+    assert members == {name}
+
+
+async def test_suspended_job_has_no_group(environment: OperatorEnvironment, namespace: str) -> None:
+    simulated = await job_with_gang(environment, namespace)
+    await simulated.run_until("Running")
+    await simulated.edit(suspend=True)
+    operator = await simulated.run_until("Suspended")
+    for _ in range(10):
+        if not await simulated.pods():
+            break
+        await simulated.advance()
+        await operator.reconcile_until_idle()
+    await operator.reconcile_until_idle()
+    assert await groups(environment, namespace) == {}
+
+
+async def test_group_that_an_administrator_deleted_is_restored(
+    environment: OperatorEnvironment, namespace: str
+) -> None:
+    simulated = await job_with_gang(environment, namespace)
+    await simulated.run_until("Running")
+    await environment.api.call("DELETE", path_of("workloads", namespace, f"{NAME}-1"))
+    await simulated.new_operator().reconcile_until_idle()
+    assert list(await groups(environment, namespace)) == [f"{NAME}-1"]
+
+
+async def test_group_of_a_scheduler_that_is_not_installed_is_not_served(
+    environment: OperatorEnvironment, namespace: str
+) -> None:
+    SimulatedJob(environment, namespace).new_operator().activate()
+    assert await environment.cluster.served_versions(api_group(GangType.VOLCANO)) == ()

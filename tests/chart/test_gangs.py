@@ -1,0 +1,73 @@
+"""Tests of the chart's values about gang schedulers: settings, rights and admission policy."""
+
+from typing import Any
+
+import pytest
+
+from ddp_operator.api.gang import GangType
+from ddp_operator.builders.gangs.versions import KNOWN_VERSIONS, row_of
+from ddp_operator.builders.kinds import KINDS
+from tests.chart.rights import Right, granted_rights
+from tests.chart.test_chart import find_one, rendered
+
+pytestmark = pytest.mark.api
+
+JSON = dict[str, Any]
+POLICY = "ddp-trainer-operator"
+
+
+def rights(*flags: str) -> set[Right]:
+    return granted_rights(rendered(*flags), "ddp-system", "ddp-trainer")
+
+
+def rows(*types: GangType) -> set[Right]:
+    """Return the rights to the group objects of some gang schedulers, by the table of kinds."""
+    kinds = [KINDS[row_of(version)] for one in types for version in KNOWN_VERSIONS[one]]
+    return {Right(kind.group, kind.plural, verb) for kind in kinds for verb in kind.verbs}
+
+
+@pytest.mark.parametrize(
+    "types",
+    [
+        [GangType.NATIVE],
+        [GangType.COSCHEDULING],
+        [GangType.VOLCANO],
+        [GangType.NATIVE, GangType.VOLCANO],
+    ],
+)
+def test_operator_gets_rights_to_the_groups_of_the_enabled_types_alone(
+    types: list[GangType],
+) -> None:
+    listed = ",".join(types)
+    assert rights("--set", f"gangs.types={{{listed}}}") - rights() == rows(*types)
+
+
+def test_operator_has_no_right_to_groups_by_default() -> None:
+    assert not rights() & rows(*KNOWN_VERSIONS)
+
+
+def test_values_are_settings_of_the_operator() -> None:
+    flags = "gangs.types={Volcano},gangs.default=Volcano,gangs.queue=research"
+    documents = rendered("--set", f"{flags},gangs.coschedulingScheduler=batch")
+    container = find_one(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    given = {one["name"]: one.get("value") for one in container["env"]}
+    assert given["DDP_OPERATOR_GANG_TYPES"] == "Volcano"
+    assert given["DDP_OPERATOR_GANG_DEFAULT"] == "Volcano"
+    assert given["DDP_OPERATOR_GANG_QUEUE"] == "research"
+    assert given["DDP_OPERATOR_COSCHEDULING_SCHEDULER"] == "batch"
+    plain = find_one(rendered(), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert not [one for one in plain["env"] if "GANG" in one["name"]]
+
+
+def children(*flags: str) -> str:
+    """Return the rule on which objects the operator may write."""
+    spec = find_one(rendered(*flags), "ValidatingAdmissionPolicy", POLICY)["spec"]
+    return next(str(one["expression"]) for one in spec["variables"] if one["name"] == "child")
+
+
+def test_policy_of_the_operator_knows_the_groups_of_the_enabled_types_alone() -> None:
+    assert "podgroups" not in children()
+    assert "'scheduling.volcano.sh/podgroups'" in children("--set", "gangs.types={Volcano}")
+    native = children("--set", "gangs.types={Native}")
+    assert "'scheduling.k8s.io/workloads', 'scheduling.k8s.io/podgroups'" in native
+    assert "volcano" not in native

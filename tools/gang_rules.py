@@ -1,0 +1,16 @@
+"""Rules of the chart's ValidatingAdmissionPolicy on the marks of pods with a gang."""
+
+from ddp_operator.builders.gangs.schedulers import VOLCANO_GROUP
+from ddp_wire import contract
+
+GANG_ANNOTATIONS = (contract.ANNOTATION_GANG_GROUP, VOLCANO_GROUP)
+"""Annotations of a pod that name its group."""
+
+
+def gang_fields() -> dict[str, str]:
+    """Return the fields of a pod spec that name its group, each with the rule on its value."""
+    group = f"object.metadata.annotations['{contract.ANNOTATION_GANG_GROUP}']"
+    return {
+        "workloadRef": f"object.spec.workloadRef.name == {group}",
+        "schedulingGroup": f"object.spec.schedulingGroup.?podGroupName.orValue('') == {group}",
+    }
