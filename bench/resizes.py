@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.recovery import NAMESPACE
+from tests.cluster.elastic_jobs import elastic_job, scale, wait_for_members
 from tests.cluster.support import Job
-from tests.cluster.test_elastic import elastic_job, scale, wait_for_members
 from tests.harness import ending, install
 from tests.harness.cluster import Cluster
 from tests.harness.install import eventually

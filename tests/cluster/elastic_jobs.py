@@ -1,0 +1,53 @@
+"""Elastic jobs on the real cluster."""
+
+from typing import Any
+
+from tests.cluster.support import ENDLESS_EPOCHS, Job, long_job
+from tests.harness.install import eventually
+
+LIMITS = {"minNodes": 1, "startWaitSeconds": 5, "shrinkAfterSeconds": 2, "growAfterSeconds": 2}
+
+
+def elastic_job(epochs: int = ENDLESS_EPOCHS, **limits: int) -> dict[str, Any]:
+    """Return a job whose pods run on different nodes."""
+    manifest = long_job(epochs=epochs, log={"every_steps": 1})
+    manifest["spec"]["elastic"] = LIMITS | limits
+    selector = {"matchLabels": {"ddp-trainer.dev/job-name": manifest["metadata"]["name"]}}
+    term = {"labelSelector": selector, "topologyKey": "kubernetes.io/hostname"}
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    manifest["spec"]["podTemplate"] = {"spec": {"affinity": affinity}}
+    return manifest
+
+
+def wait_for_members(job: Job, members: set[int], seconds: float = 120) -> dict[str, Any]:
+    """Wait until exactly these nodes train and have done an update. Return the status."""
+    text = ",".join(map(str, sorted(members))).replace("0,1", "0-1")
+
+    def train() -> bool:
+        status = job.status
+        resize = status.get("lastResize", {})
+        done = resize.get("attempt") != status.get("attempt") or "milliseconds" in resize
+        return status.get("members") == text and job.reason == "Running" and done
+
+    try:
+        eventually(train, f"the members {text} train", seconds)
+    except TimeoutError as error:
+        raise AssertionError(f"{error}\n{job.kubectl('describe', 'ddpjob', job.name)}") from error
+    return job.status
+
+
+def node_index(job: Job, node: str) -> int:
+    """Return the node of the job that runs on a Kubernetes node, once the scheduler has decided."""
+    found: list[str] = []
+
+    def is_scheduled() -> bool:
+        found[:] = [p["metadata"]["name"] for p in job.pods() if p["spec"].get("nodeName") == node]
+        return len(found) == 1
+
+    eventually(is_scheduled, f"one pod runs on {node}", 60)
+    return int(found[0].rpartition("-")[2])
+
+
+def scale(job: Job, nodes: int) -> None:
+    """Change the number of nodes, as a user or an HPA does."""
+    job.kubectl("scale", "ddpjob", job.name, f"--replicas={nodes}")
