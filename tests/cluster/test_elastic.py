@@ -93,6 +93,7 @@ def test_job_goes_on_without_a_tainted_node(cluster: Cluster, namespace: str, in
 def test_drained_node_is_left_before_its_pod_is_evicted(cluster: Cluster, namespace: str) -> None:
     job = Job.apply(cluster, namespace, elastic_job())
     wait_for_members(job, {0, 1})
+    job.wait_for_checkpoint()
     node = next(n for n in cluster.node_names if n != operator_node(cluster))
     there = node_index(job, node)
     drain = ("drain", node, "--ignore-daemonsets", "--force", "--delete-emptydir-data")
