@@ -31,5 +31,11 @@ def unsteady_nodes(status: DDPJobStatus, now: datetime) -> frozenset[str]:
     return frozenset(node for node, count in counts.items() if count >= _UNSTEADY)
 
 
+def usable_from(status: DDPJobStatus, node: str, now: datetime) -> datetime:
+    """Return the time from which a job grows onto an unsteady Kubernetes node again."""
+    times = sorted(one.time for one in _recent(status, now) if one.node == node)
+    return times[-_UNSTEADY] + _REMEMBERED if len(times) >= _UNSTEADY else now
+
+
 def _recent(status: DDPJobStatus, now: datetime) -> list[DepartureStatus]:
     return [one for one in status.departures if abs(now - one.time) < _REMEMBERED]

@@ -137,6 +137,26 @@ def ready_spares(world: World) -> str | None:
     return f"{len(_candidates(world))}/{spares}" if spares else None
 
 
+def next_growth(world: World) -> str | None:
+    """Return when a job that trains with fewer nodes than it asks for grows, as a sentence."""
+    limits, status = limits_of(world.job), world.job.status
+    if limits is None or len(world.members) >= limits.nodes:
+        return None
+    ready, last = _candidates(world), _last_change(world)
+    if ready and last is not None:
+        due_at = last + timedelta(seconds=limits.grow_after_seconds)
+        return f"the operator adds {_subject(ready)} at {due_at:%H:%M:%S} UTC"
+    for index in sorted(set(range(world.job.pods)) - set(world.members)):
+        pod = world.pod(index)
+        if pod is not None and pod.node in departures.unsteady_nodes(status, world.now):
+            back = departures.usable_from(status, pod.node or "", world.now)
+            return (
+                f"none: members left the Kubernetes node {pod.node} twice within an hour, so the"
+                f" job grows onto it at {back:%H:%M} UTC at the earliest"
+            )
+    return None
+
+
 def trains(world: World, status: DDPJobStatus) -> bool:
     """Return whether an elastic job trains, even if some of its pods wait for a Kubernetes node."""
     return world.job.spec.may_leave_nodes_out and status.is_true(ConditionType.RENDEZVOUSED)
@@ -159,7 +179,8 @@ def _scaled_down(world: World, limits: SizeLimits) -> Resize:
     if len(kept) < limits.least:
         kept += sorted(set(range(world.job.pods)) - set(kept))
     members = frozenset(kept[: limits.nodes])
-    return Resize(members, f"spec.nodes is {limits.nodes} and spec.spares {world.job.spec.spares}")
+    spares = f" and spec.spares is {world.job.spec.spares}" if world.job.spec.spares else ""
+    return Resize(members, f"spec.nodes is {limits.nodes}{spares}")
 
 
 def _without_late_members(world: World, limits: SizeLimits) -> Resize | None:
@@ -278,9 +299,15 @@ def _left(since: datetime | None, seconds: int, now: datetime) -> float:
     return (since + timedelta(seconds=seconds) - now).total_seconds()
 
 
-def _named(nodes: Iterable[int]) -> str:
-    """Return the subject of a sentence about nodes, with its verb."""
+def _subject(nodes: Iterable[int]) -> str:
+    """Return nodes as the subject of a sentence."""
     given = sorted(nodes)
     more = len(given) - _NAMED
     text = ", ".join(map(str, given[:_NAMED])) + (f" and {more} more" if more > 0 else "")
-    return f"nodes {text} are" if len(given) > 1 else f"node {text} is"
+    return f"nodes {text}" if len(given) > 1 else f"node {text}"
+
+
+def _named(nodes: Iterable[int]) -> str:
+    """Return the subject of a sentence about nodes, with its verb."""
+    given = list(nodes)
+    return f"{_subject(given)} {'are' if len(given) > 1 else 'is'}"

@@ -10,7 +10,7 @@ from datetime import timedelta
 from ddp_operator.api.spec import CleanPodPolicy
 from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.builders import names
-from ddp_operator.reconcile import backoff
+from ddp_operator.reconcile import backoff, elastic
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, Plan, SetAttempt
 from ddp_operator.reconcile.world import World
@@ -73,6 +73,8 @@ def _while_training(world: World, status: DDPJobStatus) -> str:
     if 0 < len(living) < len(world.pods):
         return f"the operator waits for {_listed(pod.name for pod in living)} to end"
     unready = [pod.name for pod in living if not pod.ready]
+    if (growth := elastic.next_growth(world)) is not None:
+        return growth
     if unready and not status.is_true(ConditionType.PODS_READY):
         return f"the operator waits for {_listed(unready)} to become ready"
     if status.suspect is not None:

@@ -61,7 +61,7 @@ def resize_events(world: World, status: DDPJobStatus) -> list[Event]:
     if last is None or last.milliseconds is None or last == known:
         return []
     text = (
-        f"attempt {last.attempt} trains on {last.to_nodes} nodes instead of {last.from_nodes},"
+        f"attempt {last.attempt} trains on {last.to_nodes} instead of {last.from_nodes} nodes,"
         f" {last.milliseconds / 1000:.1f} s after the decision"
     )
     if last.repeated_updates is not None:

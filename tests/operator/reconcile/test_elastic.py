@@ -234,6 +234,17 @@ def test_node_that_left_twice_within_an_hour_is_not_grown_onto() -> None:
     assert members(grown_at(job, 3000)) == {0, 1, 2}
 
 
+def test_status_says_when_the_job_grows() -> None:
+    plan = grown_at(elastic_job(3, members="0,2"), 10)
+    assert plan.status.next_action == "the operator adds node 1 at 12:05:00 UTC"
+    left = [DepartureStatus(node="machine-1", time=after(s)) for s in (-1200, -900)]
+    job = elastic_job(2, members="0", status={"departures": left})
+    assert grown_at(job, 300).status.next_action == (
+        "none: members left the Kubernetes node machine-1 twice within an hour, so the job grows"
+        " onto it at 12:40 UTC at the earliest"
+    )
+
+
 def test_departures_are_recorded_with_the_loss() -> None:
     job = elastic_job(2)
     seen = world(job, [pod(job, 0)], statuses={0: training(job, 0)})
@@ -282,7 +293,7 @@ def test_resize_is_complete_with_the_first_update_of_all_members() -> None:
     assert done.status.last_resize is not None
     assert done.status.last_resize.milliseconds == 2500
     texts = [event.message for event in done.events if event.reason == "Resized"]
-    assert texts == ["attempt 3 trains on 4 nodes instead of 2, 2.5 s after the decision"]
+    assert texts == ["attempt 3 trains on 4 instead of 2 nodes, 2.5 s after the decision"]
 
 
 def test_job_is_complete_when_its_members_are_whatever_other_pods_do() -> None:
