@@ -14,9 +14,10 @@ Two pods of one node never run at once, because both would join the rendezvous a
 """
 
 from dataclasses import replace
+from datetime import timedelta
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.status import DDPJobStatus, PodsStatus
+from ddp_operator.api.status import ConditionType, DDPJobStatus, PodsStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.affinity import valid_strikes
 from ddp_operator.builders.defaults import Defaults
@@ -39,6 +40,8 @@ from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.reconcile.world import World
 from ddp_wire.contract import ATTEMPT_STOP
 
+OTHER_PODS_WAIT = timedelta(seconds=5)
+"""Longest wait for the members of a new attempt before pods of other nodes are created."""
 LINGERING_GRACE_SECONDS = 1
 """Grace period of a pod whose worker has ended, while a sidecar still runs."""
 
@@ -77,12 +80,24 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
             actions.append(_delete(pod, by_force=not pod.lingers))
         # Two pods of one node must never run at once, even under different names.
         occupied = pod is not None and (pod.lingers or bool(pod.finalizers))
-        may_create = names.pod_name(job, index) not in waits
+        may_create = names.pod_name(job, index) not in waits and not _may_wait(world, index)
         if may_create and not occupied and not world.has_other_pod(index):
             actions.append(CreatePod(job, index, status.attempt, shared, world.job_secret))
     wanted = {names.pod_name(job, index) for index in range(job.pods)}
     surplus = [pod for pod in world.pods if pod.name not in wanted]
     return actions + [_delete(pod) for pod in surplus if _is_deletable(pod)]
+
+
+def _may_wait(world: World, index: int) -> bool:
+    """Return whether a pod without a part in the attempt is created later.
+
+    While the members recover from a fault, a new pod would only take CPU time and requests.
+    """
+    status, start = world.job.status, world.job.status.attempt_start_time
+    if index in world.members or status.attempt == 1 or start is None:
+        return False
+    joined = status.is_true(ConditionType.RENDEZVOUSED)
+    return not joined and timedelta(0) <= world.now - start < OTHER_PODS_WAIT
 
 
 def _ensure_other_children(world: World, defaults: Defaults) -> list[Action]:

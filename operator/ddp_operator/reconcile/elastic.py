@@ -142,7 +142,7 @@ def next_growth(world: World) -> str | None:
     limits, status = limits_of(world.job), world.job.status
     if limits is None or len(world.members) >= limits.nodes:
         return None
-    ready, last = _candidates(world), _last_change(world)
+    ready, last = _steady_candidates(world), _last_change(world)
     if ready and last is not None:
         due_at = last + timedelta(seconds=limits.grow_after_seconds)
         return f"the operator adds {_subject(ready)} at {due_at:%H:%M:%S} UTC"
@@ -215,13 +215,14 @@ def _grown(world: World, limits: SizeLimits) -> Resize | None:
         return None
     if _left(_last_change(world), limits.grow_after_seconds, world.now) > 0.0:
         return None
-    members = _with_candidates(world, limits, frozenset())
-    return Resize(members, f"{_named(members.difference(world.members))} ready")
+    room = limits.nodes - len(world.members)
+    added = frozenset(_steady_candidates(world)[:room])
+    return Resize(added.union(world.members), f"{_named(added)} ready")
 
 
 def _may_grow(world: World, limits: SizeLimits) -> bool:
     """Return whether there is a node that is ready, and room for it."""
-    return len(world.members) < limits.nodes and bool(_candidates(world))
+    return len(world.members) < limits.nodes and bool(_steady_candidates(world))
 
 
 def _with_candidates(world: World, limits: SizeLimits, without: Members) -> Members:
@@ -231,13 +232,24 @@ def _with_candidates(world: World, limits: SizeLimits, without: Members) -> Memb
 
 
 def _candidates(world: World) -> list[int]:
-    """Return the nodes that are no members and could train at once, in order."""
-    members, now = frozenset(world.members), world.now
-    banned = departures.unsteady_nodes(world.job.status, now)
-    found = []
-    for index in sorted(set(range(world.job.pods)) - members):
+    """Return the nodes that are no members and could train at once, the steady ones first."""
+    steady = _steady_candidates(world)
+    others = (index for index in _ready_nodes(world) if index not in steady)
+    return [*steady, *others]
+
+
+def _steady_candidates(world: World) -> list[int]:
+    """Return the same without those on a Kubernetes node that members left twice in an hour."""
+    unsteady = departures.unsteady_nodes(world.job.status, world.now)
+    pods = ((index, world.pod(index)) for index in _ready_nodes(world))
+    return [index for index, pod in pods if pod is not None and pod.node not in unsteady]
+
+
+def _ready_nodes(world: World) -> list[int]:
+    found, members = [], frozenset(world.members)
+    for index in range(world.job.pods):
         pod = world.pod(index)
-        if pod is None or pod.node in banned or world.why_going(pod):
+        if index in members or pod is None or world.why_going(pod):
             continue
         if is_ready(world, pod):
             found.append(index)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.members import DepartureStatus
 from ddp_operator.reconcile.plan import CreatePod, DeletePod
 from tests.operator.elastic_support import members, pods, starting, training, waiting
 from tests.operator.support import active_job, after, new_job, plan_for, with_status
@@ -31,8 +32,27 @@ def test_spare_takes_the_place_of_a_lost_node_at_once(lost: int) -> None:
     statuses = {rest: training(job, rest), 2: waiting(job, 2)}
     plan = plan_for(job, pods(job, (rest, 2)), statuses=statuses)
     assert members(plan) == {rest, 2}
-    assert [a.name for a in plan.actions if isinstance(a, CreatePod)] == [f"digits-{lost}"]
     assert plan.status.infrastructure_restarts == 1
+
+
+def test_lost_pod_is_created_as_the_next_spare_once_the_others_train() -> None:
+    job = job_with_spare(members="0,2")
+    statuses = {0: training(job, 0), 2: training(job, 2)}
+    trains = plan_for(job, pods(job, (0, 2)), statuses=statuses)
+    starts = starting(job)
+    early = plan_for(starts, pods(starts, (0, 2), ()), statuses=statuses, now=after(4.9))
+    late = plan_for(starts, pods(starts, (0, 2), ()), statuses=statuses, now=after(5))
+    created = [
+        [a.name for a in plan.actions if isinstance(a, CreatePod)] for plan in (trains, early, late)
+    ]
+    assert created == [["digits-1"], [], ["digits-1"]]
+
+
+def test_spare_on_an_unsteady_node_is_better_than_none() -> None:
+    left = [DepartureStatus(node="machine-2", time=after(s)) for s in (-20, -10)]
+    job = job_with_spare(departures=left)
+    statuses = {0: training(job, 0), 2: waiting(job, 2)}
+    assert members(plan_for(job, pods(job, (0, 2)), statuses=statuses)) == {0, 2}
 
 
 def test_spare_that_is_not_ready_does_not_replace_a_lost_node() -> None:
