@@ -8,7 +8,7 @@ the value of the pod's attempt annotation and as a signed request to the agent:
   which agents of earlier releases understand.
 - `4:0-2,5` is attempt 4 of the nodes 0, 1, 2 and 5. The first of them hosts the rendezvous.
 - `4:0-2,5:save` is the same order to ranks that can still train: they save at the next step
-  boundary before they stop. Other orders leave them a second.
+  boundary before they stop. Other orders leave them no time for that.
 
 An agent that is no member of the newest attempt waits with a warm standby.
 """

@@ -28,7 +28,7 @@ from ddp_wire.messages import Failure
 
 _log = logging.getLogger("ddp_agent")
 
-RESTART_GRACE_SECONDS = 1.0
+RESTART_GRACE_SECONDS = 0.3
 """Seconds between SIGTERM and SIGKILL before a new attempt, which resumes from a checkpoint."""
 REMINDER_SECONDS = 5.0
 """Seconds after SIGTERM to torchrun at which the agent signals remaining ranks directly, once."""
