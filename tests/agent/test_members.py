@@ -13,8 +13,9 @@ from ddp_wire.messages import AgentPhase
 from tests.agent.harness import AgentHarness, phase, stub_torchrun
 from tests.agent.support import config, members
 
-PATTERN = {
-    Env.ADDRESS_PATTERN.value: "digits-{index:04d}.digits",
+ADDRESSES = "digits-{index:04d}.digits"
+PATTERN: dict[str, str | None] = {
+    Env.ADDRESS_PATTERN.value: ADDRESSES,
     Env.BARRIER_PORT.value: "0",
 }
 
@@ -36,9 +37,8 @@ def test_first_member_hosts_the_rendezvous_of_all_members(tmp_path: Path) -> Non
 
 
 def test_addresses_of_the_members_sort_as_their_ranks() -> None:
-    pattern = PATTERN[Env.ADDRESS_PATTERN.value]
     nodes = [0, 1, 2, 9, 10, 99, 100, 999, 1000, 9998]
-    addresses = [pattern.format(index=node) for node in nodes]
+    addresses = [ADDRESSES.format(index=node) for node in nodes]
     assert sorted(addresses) == addresses
 
 
