@@ -114,6 +114,18 @@ def test_ranks_have_the_time_to_save_only_before_a_resize(
     assert (tmp_path / "saved").exists() is saves
 
 
+def test_ranks_that_stop_before_the_order_arrives_restart_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another node has its order already, and all ranks stop at the same step."""
+    stub_torchrun(monkeypatch, f"if attempt == 1: fail(rank=0, exitCode={ExitCode.PREEMPTED:d})")
+    node = AgentHarness(tmp_path, env=PATTERN)
+    node.write_order("1:0")
+    node.when(phase("Preempted"), lambda: node.write_order("2:0:save"))
+    assert node.run() == ExitCode.OK
+    assert node.phases()[-2:] == ["2:Starting", "2:Succeeded"]
+
+
 def test_newer_order_ends_the_time_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub_torchrun(monkeypatch, f"home = {str(tmp_path)!r}\n{SAVES_FOR_LONG}")
     node = AgentHarness(tmp_path, env=PATTERN)

@@ -12,8 +12,9 @@ An attempt takes these steps:
    next order, a stop, a replaced peer, or a hang for which the operator orders nothing.
 5. End all processes of the attempt, and put the result into the status.
 
-After a failure the container stays, because the next attempt restarts in place. It ends if no order
-arrives in time. Only the loop writes the status. Other threads read it, or hand over orders.
+After a failure, and after a stop that another node has asked for, the container stays, because the
+next attempt restarts in place. It ends if no order arrives in time. Only the loop writes the
+status. Other threads read it, or hand over orders.
 
 Process: agent (main thread).
 """
@@ -52,6 +53,9 @@ UNREAD_SECONDS = 5.0
 """The same if no status was ever read: the termination message must deliver the failure."""
 READER_ABSENT_SECONDS = 30.0
 """The same if statuses were read, but not the failure. A new leader reads it after some 20 s."""
+_WAITS = frozenset({AgentPhase.FAILED, AgentPhase.PREEMPTED})
+"""Phases after which the next attempt may restart in place. Ranks may have stopped on the request
+of another node, while its order is still on its way to this one."""
 _MAX_IDLE_SECONDS = 60.0
 """Maximum time between two passes of the loop, in seconds, while the agent counts as alive."""
 _CONNECT_SECONDS = 0.5
@@ -95,7 +99,7 @@ class Agent:
                 else:
                     self._stand_by(members)
                 last = order.attempt
-                if self._writer.status.phase in {AgentPhase.SUCCEEDED, AgentPhase.PREEMPTED}:
+                if self._writer.status.phase is AgentPhase.SUCCEEDED:
                     break
             return self._exit_code()
         finally:
@@ -115,13 +119,13 @@ class Agent:
                 return order
             self._writer.set_warm(self._starter.is_warm())
             limit = self._longest_wait()
-            if self._writer.status.phase is AgentPhase.FAILED and monotonic() > began + limit:
+            if self._writer.status.phase in _WAITS and monotonic() > began + limit:
                 _log.warning("no attempt order arrived within %.0f s", limit)
                 return None
             self._ticker.tick()
 
     def _longest_wait(self) -> float:
-        """Return the seconds that a failed attempt may wait for the next order."""
+        """Return the seconds that an attempt that has ended may wait for the next order."""
         cell = self._writer.cell
         if cell.is_read:
             return NEXT_ORDER_SECONDS
