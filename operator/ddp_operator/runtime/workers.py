@@ -188,12 +188,23 @@ async def _refresh(controller: Controller, key: Key) -> None:
 async def resync(take_snapshot: TakeSnapshot, cache: Cache, queue: WorkQueue[Key]) -> None:
     """List everything, remove deleted objects from the cache, and queue every job.
 
+    Jobs that lack pods come first: a restarted operator would otherwise find a lost pod only after
+    it has looked at all other jobs.
+
     Raises:
         ClusterError: The API server refused or did not answer.
     """
     with cache.pending_request() as relist:
         for key in relist.replace(await take_snapshot()):
-            queue.add(key)
+            queue.add(key, urgent=_lacks_pods(cache, key))
+
+
+def _lacks_pods(cache: Cache, key: Key) -> bool:
+    """Return whether a job has fewer pods than its status counts."""
+    status = (cache.job(key) or {}).get("status") or {}
+    counted = status.get("replicas", 0)
+    ended = "completionTime" in status
+    return not ended and isinstance(counted, int) and len(cache.children("Pod", key)) < counted
 
 
 async def first_sync(

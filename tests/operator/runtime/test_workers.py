@@ -198,6 +198,21 @@ async def test_resync_fills_the_cache_and_queues_every_job() -> None:
     assert {await queue.get(), await queue.get()} == {KEY, ("team-a", "gone")}
 
 
+async def test_resync_queues_jobs_that_lack_pods_first() -> None:
+    cluster, queue = FakeCluster(), WorkQueue[Key]()
+    for name in ("a", "b", "c"):
+        lacks = {"a": 0, "b": 2, "c": 2}[name]
+        ended = {"completionTime": NOW.isoformat()} if name == "c" else {}
+        cluster.apply(job_manifest(name))
+        cluster.jobs["team-a", name]["status"] = {"replicas": lacks, **ended}
+
+    async def take_snapshot() -> ClusterSnapshot:
+        return cluster.snapshot()
+
+    await resync(take_snapshot, Cache(), queue)
+    assert (await queue.get())[1] == "b"
+
+
 def test_refused_key_does_not_delay_other_keys() -> None:
     """A 429 with Retry-After holds back one key only."""
     seen: list[tuple[str, float]] = []
