@@ -2,20 +2,20 @@
 
 from typing import Any
 
-from tests.cluster.support import ENDLESS_EPOCHS, Job, long_job
+from tests.cluster.support import ENDLESS_EPOCHS, Job, sample
 from tests.harness.install import eventually
 
 LIMITS = {"minNodes": 1, "startWaitSeconds": 5, "shrinkAfterSeconds": 2, "growAfterSeconds": 2}
 
 
-def elastic_job(epochs: int = ENDLESS_EPOCHS, **limits: int) -> dict[str, Any]:
-    """Return a job whose pods run on different nodes."""
-    manifest = long_job(epochs=epochs, log={"every_steps": 1})
-    manifest["spec"]["elastic"] = LIMITS | limits
-    selector = {"matchLabels": {"ddp-trainer.dev/job-name": manifest["metadata"]["name"]}}
-    term = {"labelSelector": selector, "topologyKey": "kubernetes.io/hostname"}
-    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-    manifest["spec"]["podTemplate"] = {"spec": {"affinity": affinity}}
+def elastic_job(**limits: int) -> dict[str, Any]:
+    """Return the sample as a run that outlasts its test, with short limits."""
+    manifest = sample("elastic")
+    manifest["spec"]["config"] |= {"epochs": ENDLESS_EPOCHS, "log": {"every_steps": 1}}
+    manifest["spec"]["checkpoint"] |= {"everySteps": 20}
+    manifest["spec"]["elastic"] |= LIMITS | limits
+    # Without a CPU request the kernel would prefer the control plane on the same cores.
+    manifest["spec"]["resources"] = {"requests": {"cpu": "400m"}}
     return manifest
 
 

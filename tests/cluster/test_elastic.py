@@ -81,7 +81,7 @@ def test_job_goes_on_without_a_tainted_node(cluster: Cluster, namespace: str, in
     job = Job.apply(cluster, namespace, elastic_job())
     wait_for_members(job, {0, 1})
     pods = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in job.pods()}
-    with tainted(cluster, pods[f"digits-{index}"]):
+    with tainted(cluster, pods[f"{job.name}-{index}"]):
         status = wait_for_members(job, {1 - index})
         assert "has the taint maintenance=now:NoSchedule" in status["lastResize"]["message"]
     status = wait_for_members(job, {0, 1})
@@ -114,7 +114,9 @@ def test_job_outlives_the_loss_of_its_first_node(cluster: Cluster, namespace: st
     job = Job.apply(cluster, namespace, elastic_job())
     wait_for_members(job, {0, 1})
     job.wait_for_checkpoint()
-    (node,) = (p["spec"]["nodeName"] for p in job.pods() if p["metadata"]["name"] == "digits-0")
+    (node,) = (
+        p["spec"]["nodeName"] for p in job.pods() if p["metadata"]["name"] == f"{job.name}-0"
+    )
     lose_node(cluster, node)
     try:
         wait_for_members(job, {1}, 180)
