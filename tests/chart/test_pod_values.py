@@ -105,8 +105,9 @@ def test_values_of_the_release_reach_its_objects(documents: list[JSON]) -> None:
     }
     assert all(name.startswith("trainer-operator") for name in names), names
     assert not [d for d in documents if d["kind"] == "ServiceAccount"]
-    binding = find_one(documents, "ClusterRoleBinding")
-    assert [subject["name"] for subject in binding["subjects"]] == ["shared"]
+    bindings = [d for d in documents if d["kind"] == "ClusterRoleBinding"]
+    subjects = [subject["name"] for binding in bindings for subject in binding["subjects"]]
+    assert subjects == ["shared", "shared"], "one for jobs and one for nodes"
     policy = find_one(documents, "ValidatingAdmissionPolicy", "trainer-operator-operator")
     [condition] = policy["spec"]["matchConditions"]
     user = "request.userInfo.username == 'system:serviceaccount:ddp-system:shared' && !("
