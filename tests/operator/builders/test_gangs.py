@@ -1,5 +1,6 @@
 """What each gang scheduler needs: its group object, and the marks of the pods."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,12 @@ from ddp_operator.builders import names
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.gangs import versions
 from ddp_operator.builders.gangs.quantities import pod_requests, times
-from ddp_operator.builders.gangs.schedulers import build_group, new_gang, recorded_gang
+from ddp_operator.builders.gangs.schedulers import (
+    build_group,
+    gang_size,
+    new_gang,
+    recorded_gang,
+)
 from ddp_operator.builders.gangs.versions import KNOWN_VERSIONS, Gangs, choose_version
 from ddp_operator.builders.kinds import KINDS, kinds_in_use, row_name
 from ddp_operator.builders.pod import build_pod
@@ -62,6 +68,17 @@ def job_with(defaults: Defaults, gang: GangType, **spec: Any) -> DDPJob:
     }
     job = new_job(**(given | spec))
     return with_status(job, attempt=1, pods=fresh_pods(job, defaults))
+
+
+@pytest.mark.parametrize("api_version", SPECS)
+def test_group_of_an_elastic_job_needs_its_smallest_size(api_version: str) -> None:
+    defaults = defaults_of(api_version)
+    job = job_with(defaults, TYPES[api_version], elastic={"minNodes": 2}, spares=1)
+    assert gang_size(job) == 2
+    gang = recorded_gang(job)
+    assert gang is not None
+    text = json.dumps(build_group(job, gang, build_pod(job, 0, 1, defaults))["spec"])
+    assert '"minCount": 2' in text or '"minMember": 2' in text
 
 
 @pytest.mark.parametrize("api_version", SPECS)
