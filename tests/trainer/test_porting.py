@@ -40,7 +40,7 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "mytask:build"
 
 
-def test_first_task_is_checked_and_trained(task: str) -> None:
+def test_task_of_the_porting_page_passes_its_checks_and_trains(task: str) -> None:
     built, config = build_task(task, resolve({}), Ranks(), torch.device("cpu"))
     assert check_training(built, config, 24) is None
     run = trained(task, global_batch=8, epochs=2, task={"width": 8})

@@ -85,8 +85,8 @@ class Learner:
     def synchronize(self) -> list[str]:
         """Give all ranks the same weights, moments and averaged weights. Every rank must call it.
 
-        Only local SGD makes them differ. The mean of the ranks' averages is the average of their
-        mean weights, whenever it is taken. So it need not be taken after each period.
+        Only local SGD makes them differ. The averaged weights (EMA) are linear in the weights, so
+        their mean over the ranks may be computed here once instead of after each period.
 
         Returns:
             Names of the buffers that became live since the last call (`LiveBuffers.synchronize`).

@@ -43,7 +43,7 @@ class Env(StrEnum):
     AGENT_PORT = "DDP_AGENT_PORT"
     """Port of the agent's HTTP server."""
     AGENT_SECRET = "DDP_AGENT_SECRET"  # noqa: S105 (the name of a variable)
-    """Secret with which operator and agent sign their messages. Each pod has another one."""
+    """Secret with which operator and agent sign their messages. It differs from pod to pod."""
     JOB_SECRET = "DDP_JOB_SECRET"  # noqa: S105 (likewise)
     """Secret with which the agents of a job sign their messages to each other."""
     BARRIER_PORT = "DDP_BARRIER_PORT"

@@ -47,7 +47,7 @@ class ResizeStatus(StatusModel):
     time: datetime
     """Time at which the operator decided on the change."""
     step: int | None = None
-    """Completed updates at that time."""
+    """Completed updates at the time of the decision."""
     milliseconds: Annotated[int, Field(ge=0)] | None = None
     """Milliseconds from the decision until every rank had completed its first update. Absent until then."""  # noqa: E501
     repeated_updates: Annotated[int, Field(ge=0)] | None = None

@@ -29,7 +29,7 @@ class Ledger:
         return (time - self._created) // timedelta(milliseconds=1)
 
     def charge(self, until: int, shares: Mapping[Bucket, float] | Bucket) -> None:
-        """Charge the time from the position until another one. Do nothing if that is not later.
+        """Charge the time from the position until a later one. Do nothing if it is not later.
 
         Args:
             until: The new position.

@@ -132,7 +132,7 @@ class AgentWatcher:
         return ((uid, watch) for uid, watch in found if watch is not None)
 
     def _set_first(self, job: JobWatches, first: int) -> None:
-        """Make the agent of a node the one that always has a request, if it is another one."""
+        """Keep the permanent request open to the agent of this node, the first member."""
         if job.first == first:
             return
         job.first = first

@@ -45,7 +45,7 @@ class ChildEvents:
             yield take
 
     def report(self, kind: str, namespace: str | None, error: ClusterError | None) -> None:
-        """Log the first of equal errors and the success after it. Keep what /readyz shows."""
+        """Log the first of equal errors, and the success after it. Update what /readyz shows."""
         watch = (kind, namespace)
         if error is None and watch not in self._errors:
             return

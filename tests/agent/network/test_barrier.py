@@ -320,7 +320,7 @@ def test_recorded_arrival_takes_no_place_and_keeps_no_node_away(
         assert not is_closed(living)
     announce(server, second, 2)
     assert started(server, second, attempt=2)
-    assert "or is a recorded one" in caplog.text
+    assert "or was replayed" in caplog.text
 
 
 def test_agent_that_was_replaced_ends_no_attempt(server: BarrierServer) -> None:

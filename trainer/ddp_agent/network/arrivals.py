@@ -28,7 +28,7 @@ class Arrival(BaseModel):
     attempt: int
     node_index: int
     agent: str = ""
-    """Random name of the agent process, or "" if `unread`. A replaced pod has another one."""
+    """Random name of the agent process, or "" if `unread`. A new pod has a new name."""
     members: str | None = None
     """Digest of the members, if the order names them. Absent otherwise, as in older agents."""
     unread: bool = Field(default=False, alias="news")  # Older agents send and sign "news".

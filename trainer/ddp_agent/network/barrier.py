@@ -292,7 +292,7 @@ class BarrierServer(StartBarrier):
         if not self._warned:
             _log.warning(
                 "the start barrier ignores a message in the name of node %d: it is not signed with"
-                " this job's secret, or is a recorded one",
+                " this job's secret, or was replayed",
                 arrival.node_index,
             )
         self._warned = True

@@ -20,7 +20,7 @@ _UNRESOLVED = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAM
 
 
 class Obstacle(NamedTuple):
-    """Reason why a node waits for another one."""
+    """Reason why a node waits for a peer."""
 
     text: str
     is_network: bool = False

@@ -76,7 +76,7 @@ class ExitWatch:
         self._since: float | None = None
         """Time from which the limit counts, or None while the ranks work."""
         self._cpu: float | None = None
-        """CPU time of the ranks of a `command` at that time, in seconds."""
+        """CPU time of the ranks of a `command` at the last look, in seconds."""
         self._asked: float | None = None
         self._problems: list[ExitProblem] = []
 

@@ -50,7 +50,7 @@ class _Copied:
 
 
 class LogMirror:
-    """Thread that appends new log lines of one directory to the same files of another one."""
+    """Thread that copies new log lines to files of the same names in a second directory."""
 
     def __init__(self, source: Path, target: Path | None) -> None:
         """Start copying. Each failed copy is retried, but only the first failure is logged.

@@ -50,9 +50,9 @@ class WorkMeter:
         self._update_seconds: list[float] = []
         """Seconds of each update since the last reading."""
         self._data_seconds: list[float] = []
-        """Seconds of the same updates until their batches were there."""
+        """Seconds that these updates waited for their batches."""
         self._forward_seconds: list[float] = []
-        """Seconds of the forward passes of the same updates."""
+        """Seconds of the forward passes of these updates."""
 
     def enter(self, activity: Activity) -> None:
         """Record the start of an activity."""
