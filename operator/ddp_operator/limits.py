@@ -162,9 +162,10 @@ WAKES: Final = Rate(burst=16, per_second=0.5)
 """Wakes of one job by its agents that wait for no other job. If there are many jobs, the rate of
 each is its share of the status writes."""
 SHARED_WAKES: Final = Rate(burst=64, per_second=20.0)
-"""Further wakes, of all jobs together (decision 7)."""
+"""Wakes beyond the rate of each job, for all jobs together (decision 7)."""
 WAKE_SECONDS: Final = 0.2
-"""Shortest time between two further wakes of one job. A thousand statuses may change at once."""
+"""Shortest time between two wakes of one job from `SHARED_WAKES`, in seconds. A thousand statuses
+may change at once."""
 AGENT_RETRIES: Final = Backoff(first=0.25, longest=5.0)
 """Waits between two requests to an agent that does not answer."""
 RETRIES_PER_SECOND: Final = 50.0

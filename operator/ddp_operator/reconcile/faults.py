@@ -262,9 +262,9 @@ def _disrupted(world: World, pod: PodView, reason: str, time: datetime) -> Failu
 def _kubelet_answers(world: World, pod: PodView) -> bool:
     """Return whether the Kubernetes node of a pod that is being deleted still works.
 
-    Kubernetes marks the pods of an unreachable node as not ready before it deletes them. The last
-    status of an agent proves less, because the next request to a lost agent waits for an answer
-    until its timeout. A status with ended ranks does prove it.
+    Kubernetes marks the pods of an unreachable node as not ready before it deletes them. So a ready
+    pod proves that the node works, and so does an agent that reports the end of its ranks. Other
+    statuses do not, because they may be older than the loss.
     """
     agent = world.agent_status(pod)
     ended = agent is not None and agent.phase in _ENDED

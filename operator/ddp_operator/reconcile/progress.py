@@ -1,4 +1,4 @@
-"""Compute the training progress in the job's status from the status of node 0's agent.
+"""Compute the training progress in the job's status from what the first member's agent reports.
 
 Global rank 0 reports the progress of the whole run, so one agent is enough. A new step is written
 only once per `World.progress_interval`, which grows with the number of jobs, because each write

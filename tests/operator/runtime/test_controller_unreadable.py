@@ -91,7 +91,7 @@ async def test_config_that_the_loop_refuses_makes_a_job_invalid_before_any_pod()
     assert len(bench.cluster.pods()) == 2
 
 
-async def test_refused_config_ends_no_run_that_trains_and_no_suspension() -> None:
+async def test_refused_config_affects_neither_a_training_job_nor_a_suspended_one() -> None:
     bench = Bench(config={"epochs": 3})
     await bench.train()
     bench.cluster.apply(job_manifest(nodes=2, config={"epoch": 3}))

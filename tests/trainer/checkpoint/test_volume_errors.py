@@ -336,7 +336,7 @@ def test_start_over_resumes_from_a_usable_checkpoint(tmp_path: Path) -> None:
     assert listing(tmp_path) == ["step-00000010.attempt-1", "step-00000020.attempt-1.broken"]
 
 
-def test_newest_checkpoint_needs_no_second_look_at_the_directory(
+def test_newest_checkpoint_is_loaded_with_one_list_of_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(tmp_path, 10, 20)

@@ -1,4 +1,4 @@
-"""The end of a worker process whose rank was killed."""
+"""End the worker processes of a data loader when their rank is killed."""
 
 import multiprocessing
 import os

@@ -39,7 +39,8 @@ _log = logging.getLogger(__name__)
 _SLICE_SECONDS = 0.004
 """Time for lines of one watch, after which the event loop does other work."""
 _STREAM_SECONDS = (300, 600)
-"""Range of the time after which the server ends a stream. Not all end at the same time."""
+"""Shortest and longest time until the server ends a stream, in seconds. Each stream gets a random
+time between them, so that they do not all end at once."""
 _SHORT_SECONDS = 5.0
 """Shortest stream without a line that counts as a success."""
 
