@@ -59,8 +59,8 @@ class Run:
 
         def trains() -> bool:
             status = self.status
-            joined = {c["type"]: c["status"] for c in status.get("conditions", [])}
-            return status.get("members") == members and joined.get("Rendezvoused") == "True"
+            reasons = {c["type"]: c["reason"] for c in status.get("conditions", [])}
+            return status.get("members") == members and reasons.get("Succeeded") == "Running"
 
         wait_until(trains, f"the members {members} train", 60)
         return self.status

@@ -77,6 +77,7 @@ class LocalPod:
     def project_annotations(self) -> None:
         """Update the downward-API file atomically by a rename, as the kubelet does."""
         value = self.manifest["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]
+        self._home.mkdir(parents=True, exist_ok=True)  # The pod may still wait for its node.
         target = self._home / contract.ATTEMPT_FILE
         temporary = target.with_suffix(".new")
         temporary.write_text(value, encoding="ascii")
@@ -105,7 +106,6 @@ class LocalPod:
         Raises:
             OSError: The files of the pod cannot be written.
         """
-        self._home.mkdir(parents=True, exist_ok=True)
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
         self.project_annotations()
         with self._log_file.open("ab") as log:
