@@ -213,10 +213,12 @@ def start_over_warning(job: DDPJob, status: DDPJobStatus) -> str | None:
 
 def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
     """Return the reason (column STATUS) and the message (column MESSAGE) of an active job."""
-    if world.blocked is not None:
+    joined = status.is_true(ConditionType.RENDEZVOUSED)
+    if world.blocked is not None and not (joined and world.job.spec.may_leave_nodes_out):
         return "Pending", world.blocked
-    if status.is_true(ConditionType.RENDEZVOUSED):
-        return "Running", _running_message(world, status)
+    if joined:
+        refused = f"; {world.blocked}" if world.blocked else ""  # The pod of another node.
+        return "Running", _running_message(world, status) + refused
     failure = status.last_failure
     waiting = [p for p in world.pods if p.phase == "Pending"]
     held = held_sentence(world)

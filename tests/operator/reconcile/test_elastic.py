@@ -234,6 +234,16 @@ def test_node_that_left_twice_within_an_hour_is_not_grown_onto() -> None:
     assert members(grown_at(job, 3000)) == {0, 1, 2}
 
 
+def test_job_that_trains_is_running_although_a_quota_refuses_another_pod() -> None:
+    job = elastic_job(2, members="0")
+    error = "exceeded quota: pods"
+    plan = plan_for(job, pods(job, (0,)), statuses={0: training(job, 0)}, blocked=error)
+    summary = plan.status.condition(ConditionType.SUCCEEDED)
+    assert summary is not None
+    assert summary.reason == "Running"
+    assert summary.message.endswith(f"; {error}")
+
+
 def test_status_says_when_the_job_grows() -> None:
     plan = grown_at(elastic_job(3, members="0,2"), 10)
     assert plan.status.next_action == "the operator adds node 1 at 12:05:00 UTC"
