@@ -33,7 +33,7 @@ PROFILES: Final[Mapping[NetworkProfile, Profile]] = {
     # the same for Ethernet, but NVIDIA advises against it outside of debugging.
     NetworkProfile.ETHERNET: Profile({"NCCL_NET": "Socket"}, _NCCL),
     NetworkProfile.INFINIBAND: Profile({"NCCL_NET": "IB"}, _NCCL),
-    # NCCL's name for verbs is IB with RoCE, too. Version 2 of RoCE is the one that is routed.
+    # NCCL uses its network IB for RoCE, too. Only version 2 of RoCE can cross routers.
     NetworkProfile.ROCE: Profile({"NCCL_NET": "IB", "NCCL_IB_ROCE_VERSION_NUM": "2"}, _NCCL),
     # Forks of data loaders may fail while libfabric uses huge pages. FI_EFA_USE_DEVICE_RDMA is
     # missing, because AWS advises against it since libfabric 1.18 with aws-ofi-nccl 1.7.

@@ -1,4 +1,4 @@
-"""What `ddpjob run` takes from a manifest that is meant for a cluster."""
+"""`ddpjob run` removes the fields of a manifest that only a cluster can use."""
 
 from ddp_operator.cli.local_checks import without_cluster_fields
 from tests.operator.support import job_manifest

@@ -108,7 +108,7 @@ def _dropped_buffers(learner: Learner, saved: Checkpoint) -> str | None:
     kept = buffers if buffers is not None and buffers.policy == "per_rank" else None
     before, world_size = saved.state.world_size, _world_size()
     if not saved.snapshot.buffers:
-        # A single rank has no buffers of its own to save.
+        # One rank saves its buffers with the model, and not once more for the rank.
         if before > 1 or kept is None or not kept.names:
             return None
         return (
