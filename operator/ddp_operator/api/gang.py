@@ -49,6 +49,8 @@ class GangStatus(StatusModel):
     """Scheduler that places the pods together: Native, Coscheduling or Volcano."""
     group: _Short
     """Name of the group object in the job's namespace. A resumption or a changed spec takes a new group."""  # noqa: E501
+    size: int
+    """Number of pods that are placed together. Further ones of the group are placed as they fit."""
     api_version: _Short
     """API version of the group object."""
     queue: _Short | None = None

@@ -54,10 +54,14 @@ def build_pod_spec(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any
 
 
 def _priority_class(job: DDPJob, index: int) -> str | None:
-    """Return the PriorityClass of a pod. Spares may have a lower one."""
+    """Return the PriorityClass of a pod. Spares may have a lower one, but not in a gang.
+
+    No gang scheduler states what happens to a group whose pods differ in their priority.
+    """
     spec = job.spec
-    is_spare = index >= job.nodes
-    return (spec.spare_priority_class_name if is_spare else None) or spec.priority_class_name
+    in_gang = job.status.pods is not None and job.status.pods.gang is not None
+    own = spec.spare_priority_class_name if index >= job.nodes and not in_gang else None
+    return own or spec.priority_class_name
 
 
 def _pod_security(defaults: Defaults) -> dict[str, Any]:

@@ -5,8 +5,8 @@ No other module of `reconcile` asks which gang scheduler a job uses. These rules
 - The group object exists before its pods. `actions` runs an `EnsureChild` before any `CreatePod`.
 - All pods that are created together get a new group. Its name is in the status before any of them
   exists, so a restarted operator creates the same group.
-- Never more living pods than the group has places: each node of the job has one pod, and
-  `children` creates its successor only once that pod has ended or its object is gone.
+- Each node of the job has one pod, and `children` creates its successor only once that pod has
+  ended or its object is gone. So a group never has more living pods than the job.
 - A group without a living pod that is not the group of the current attempt is deleted. So are all
   groups of a job that is suspended or finished, because a group may hold a place in a queue.
 """
@@ -19,12 +19,7 @@ from ddp_operator.api.gang import GangStatus, GangType
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.builders.defaults import Defaults
-from ddp_operator.builders.gangs.schedulers import (
-    build_group,
-    gang_size,
-    gang_type,
-    recorded_gang,
-)
+from ddp_operator.builders.gangs.schedulers import build_group, gang_type, recorded_gang
 from ddp_operator.builders.gangs.versions import row_of
 from ddp_operator.builders.kinds import GROUP_ROWS, KINDS
 from ddp_operator.builders.pod import build_pod
@@ -120,7 +115,8 @@ def report(world: World) -> GangReport | None:
     lost = next((found for p in living if (found := _lost_mark(p, gang))), None)
     if lost is not None:
         return lost
-    size, placed = gang_size(world.job), sum(p.node is not None for p in living)
+    size = gang.size
+    placed = min(size, sum(p.node is not None for p in living))  # There may be further pods.
     message = f"{placed} of {size} pods of {group} have a Kubernetes node"
     if placed >= size:
         return GangReport(True, "Placed", message)

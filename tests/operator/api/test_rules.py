@@ -96,6 +96,15 @@ BROKEN: dict[str, dict[str, Any]] = {
         "task": TASK,
         "network": {"profile": "Ethernet", "rdma": {"resource": "rdma/a"}},
     },
+    (
+        "spec.sparePriorityClassName: must not be set with spec.gang, because all pods of a gang"
+        " have the same priority"
+    ): {
+        "task": TASK,
+        "spares": 1,
+        "sparePriorityClassName": "low",
+        "gang": {"type": "Native"},
+    },
     "spec.gang.queue: may be set only with type Volcano, because the others have no queues": {
         "task": TASK,
         "gang": {"type": "Native", "queue": "research"},

@@ -12,12 +12,7 @@ from ddp_operator.builders import names
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.gangs import versions
 from ddp_operator.builders.gangs.quantities import pod_requests, times
-from ddp_operator.builders.gangs.schedulers import (
-    build_group,
-    gang_size,
-    new_gang,
-    recorded_gang,
-)
+from ddp_operator.builders.gangs.schedulers import build_group, new_gang, recorded_gang
 from ddp_operator.builders.gangs.versions import KNOWN_VERSIONS, Gangs, choose_version
 from ddp_operator.builders.kinds import KINDS, kinds_in_use, row_name
 from ddp_operator.builders.pod import build_pod
@@ -74,11 +69,36 @@ def job_with(defaults: Defaults, gang: GangType, **spec: Any) -> DDPJob:
 def test_group_of_an_elastic_job_needs_its_smallest_size(api_version: str) -> None:
     defaults = defaults_of(api_version)
     job = job_with(defaults, TYPES[api_version], elastic={"minNodes": 2}, spares=1)
-    assert gang_size(job) == 2
     gang = recorded_gang(job)
     assert gang is not None
+    assert gang.size == 2
     text = json.dumps(build_group(job, gang, build_pod(job, 0, 1, defaults))["spec"])
     assert '"minCount": 2' in text or '"minMember": 2' in text
+
+
+@pytest.mark.parametrize("api_version", SPECS)
+def test_edit_of_the_smallest_size_leaves_the_group_alone(api_version: str) -> None:
+    """Kubernetes refuses to change the size of a group, and no pod would be ordered any more."""
+    defaults = defaults_of(api_version)
+    job = job_with(defaults, TYPES[api_version], elastic={"minNodes": 2})
+    elastic = job.spec.elastic
+    assert elastic is not None
+    fewer = job.spec.model_copy(update={"elastic": elastic.model_copy(update={"min_nodes": 1})})
+    edited = job.model_copy(update={"spec": fewer})
+    gang = recorded_gang(job)
+    assert gang is not None
+    pod = build_pod(job, 0, 1, defaults)
+    assert build_group(edited, gang, pod) == build_group(job, gang, pod)
+
+
+@pytest.mark.parametrize("api_version", SPECS)
+def test_spares_in_a_gang_have_the_priority_of_the_group(api_version: str) -> None:
+    defaults = defaults_of(api_version)
+    job = job_with(defaults, TYPES[api_version], spares=1)
+    spec = job.spec.model_copy(update={"spare_priority_class_name": "low"})
+    job = job.model_copy(update={"spec": spec})
+    classes = [build_pod(job, i, 1, defaults)["spec"]["priorityClassName"] for i in (0, 3)]
+    assert classes == ["high", "high"]
 
 
 @pytest.mark.parametrize("api_version", SPECS)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.builders.gangs.schedulers import gang_size, recorded_gang
+from ddp_operator.builders.gangs.schedulers import recorded_gang
 from ddp_operator.builders.gangs.versions import row_of
 from ddp_operator.reconcile.children import fresh_pods
 from ddp_operator.reconcile.decide import decide
@@ -134,7 +134,7 @@ def apply(scene: Scene) -> dict[str, PodView]:
 @given(scenes())
 def test_no_group_has_more_living_pods_than_places(scene: Scene) -> None:
     """Pods beyond the size may exist before. A plan adds none to them."""
-    size = gang_size(scene.job.model_copy(update={"status": scene.plan.status}))
+    size = scene.job.model_copy(update={"status": scene.plan.status}).nodes
     before = Counter(one.gang_group for one in scene.world.pods if not one.terminal)
     after = Counter(one.gang_group for one in apply(scene).values() if not one.terminal)
     for group, members in after.items():

@@ -30,12 +30,6 @@ _POD_GROUP = "workers"
 """Name of the only group in a Workload."""
 
 
-def gang_size(job: DDPJob) -> int:
-    """Return the number of pods that must be placed together. Others are placed as they fit."""
-    elastic = job.spec.elastic
-    return job.nodes if elastic is None else elastic.min_nodes
-
-
 def new_gang(job: DDPJob, gangs: Gangs) -> GangStatus | None:
     """Return the gang of pods that are created together for the next attempt, or None."""
     kind = gang_type(job, gangs)
@@ -44,9 +38,17 @@ def new_gang(job: DDPJob, gangs: Gangs) -> GangStatus | None:
         return None
     given = job.spec.gang.queue if job.spec.gang is not None else None
     queue = (given or gangs.queue) if kind is GangType.VOLCANO else None
-    group = f"{job.metadata.name}-{job.status.attempt + 1}"
+    # The status keeps the size: Kubernetes refuses to change that of a group, and a user may edit
+    # minNodes while the group exists.
+    elastic = job.spec.elastic
     return GangStatus.model_validate(
-        {"type": kind, "group": group, "apiVersion": api_version, "queue": queue}
+        {
+            "type": kind,
+            "group": f"{job.metadata.name}-{job.status.attempt + 1}",
+            "size": job.spec.nodes if elastic is None else elastic.min_nodes,
+            "apiVersion": api_version,
+            "queue": queue,
+        }
     )
 
 
@@ -77,7 +79,7 @@ def build_group(job: DDPJob, gang: GangStatus, pod: Manifest) -> Manifest:
             "labels": names.labels(job),
             "ownerReferences": [names.owner_reference(job)],
         },
-        "spec": _SHAPES[gang.api_version].spec(_Request(gang, gang_size(job), pod)),
+        "spec": _SHAPES[gang.api_version].spec(_Request(gang, gang.size, pod)),
     }
 
 
