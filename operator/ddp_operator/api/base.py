@@ -1,6 +1,8 @@
-"""Define the names of the API and the base classes of its pydantic models."""
+"""Define the names of the API, and the base classes and common fields of its pydantic models."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints
 from pydantic.alias_generators import to_camel
 
 API_GROUP = "ddp-trainer.dev"
@@ -10,6 +12,15 @@ KIND = "DDPJob"
 PLURAL = "ddpjobs"
 CONTROLLER_NAME = f"{API_GROUP}/operator"
 """Value of `spec.managedBy` that names this operator."""
+
+Seconds = Annotated[StrictInt, Field(ge=1, le=31_536_000)]
+"""Duration in whole seconds, at most one year."""
+LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+"""Regular expression of a DNS label."""
+Name = Annotated[
+    str, StringConstraints(pattern=rf"^{LABEL}(\.{LABEL})*$", min_length=1, max_length=253)
+]
+"""Name of a Kubernetes object, a DNS subdomain."""
 
 
 class ApiModel(BaseModel):

@@ -5,18 +5,9 @@ from typing import Annotated
 
 from pydantic import StringConstraints
 
-from ddp_operator.api.base import ApiModel, StatusModel
+from ddp_operator.api.base import ApiModel, Name, StatusModel
 from ddp_wire.plain_text import PlainText
 
-QueueName = Annotated[
-    str,
-    StringConstraints(
-        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
-        min_length=1,
-        max_length=253,
-    ),
-]
-"""Name of a queue, a DNS subdomain."""
 _Short = Annotated[PlainText, StringConstraints(max_length=1024)]
 
 
@@ -38,7 +29,7 @@ class Gang(ApiModel):
 
     type: GangType
     """Scheduler that places the pods together: None, Native (Kubernetes 1.35 and later), Coscheduling (scheduler-plugins) or Volcano. The installation decides which of them jobs may use."""  # noqa: E501
-    queue: QueueName | None = None
+    queue: Name | None = None
     """Name of the Volcano queue. The default is the queue in the operator's settings, or else Volcano's own default queue."""  # noqa: E501
 
 

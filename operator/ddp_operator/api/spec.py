@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, JsonValue, StrictBool, StrictInt, StringConstraints
 
-from ddp_operator.api.base import ApiModel
+from ddp_operator.api.base import LABEL, ApiModel, Name, Seconds
 from ddp_operator.api.elastic import Elastic
 from ddp_operator.api.gang import Gang
 from ddp_operator.api.network import Network
@@ -24,15 +24,9 @@ from ddp_wire.hang_limits import (
 )
 
 Count = Annotated[StrictInt, Field(ge=1, le=1_000_000)]
-Seconds = Annotated[StrictInt, Field(ge=1, le=31_536_000)]
-_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-Name = Annotated[
-    str, StringConstraints(pattern=rf"^{_LABEL}(\.{_LABEL})*$", min_length=1, max_length=253)
-]
-"""Name of a Kubernetes object, a DNS subdomain."""
-VolumeName = Annotated[str, StringConstraints(pattern=rf"^{_LABEL}$", max_length=63)]
+VolumeName = Annotated[str, StringConstraints(pattern=rf"^{LABEL}$", max_length=63)]
 """Name of a volume in a pod, a DNS label."""
-_CONTROLLER = rf"^{_LABEL}(\.{_LABEL})*/[A-Za-z0-9/._~%!\$&'()*+,;=:-]+$"
+_CONTROLLER = rf"^{LABEL}(\.{LABEL})*/[A-Za-z0-9/._~%!\$&'()*+,;=:-]+$"
 """Name of a controller: a domain and a path, as the API server demands of a batch/v1 Job."""
 Text = Annotated[str, StringConstraints(max_length=4096)]
 RawObject = Annotated[

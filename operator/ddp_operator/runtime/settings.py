@@ -15,7 +15,8 @@ from pydantic import (
     field_validator,
 )
 
-from ddp_operator.api.gang import GangType, QueueName
+from ddp_operator.api.base import Name
+from ddp_operator.api.gang import GangType
 from ddp_operator.api.pod_policy import ANNOTATIONS, PodTemplatePolicy
 from ddp_operator.builders.network import PolicyPeer
 from ddp_operator.builders.placement import GPU_PRODUCT_LABEL
@@ -58,7 +59,7 @@ class Settings(BaseModel):
     """Gang schedulers that jobs may use, separated by commas: Native, Coscheduling, Volcano."""
     gang_default: GangType = GangType.NONE
     """Gang scheduler of jobs that name none: None, or one of the gang types."""
-    gang_queue: QueueName | None = None
+    gang_queue: Name | None = None
     """Volcano queue of jobs that name none."""
     coscheduling_scheduler: str | None = None
     """Name of the scheduler with the plugin Coscheduling. Without it, the default scheduler."""
