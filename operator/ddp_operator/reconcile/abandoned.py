@@ -4,6 +4,7 @@ from datetime import timedelta
 
 from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.reconcile.world import World
+from ddp_wire.messages import AgentPhase
 
 UNREACHABLE_REASON = "DeletionByTaintManager"
 """Disruption reason of pods that Kubernetes deletes because of a taint on their node. It sets that
@@ -12,6 +13,8 @@ UNREACHABLE_GRACE = timedelta(seconds=1)
 """Wait before a silent pod of an unreachable Kubernetes node is replaced."""
 OVERDUE_GRACE = timedelta(seconds=15)
 """Wait after a pod's grace period before it is replaced in any case: its kubelet is gone."""
+
+_ENDED = frozenset({AgentPhase.FAILED, AgentPhase.PREEMPTED})
 
 
 def is_abandoned(world: World, pod: PodView) -> bool:
@@ -30,3 +33,16 @@ def is_abandoned(world: World, pod: PodView) -> bool:
         return True
     silent = pod.uid in world.silent and waited >= UNREACHABLE_GRACE
     return silent and pod.disruption == UNREACHABLE_REASON
+
+
+def is_unreachable(world: World, pod: PodView) -> bool:
+    """Return whether Kubernetes removes a pod because its Kubernetes node is lost.
+
+    Kubernetes marks the pods of an unreachable node as not ready before it deletes them. So a ready
+    pod proves that the node works, and so does an agent that reports the end of its ranks. Other
+    statuses do not, because they may be older than the loss.
+    """
+    agent = world.agent_status(pod)
+    ended = agent is not None and agent.phase in _ENDED
+    works = pod.ready or ended or pod.termination is not None
+    return pod.disruption == UNREACHABLE_REASON and not works

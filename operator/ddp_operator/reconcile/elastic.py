@@ -26,6 +26,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.builders import names
 from ddp_operator.reconcile import departures
+from ddp_operator.reconcile.abandoned import is_unreachable
 from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.reconcile.world import World
 from ddp_wire.messages import AgentPhase
@@ -72,7 +73,7 @@ def after_fault(world: World) -> Members:
     lost = {i for i in world.members if _is_lost(world.pod(i))}
     chosen = [i for i in world.members if i in possible and i not in lost]
     chosen += _candidates(world)
-    chosen += sorted(i for i in lost & possible if not _is_drained(world.pod(i)))
+    chosen += sorted(i for i in lost & possible if not _is_drained(world, world.pod(i)))
     if len(chosen) < limits.least:
         chosen += sorted(possible - set(chosen))
     return frozenset(chosen[: limits.nodes])
@@ -201,8 +202,10 @@ def _without_late_members(world: World, limits: SizeLimits) -> Resize | None:
 
 def _without_disrupted_members(world: World, limits: SizeLimits) -> Resize | None:
     """Return the change that leaves out members that will be lost, before they are."""
-    pods = ((index, world.pod(index)) for index in world.members)
-    going = {i: why for i, pod in pods if pod is not None and (why := world.why_going(pod))}
+    pods = [(i, pod) for i in world.members if (pod := world.pod(i)) is not None]
+    # The ranks on a Kubernetes node that is lost can save nothing: this is a fault, found later.
+    answering = [(i, pod) for i, pod in pods if not is_unreachable(world, pod)]
+    going = {i: why for i, pod in answering if (why := world.why_going(pod))}
     rest = _with_candidates(world, limits, frozenset(going))
     if not going or len(rest) < limits.least:
         return None
@@ -286,9 +289,9 @@ def _is_lost(pod: PodView | None) -> bool:
     return pod is None or pod.deleting or pod.terminal
 
 
-def _is_drained(pod: PodView | None) -> bool:
+def _is_drained(world: World, pod: PodView | None) -> bool:
     """Return whether a lost pod was disrupted on purpose, so that it does not come back soon."""
-    return pod is not None and pod.disruption is not None
+    return pod is not None and pod.disruption is not None and not is_unreachable(world, pod)
 
 
 def _patience(world: World, limits: SizeLimits) -> int:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from ddp_operator.api.status import Cause, FailureStatus
 from ddp_operator.builders import names
 from ddp_operator.reconcile import hangs
-from ddp_operator.reconcile.abandoned import UNREACHABLE_REASON, is_abandoned
+from ddp_operator.reconcile.abandoned import UNREACHABLE_REASON, is_abandoned, is_unreachable
 from ddp_operator.reconcile.containers import InitFailure
 from ddp_operator.reconcile.fault import STOPPED, Fault
 from ddp_operator.reconcile.pod_view import EVICTED_BY_VOLCANO, STOPPED_BY_QUEUE, PodView
@@ -32,7 +32,6 @@ from ddp_operator.reconcile.world import World
 from ddp_wire.contract import ExitCode
 from ddp_wire.messages import AgentPhase, AgentStatus, Failure
 
-_ENDED = frozenset({AgentPhase.FAILED, AgentPhase.PREEMPTED})
 _REASONS: dict[int | None, str] = {
     ExitCode.BAD_INPUT: "BadInput",
     ExitCode.VOLUME_FAILED: VOLUME_FAILED,
@@ -252,23 +251,11 @@ def _disrupted(world: World, pod: PodView, reason: str, time: datetime) -> Failu
     # Reasons of other controllers concern the infrastructure: the user has not requested them.
     default = (Cause.INFRASTRUCTURE, f"was disrupted: {reason}")
     cause, how = _DISRUPTIONS.get(reason, default)
-    if reason == UNREACHABLE_REASON and _kubelet_answers(world, pod):
+    if reason == UNREACHABLE_REASON and not is_unreachable(world, pod):
         cause = Cause.FREE  # An administrator has set the taint, as for a drain.
     sentence = f": {pod.disruption_message}" if pod.disruption_message else ""
     failure = _failure(world, pod, cause, reason, f"{pod.name} {how}{sentence}")
     return failure.model_copy(update={"time": time})
-
-
-def _kubelet_answers(world: World, pod: PodView) -> bool:
-    """Return whether the Kubernetes node of a pod that is being deleted still works.
-
-    Kubernetes marks the pods of an unreachable node as not ready before it deletes them. So a ready
-    pod proves that the node works, and so does an agent that reports the end of its ranks. Other
-    statuses do not, because they may be older than the loss.
-    """
-    agent = world.agent_status(pod)
-    ended = agent is not None and agent.phase in _ENDED
-    return pod.ready or ended or pod.termination is not None
 
 
 def _failure(world: World, pod: PodView, cause: Cause, reason: str, message: str) -> FailureStatus:

@@ -155,6 +155,17 @@ def test_ready_node_takes_the_place_of_a_lost_one() -> None:
     assert members(plan) == {0, 1, 2}
 
 
+def test_lost_kubernetes_node_is_a_fault_and_no_departure() -> None:
+    job = elastic_job(2)
+    statuses = {i: training(job, i) for i in (0, 1)}
+    marked = pod(job, 1, ready=False, disruption="DeletionByTaintManager")
+    assert plan_for(job, [pod(job, 0), marked], statuses=statuses).status.attempt == 2
+    deleted = pod(job, 1, ready=False, disruption="DeletionByTaintManager", deleting=True)
+    plan = plan_for(job, [pod(job, 0), deleted], statuses=statuses)
+    assert members(plan) == {0, 1}
+    assert plan.status.infrastructure_restarts == 1
+
+
 # --- Leave before the loss ------------------------------------------------------------------------
 
 
