@@ -19,7 +19,7 @@ from typing import IO
 
 from tests.harness import ending
 
-CLUSTER = ("tests/api", "tests/cluster")
+CLUSTER = ("tests/api", "tests/gangs", "tests/cluster", "tests/four_nodes")
 """Folders that use the cluster of this machine."""
 FOLDERS = ("tests/trainer", "tests/agent", "tests/operator")
 """Folders that the processes take one by one, the longest first. The rest is one more part."""

@@ -3,9 +3,11 @@
     python -m bench.scale [--repeats 5] [--rounds 3] [--pods 1000] [--jobs 1000]
                                      [--large 9999]
                                      [--only one,starts,neighbours,many,large,policy,peers]
+                                     [--elastic]
 
 Without `--only` all loads are measured. The first run builds the peers, which takes minutes.
-The exit code is 1 if a goal is missed. The figures of one job are the medians of its repeats.
+With `--elastic` the one job and the many jobs may train on half of their nodes. The exit code is 1
+if a goal is missed. The figures of one job are the medians of its repeats.
 """
 
 import argparse
@@ -52,13 +54,13 @@ async def measure(options: argparse.Namespace, folder: Path, found: list[Figure]
 async def _measure_alone(stage: Stage, options: argparse.Namespace, found: list[Figure]) -> None:
     """Measure the chosen loads that need no peer."""
     if "one" in options.only:
-        found += await _repeat(stage, options.pods, options.repeats)
+        found += await _repeat(stage, options)
     if "starts" in options.only:
         found += goals.of_starts(await beside_large_jobs(stage, "starts"))
     if "neighbours" in options.only:
         found += goals.of_neighbours(await beside_crowds(stage, CROWD, options.rounds))
     if "many" in options.only:
-        many = await many_jobs(stage, "many", options.jobs, 4)
+        many = await many_jobs(stage, "many", options.jobs, 4, elastic=options.elastic)
         print("\n".join(many.notes), flush=True)
         found += goals.of_many_jobs(many)
     if "large" in options.only:
@@ -67,11 +69,12 @@ async def _measure_alone(stage: Stage, options: argparse.Namespace, found: list[
         found += goals.of_one_job(large)
 
 
-async def _repeat(stage: Stage, pods: int, repeats: int) -> list[Figure]:
+async def _repeat(stage: Stage, options: argparse.Namespace) -> list[Figure]:
     """Measure one job several times and return the median of each figure."""
+    pods = options.pods
     runs, ours, theirs = [], [], []
-    for repeat in range(repeats):
-        run = await one_job(stage, f"one-{repeat}", pods)
+    for repeat in range(options.repeats):
+        run = await one_job(stage, f"one-{repeat}", pods, elastic=options.elastic)
         bare = await _create_bare_pods(stage, f"bare-{repeat}", run.pod, pods)
         print(f"{pods:,} pods, repeat {repeat + 1}: {run}, bare client {bare:.2f} s", flush=True)
         runs.append(goals.of_one_job(run))
@@ -113,6 +116,7 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--large", type=int, default=9999)
+    parser.add_argument("--elastic", action="store_true")
     parser.add_argument("--only", type=_loads, default=_ALONE | {"policy", "peers"})
     options = parser.parse_args()
     folder, host = Path(tempfile.mkdtemp(prefix="ddp-bench-scale-")), Host()

@@ -83,6 +83,7 @@ class _Agent:
             unread_notices=0 if self.index == 0 else None,
             node_index=self.index,
             attempt=self.attempt,
+            warm=True,
             phase=AgentPhase.TRAINING if trains else AgentPhase.WAITING,
             since=self.gang.since if trains else self.first_seen,
             ranks=ranks if trains else [],

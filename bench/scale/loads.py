@@ -47,7 +47,7 @@ class OneJob:
     """One of its pods."""
 
 
-async def one_job(stage: Stage, namespace: str, nodes: int) -> OneJob:
+async def one_job(stage: Stage, namespace: str, nodes: int, *, elastic: bool = False) -> OneJob:
     """Apply one job, wait until it runs, and delete it."""
     found = OneJob(nodes)
     await stage.api.create_namespace(namespace)
@@ -56,7 +56,7 @@ async def one_job(stage: Stage, namespace: str, nodes: int) -> OneJob:
     used, applied = cpu_seconds(stage.pid), time.time()
     with LoopProbe(stage.operator.health_port) as probe:
         async with running.watching():
-            await stage.api.apply_job(namespace, job("large", nodes))
+            await stage.api.apply_job(namespace, job("large", nodes, elastic=elastic))
             await running.wait_for(1)
             found.cpu_seconds = cpu_seconds(stage.pid) - used
         seen = running.times["large"]
@@ -83,6 +83,7 @@ class ManyJobs:
 
     jobs: int
     nodes: int
+    elastic: bool = False
     running: float = 0.0
     """Seconds from the first apply until all jobs are Running."""
     pods_per_second: float = 0.0
@@ -104,9 +105,11 @@ class ManyJobs:
     notes: list[str] = field(default_factory=list)
 
 
-async def many_jobs(stage: Stage, namespace: str, jobs: int, nodes: int) -> ManyJobs:
+async def many_jobs(
+    stage: Stage, namespace: str, jobs: int, nodes: int, *, elastic: bool = False
+) -> ManyJobs:
     """Apply many jobs at once, let them train, restart the operator, and delete them."""
-    found = ManyJobs(jobs, nodes)
+    found = ManyJobs(jobs, nodes, elastic)
     await stage.api.create_namespace(namespace)
     found.megabytes_before = resident_megabytes(stage.pid)
     await _start_jobs(stage, namespace, found)
@@ -124,9 +127,8 @@ async def _start_jobs(stage: Stage, namespace: str, found: ManyJobs) -> None:
     applied = time.time()
     async with running.watching():
         names = [f"j{number:04d}" for number in range(found.jobs)]
-        await asyncio.gather(
-            *(stage.api.apply_job(namespace, job(name, found.nodes)) for name in names)
-        )
+        manifests = [job(name, found.nodes, elastic=found.elastic) for name in names]
+        await asyncio.gather(*(stage.api.apply_job(namespace, one) for one in manifests))
         await running.wait_for(found.jobs)
     found.running = max(running.times.values()) - applied
     requests = await stage.all_requests(audit, namespace)

@@ -142,8 +142,9 @@ class RunningTimes:
             self._changed.set()
 
 
-def job(name: str, nodes: int) -> dict[str, Any]:
-    """Return a job of 8 GPUs per node."""
+def job(name: str, nodes: int, *, elastic: bool = False) -> dict[str, Any]:
+    """Return a job of 8 GPUs per node, which may train on half of its nodes if it is elastic."""
+    limits = {"elastic": {"minNodes": max(1, nodes // 2)}} if elastic else {}
     return {
         "apiVersion": "ddp-trainer.dev/v1alpha1",
         "kind": "DDPJob",
@@ -152,6 +153,7 @@ def job(name: str, nodes: int) -> dict[str, Any]:
             "nodes": nodes,
             "gpusPerNode": 8,
             "task": "ddp_trainer.tasks.miniresnet:build",
+            **limits,
         },
     }
 

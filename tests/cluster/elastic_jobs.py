@@ -1,8 +1,12 @@
 """Elastic jobs on the real cluster."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from ddp_wire import node_ranges
 from tests.cluster.support import ENDLESS_EPOCHS, Job, sample
+from tests.harness.cluster import Cluster
 from tests.harness.install import eventually
 
 LIMITS = {"minNodes": 1, "startWaitSeconds": 5, "shrinkAfterSeconds": 2, "growAfterSeconds": 2}
@@ -21,7 +25,7 @@ def elastic_job(**limits: int) -> dict[str, Any]:
 
 def wait_for_members(job: Job, members: set[int], seconds: float = 120) -> dict[str, Any]:
     """Wait until exactly these nodes train and have done an update. Return the status."""
-    text = ",".join(map(str, sorted(members))).replace("0,1", "0-1")
+    text = node_ranges.to_text(members)
 
     def train() -> bool:
         status = job.status
@@ -51,3 +55,29 @@ def node_index(job: Job, node: str) -> int:
 def scale(job: Job, nodes: int) -> None:
     """Change the number of nodes, as a user or an HPA does."""
     job.kubectl("scale", "ddpjob", job.name, f"--replicas={nodes}")
+
+
+@contextmanager
+def cordoned(cluster: Cluster, node: str) -> Iterator[None]:
+    """Drain a node as `kubectl drain` begins, by its cordon, and end that."""
+    cluster.kubectl("cordon", node)
+    try:
+        yield
+    finally:
+        cluster.kubectl("uncordon", node)
+
+
+@contextmanager
+def tainted(cluster: Cluster, node: str) -> Iterator[None]:
+    """Set a taint that new pods do not tolerate."""
+    cluster.kubectl("taint", "node", node, "maintenance=now:NoSchedule")
+    try:
+        yield
+    finally:
+        cluster.kubectl("taint", "node", node, "maintenance-")
+
+
+def check_costs(status: dict[str, Any], *, infrastructure: int) -> None:
+    """Check that only losses were charged."""
+    assert status["restarts"] == 0
+    assert status["infrastructureRestarts"] == infrastructure

@@ -1,12 +1,16 @@
 """Elastic jobs on two real nodes: start with one, lose, drain, taint and get back nodes."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import pytest
 
-from tests.cluster.elastic_jobs import elastic_job, node_index, scale, wait_for_members
+from tests.cluster.elastic_jobs import (
+    check_costs,
+    cordoned,
+    elastic_job,
+    node_index,
+    scale,
+    tainted,
+    wait_for_members,
+)
 from tests.cluster.support import Job
 from tests.cluster.test_nodes import check_no_lost_steps, operator_node
 from tests.fault_player.faults import lose_node, restore_node
@@ -14,32 +18,6 @@ from tests.harness.cluster import Cluster
 from tests.harness.install import eventually
 
 pytestmark = pytest.mark.cluster
-
-
-@contextmanager
-def cordoned(cluster: Cluster, node: str) -> Iterator[None]:
-    """Drain a node as `kubectl drain` begins, by its cordon, and end that."""
-    cluster.kubectl("cordon", node)
-    try:
-        yield
-    finally:
-        cluster.kubectl("uncordon", node)
-
-
-@contextmanager
-def tainted(cluster: Cluster, node: str) -> Iterator[None]:
-    """Set a taint that new pods do not tolerate."""
-    cluster.kubectl("taint", "node", node, "maintenance=now:NoSchedule")
-    try:
-        yield
-    finally:
-        cluster.kubectl("taint", "node", node, "maintenance-")
-
-
-def check_costs(status: dict[str, Any], *, infrastructure: int) -> None:
-    """Check that only losses were charged."""
-    assert status["restarts"] == 0
-    assert status["infrastructureRestarts"] == infrastructure
 
 
 def test_job_changes_its_size_with_the_nodes_that_it_gets(cluster: Cluster, namespace: str) -> None:

@@ -22,7 +22,7 @@ PYTEST = (
     "-o", "console_output_style=classic", "--tb=short",
 )  # fmt: skip
 SIZE = "tests/cluster/test_elastic.py"
-"""Tests of elastic jobs on real nodes."""
+"""Tests of elastic jobs on two real nodes."""
 REST = ("tests/operator", "tests/release", "tests/trainer", "--ignore=tests/trainer/user_tasks")
 """Folders of the other long tests, which need no cluster. `make test-tasks` runs users' tasks."""
 
@@ -33,9 +33,9 @@ def parts(seed: int, wheels: Path) -> dict[str, list[str]]:
     return {
         "torch": ["-m", "tests.fault_player.newest_torch"],
         "gpus": [*PYTEST, "tests/agent/launcher/driver", "-m", "sweep"],
-        "api": [*PYTEST, "tests/api", "-m", "api"],
+        "api": [*PYTEST, "tests/api", "tests/gangs", "-m", "api"],
         "cluster": [*PYTEST, "tests/cluster", f"--ignore={SIZE}", "-m", "cluster", "--faults"],
-        "size": [*PYTEST, SIZE, "-m", "cluster", "--faults"],
+        "size": [*PYTEST, SIZE, "tests/four_nodes", "-m", "cluster", "--faults"],
         "rest": [*PYTEST, *REST, "-m", "sweep"],
         "recovery": ["-m", "bench.recovery", *state],
         "kills": ["-m", "tests.fault_player.kills", *state],
