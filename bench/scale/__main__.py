@@ -1,11 +1,11 @@
-"""Measure the operator with large jobs and with many, on a real control plane with fake nodes.
+"""Measure the operator with large jobs and with many jobs on a control plane with fake nodes.
 
     python -m bench.scale [--repeats 5] [--rounds 3] [--pods 1000] [--jobs 1000]
                                      [--large 9999]
                                      [--only one,starts,neighbours,many,large,policy,peers]
 
-Without `--only` all loads are measured. The first run builds the peers, which takes minutes.
-The exit code is 1 if a goal is missed. The figures of one job are the medians of its repeats.
+Without `--only` all loads are measured. The first run builds the peers, which takes minutes. The
+exit code is 1 if a goal is missed. The figures of one job are the medians of its repeats.
 """
 
 import argparse
@@ -30,9 +30,10 @@ from tests.api.client import path_of
 from tests.harness import ending
 
 _ALONE = {"one", "starts", "neighbours", "many", "large"}
-"""Loads that need no peer."""
+"""Names of the loads that do not need the peer operators."""
 CROWD = 100
-"""Jobs with silent or hostile agents beside which a new job is measured."""
+"""Number of jobs with silent or hostile agents that run while the start of a new job is
+measured."""
 
 
 async def measure(options: argparse.Namespace, folder: Path, found: list[Figure]) -> None:
@@ -50,7 +51,7 @@ async def measure(options: argparse.Namespace, folder: Path, found: list[Figure]
 
 
 async def _measure_alone(stage: Stage, options: argparse.Namespace, found: list[Figure]) -> None:
-    """Measure the chosen loads that need no peer."""
+    """Measure those of the chosen loads that do not need the peer operators."""
     if "one" in options.only:
         found += await _repeat(stage, options.pods, options.repeats)
     if "starts" in options.only:
@@ -83,7 +84,7 @@ async def _repeat(stage: Stage, pods: int, repeats: int) -> list[Figure]:
 
 
 async def _create_bare_pods(stage: Stage, namespace: str, pod: dict[str, Any], count: int) -> float:
-    """Return the seconds that a bare client needs for the same pods, and delete them."""
+    """Return the seconds that a plain API client needs to create the same pods."""
     cluster = stage.plane.cluster
     seconds = await bare_client.create_pods(cluster, stage.api, namespace, pod, count)
     await stage.api.call("DELETE", path_of("pods", namespace))
@@ -92,7 +93,7 @@ async def _create_bare_pods(stage: Stage, namespace: str, pod: dict[str, Any], c
 
 
 def _loads(text: str) -> set[str]:
-    """Return the loads of a list with commas.
+    """Return the loads named in a comma-separated list.
 
     Raises:
         argparse.ArgumentTypeError: There is no such load.

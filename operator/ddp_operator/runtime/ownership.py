@@ -1,4 +1,4 @@
-"""Tell which jobs are this operator's, and which children belong to a job."""
+"""Decide which jobs this operator manages, and which children belong to a job."""
 
 from ddp_operator.api.base import CONTROLLER_NAME
 from ddp_operator.api.job import DDPJob
@@ -7,7 +7,7 @@ from ddp_wire import contract
 
 
 def is_foreign(job: Manifest) -> bool:
-    """Return whether `spec.managedBy` names another controller."""
+    """Return whether `spec.managedBy` of a job names another controller."""
     manager = (job.get("spec") or {}).get("managedBy")
     return bool(manager) and manager != CONTROLLER_NAME
 
