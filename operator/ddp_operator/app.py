@@ -229,8 +229,9 @@ async def _watch_jobs(
 ) -> None:
     """Add keys to the queue from kopf's watches of jobs.
 
-    @@    @@Raises: WatchError: Kopf stopped, or the API server was restored from a backup. Watches
-    of a restored API server receive nothing until it reaches its former versions again.
+    Raises:
+        WatchError: Kopf stopped, or the API server was restored from a backup. Watches of a
+            restored API server receive nothing until it reaches its former versions again.
     """
     watching = await kopf.spawn_tasks(
         registry=build_registry(cache, queue),

@@ -311,7 +311,7 @@ class Agent:
         return Failure(attempt=attempt, at=now, exit_code=ExitCode.BAD_INPUT, message=message)
 
     def _conclude(self, failure: Failure | None, exits: ExitWatch | None = None) -> None:
-        """Publish how an attempt ended. A failure after the work was done is only a problem."""
+        """Publish the end of an attempt. A failure after the work was done is only a problem."""
         attempt = self._writer.status.attempt
         result, problems = (exits.result, exits.problems()) if exits else (None, None)
         if failure is not None and result == ExitCode.OK:
@@ -332,7 +332,7 @@ class Agent:
         _log.log(level, "attempt %d: %s", failure.attempt, sentence, extra={"fields": fields})
 
     def _exit_code(self) -> int:
-        """Return the exit code that tells the operator how the last attempt ended."""
+        """Return the exit code that reports the end of the last attempt to the operator."""
         status = self._writer.status
         match status.phase:
             case AgentPhase.SUCCEEDED:

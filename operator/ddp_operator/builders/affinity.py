@@ -70,8 +70,9 @@ def avoided_nodes(strikes: Sequence[StrikeStatus]) -> list[Term]:
 def with_terms(affinity: Any, terms: Iterable[Term | NodeLabel]) -> Any:
     """Return an affinity with appended terms and with labels that the node must have.
 
-    Args: affinity: Affinity of the job's podTemplate, or None. A value of a wrong type is returned
-        unchanged, because the API server reports it.
+    Args:
+        affinity: Affinity of the job's podTemplate, or None. A value of a wrong type is returned
+            unchanged, because the API server reports it.
         terms: Terms to append, and labels to require.
     """
     for term in terms:

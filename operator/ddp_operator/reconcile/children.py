@@ -5,10 +5,10 @@ so an interrupted plan needs no undo. Each node of the job has one pod with a fi
 
 - A living pod of an earlier attempt gets the new attempt number, and its agent restarts the ranks
   in place. The pod is deleted instead if its spec has changed or the escalation requires a new pod.
-  - A pod that ended in an earlier attempt is deleted. Its successor is created at once, unless a
-    container still runs in the old pod or a finalizer keeps its name. - A pod of a member that
-    ended in the current attempt stays, because it holds a result. An ended pod of any other node is
-    replaced.
+- A pod that ended in an earlier attempt is deleted. Its successor is created at once, unless a
+  container still runs in the old pod or a finalizer keeps its name.
+- A pod of a member that ended in the current attempt stays, because it holds a result. An ended pod
+  of any other node is replaced.
 
 Two pods of one node never run at the same time, because both would join the rendezvous as this
 node.

@@ -3,8 +3,8 @@
 No other module of `reconcile` depends on the gang scheduler of a job. These rules hold for every
 scheduler:
 
-- The group object exists before its pods. `actions` runs an `EnsureChild` before any `CreatePod`. -
-  All pods that are created together get a new group. The status contains the group's name before
+- The group object exists before its pods. `actions` runs an `EnsureChild` before any `CreatePod`.
+- All pods that are created together get a new group. The status contains the group's name before
   any of these pods exists, so a restarted operator creates the same group.
 - Each node of the job has one pod, and `children` creates its successor only once that pod has
   ended or its object is gone. So a group never has more living pods than the job.

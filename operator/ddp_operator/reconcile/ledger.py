@@ -31,8 +31,10 @@ class Ledger:
     def charge(self, until: int, shares: Mapping[Bucket, float] | Bucket) -> None:
         """Charge the time from the position until a later time, if it is later.
 
-        @@    @@Args: until: The new position. shares: The bucket, or weights that split the time
-        between buckets. If all weights are 0, the first bucket gets the time.
+        Args:
+            until: The new position.
+            shares: The bucket, or weights that split the time between buckets. If all weights are
+                0, the first bucket gets the time.
         """
         passed = until - self.position
         if passed <= 0:

@@ -53,7 +53,7 @@ class _Pauses:
         self._next = 0
 
     def between(self, before: float, after: float) -> float:
-        """Return the seconds of the events in a span. The spans of the calls must ascend."""
+        """Return the seconds of the pauses in a time span. Successive spans must ascend."""
         seconds = 0.0
         while self._next < len(self._events) and self._events[self._next][0] <= after:
             at, duration = self._events[self._next]

@@ -51,7 +51,7 @@ def linear(values: Sequence[float], count: int, *, from_zero: bool = False) -> S
 
 
 def loss_scale(values: Sequence[float], count: int) -> Scale:
-    """Return a logarithmic scale for positive values over many decades, else a linear one."""
+    """Return a logarithmic scale for positive values over many decades, else a linear scale."""
     if not values or min(values) <= 0:
         return linear(values, count)
     low, high = math.log10(min(values)), math.log10(max(values))

@@ -43,9 +43,9 @@ class AgentWatcher:
         Args:
             cluster: Access to the agents.
             wake: Function that is called with a job's key when an agent's status changes.
-                status_writes_per_second: Status writes of all jobs together, averaged over time.
-                refresh_pods: Function that lists the pods of a job whose agent became silent. None
-                if watches lose no event.
+            status_writes_per_second: Status writes of all jobs together, averaged over time.
+            refresh_pods: Function that lists the pods of a job whose agent became silent. None if
+                watches lose no event.
         """
         self._cluster, self._wake_job = cluster, wake
         self._status_writes_per_second = status_writes_per_second

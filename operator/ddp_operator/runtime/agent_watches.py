@@ -83,11 +83,11 @@ class JobWatches:
 
     @property
     def is_large(self) -> bool:
-        """Whether most agents answer at once, one after the other, instead of holding a request."""
+        """Whether the job is so large that most agents answer requests at once, one by one."""
         return len(self.watches) > limits.MOST_HELD
 
     def is_covered_by_first(self, pod: PodView) -> bool:
-        """Return whether the first member's agent shows that this pod's has an unread status."""
+        """Return whether the first member's agent learns that this pod's status is unread."""
         first = self.first_watch
         if first is None or pod.index == self.first or first.silent or first.status is None:
             return False

@@ -112,7 +112,7 @@ class Cache:
         return list(self._jobs.values())
 
     def children(self, kind: str, key: Key) -> list[Manifest]:
-        """Return a job's children of one kind, also those of earlier jobs with the same name."""
+        """Return a job's children of one kind, even those of earlier jobs with the same name."""
         return list(self._children[kind].get(key, {}).values())
 
     def put_job(self, job: Manifest) -> Key:
@@ -195,7 +195,7 @@ class PendingRequest:
     """
 
     def __init__(self, contents: "_Contents") -> None:
-        """Create a request that stores its answer in the contents of a cache."""
+        """Create a record of a request whose answer is stored in the contents of a cache."""
         self._contents = contents
         self._changed: set[_ObjectKey] = set()
         self._deleted_uids: set[str] = set()

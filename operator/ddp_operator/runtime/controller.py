@@ -292,7 +292,7 @@ class Controller:
         return written
 
     async def _report_blocked(self, state: JobState, raw: Manifest, error: ClusterError) -> None:
-        """Store the error, so that the next reconcile writes it into the status."""
+        """Store an API server error, so that the next reconcile writes it into the status."""
         if isinstance(error, ConflictError) or state.blocked == str(error):
             return
         state.blocked = str(error)

@@ -39,7 +39,7 @@ class GangApis:
         self._served_versions, self._gangs = served_versions, gangs
 
     async def discover(self) -> Gangs:
-        """Return the gang schedulers with the API versions of their groups. Retry on failures."""
+        """Return the gang schedulers with their served API versions. Retry on failures."""
         while True:
             try:
                 self._gangs = await self._look()

@@ -30,9 +30,10 @@ async def serve_health(
 
     Args:
         activity: Activity of this process's workers.
-        registry: Metrics to serve. port: Port to listen on. standby_readiness: Function that
-            returns the readiness and a message while another process is the leader, and None while
-            this process is the leader.
+        registry: Metrics to serve.
+        port: Port to listen on.
+        standby_readiness: Function that returns the readiness and a message while another process
+            is the leader, and None while this process is the leader.
     """
 
     async def healthz(_: web.Request) -> web.Response:

@@ -87,7 +87,7 @@ class Elector:
         raise NotLeadingError(f"the Lease was not renewed for {self._timing.renew:g} s{reason}")
 
     def standby_readiness(self) -> tuple[bool, str] | None:
-        """Return whether this candidate is ready to lead, and a sentence. None once it leads."""
+        """Return whether this candidate could lead, and a message; None for the leader."""
         if self._leads_until is not None:
             return None
         if not self._was_read:
@@ -124,7 +124,7 @@ class Elector:
                 _log.warning("the Lease was not renewed, trying again: %s", self._problem)
 
     async def release(self) -> None:
-        """Free the Lease for the next leader. All tasks that write must have ended before."""
+        """Free the Lease for the next leader. All tasks that write must have ended."""
         if not self.leads:
             return
         try:

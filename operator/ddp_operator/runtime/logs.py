@@ -30,7 +30,7 @@ def log_fields(**fields: str | int | None) -> Iterator[None]:
 
 
 def add_log_fields(**fields: str | int | None) -> None:
-    """Add fields to all further lines of the enclosing `log_fields` block."""
+    """Add fields to all later log lines of the enclosing `log_fields` block."""
     known = {name: value for name, value in fields.items() if value is not None}
     _fields.set({**_fields.get(), **known})
 

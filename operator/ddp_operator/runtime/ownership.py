@@ -13,6 +13,6 @@ def is_foreign(job: Manifest) -> bool:
 
 
 def belongs(child: Manifest, job: DDPJob) -> bool:
-    """Return whether a child is the job's. Any user may write a label, so the owner counts too."""
+    """Return whether a child's owner is the job. Labels are no proof, because users write them."""
     labels, uid = child["metadata"].get("labels") or {}, job.metadata.uid
     return labels.get(contract.LABEL_JOB_UID) == uid and uid in owner_uids(child)

@@ -141,7 +141,7 @@ class WorkQueue(Generic[K]):
         self._added_while_active[key] = False
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Add a key after a delay in seconds. An earlier delay that is already set stays."""
+        """Add a key after a delay in seconds. An earlier pending delay stays in effect."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if timer is not None:
@@ -155,7 +155,7 @@ class WorkQueue(Generic[K]):
         self.add(key, urgent=True)
 
     async def get(self, *, urgent: bool = False) -> K:
-        """Wait for the next key, or the next urgent one. The worker must call `done` with it."""
+        """Wait for the next key, or the next urgent key. The worker must call `done` with it."""
         while not any(lane.has(urgent=urgent) for lane in self._lanes.values()):
             self._wakeup.clear()
             await self._wakeup.wait()
@@ -192,8 +192,10 @@ class WorkQueue(Generic[K]):
         An event may release the key before its backoff ends, at most once per second. A failure of
         this early try neither doubles the backoff nor moves its end.
 
-        @@    @@Args: key: The key. at_least: Minimum seconds of the wait: the server's Retry-After.
-        Events do not shorten it.
+        Args:
+            key: The key.
+            at_least: Minimum seconds of the wait: the server's Retry-After. Events do not shorten
+                it.
 
         Returns:
             Seconds until the key is released.

@@ -45,7 +45,7 @@ class Sightings:
         return {uid: timedelta(seconds=now - since) for uid, since in self._deleting.items()}
 
     def last_nodes(self, pods: Iterable[PodView]) -> Mapping[str, str]:
-        """Record where pods run. Return where each one ran last, by name, even if it is gone."""
+        """Record where pods run. Return each pod's last Kubernetes node by name of the pod."""
         self._nodes |= {pod.name: pod.node for pod in pods if pod.node is not None}
         return dict(self._nodes)
 

@@ -17,7 +17,7 @@ class TokenBucket:
         self.per_second = rate.per_second
 
     def take(self, now: float, tokens: float = 1.0) -> float:
-        """Take tokens. Return the seconds until the bucket has covered them; 0 if it did."""
+        """Take tokens. Return the seconds until the bucket has refilled them, or 0."""
         self._refill(now)
         self._tokens -= tokens
         return max(0.0, -self._tokens / self.per_second)

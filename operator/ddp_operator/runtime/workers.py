@@ -61,7 +61,7 @@ class WorkerActivity:
         """Times of the first and the last failed request since the last served one."""
 
     def is_listed(self, namespace: str) -> bool:
-        """Return whether the last snapshot had a namespace. Otherwise ask for an early one."""
+        """Return whether the last snapshot had a namespace. If not, request an early resync."""
         listed = namespace not in self.unserved_namespaces
         if not listed:
             self.resync_wanted.set()

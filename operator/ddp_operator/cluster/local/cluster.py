@@ -329,8 +329,9 @@ def _checkpoint_volumes(manifest: Manifest) -> list[dict[str, Any]]:
 def check_runs_locally(manifest: Manifest, config_maps: ConfigMaps) -> None:
     """Check that a worker pod can run on this machine with the given ConfigMaps.
 
-    @@    @@Raises: ClusterError: The pod needs a feature that only a cluster has, or a field has
-    the wrong type.
+    Raises:
+        ClusterError: The pod needs a feature that only a cluster has, or a field has the wrong
+            type.
     """
     check_shape(manifest)
     if int(container_environment(manifest)[Env.NODE_INDEX]) >= MAX_NODES:
